@@ -1,0 +1,68 @@
+# make demo | test | test-all | lint | clean
+# Each makes .venv (Python 3.11 or later) and installs what it needs there on first use.
+# `make demo ARGS="--data DIR"` hands options on; `make PYTHON=/path/to/python` picks one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# -P: the root is the package, not a folder to import its parts from one by one.
+VENV := .venv/bin/python
+RUN := $(VENV) -P -m
+PIP := $(RUN) pip install -qq --disable-pip-version-check --constraint constraints.txt
+PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 python3)
+
+# Holds the folder that was installed from: the editable install knows its absolute path.
+STAMP := .venv/installed-from
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help demo test test-all lint clean
+
+help:
+	@sed -n 's/^# //p;/^$$/q' Makefile
+
+demo: $(STAMP)
+	@$(RUN) penstock demo $(ARGS)
+
+test: lint
+	@echo "tests: all but the slow ones"
+	@$(RUN) pytest $(ARGS)
+
+test-all: lint
+	@echo "tests: all"
+	@$(RUN) pytest -m "" $(ARGS)
+
+lint: $(STAMP) .types/penstock
+	@echo "lint: ruff check, ruff format, mypy --strict"
+	@$(RUN) ruff check --quiet --output-format concise
+	@$(RUN) ruff format --check --quiet || { echo "cure: $(RUN) ruff format"; exit 1; }
+	@$(RUN) mypy
+
+.types/penstock:
+	@mkdir -p .types && ln -sfn .. $@
+
+$(STAMP): pyproject.toml constraints.txt
+	@for python in $(PYTHONS); do \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	        >/dev/null 2>&1 && break; python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "penstock needs Python >= 3.11 with venv; tried: $(PYTHONS)." \
+	        "Install one, or say make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "set-up: .venv with $$("$$python" --version)"; \
+	"$$python" -m venv .venv
+	@echo "set-up: what constraints.txt pins (the first time takes a minute or two)"
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[test]'
+	@printf '%s' '$(CURDIR)' >$@
+
+clean:
+	@rm -rf .venv .types build dist *.egg-info \
+	    .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean: removed .venv, caches and build outputs"

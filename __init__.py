@@ -1,0 +1,64 @@
+"""penstock: an input pipeline for PyTorch that tunes itself.
+
+import penstock as ps
+
+ps.set_enable_autotune(True)
+pipe = ps.Pipeline.from_dataset(dataset).shuffle(seed=0).map(augment).batch(64)
+for batch in pipe:
+    ...
+print(pipe.explain())
+"""
+
+from . import config
+from .config import (
+    get_autotune_interval,
+    get_enable_autotune,
+    get_num_parallel_workers,
+    get_prefetch_size,
+    get_seed,
+    set_autotune_interval,
+    set_cpu_budget,
+    set_enable_autotune,
+    set_memory_budget,
+    set_num_parallel_workers,
+    set_prefetch_size,
+    set_seed,
+)
+from .pipe import Pipeline
+from .pipeline import image, testing
+from .pipeline.errors import (
+    BudgetError,
+    PenstockError,
+    SampleError,
+    SpecError,
+    StateError,
+    WorkerError,
+)
+from .pipeline.plan import BatchPlan, Shard
+
+__all__ = [
+    "BatchPlan",
+    "BudgetError",
+    "PenstockError",
+    "Pipeline",
+    "SampleError",
+    "Shard",
+    "SpecError",
+    "StateError",
+    "WorkerError",
+    "config",
+    "get_autotune_interval",
+    "get_enable_autotune",
+    "get_num_parallel_workers",
+    "get_prefetch_size",
+    "get_seed",
+    "image",
+    "set_autotune_interval",
+    "set_cpu_budget",
+    "set_enable_autotune",
+    "set_memory_budget",
+    "set_num_parallel_workers",
+    "set_prefetch_size",
+    "set_seed",
+    "testing",
+]

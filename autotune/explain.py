@@ -1,0 +1,311 @@
+"""What one window says about training: who waits for whom, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Literal
+
+from ..pipeline.observation import (
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
+    ratio,
+)
+from . import phrases
+from .budget import Budget
+from .window import demand_rows_per_s, outbox, wait_share
+
+__all__ = ["Explanation", "Stage", "Verdict", "explain", "verdict_of"]
+
+Verdict = Literal["input-bound", "balanced", "not input-bound"]
+
+INPUT_BOUND = 0.10
+"""Exposed wait above this share of the step: the trainer is starved."""
+NOT_INPUT_BOUND = 0.03
+"""Below this share there is nothing to gain worth the trouble."""
+HEADSPACE_MOST = 1000.0
+"""Stands for all that is more, as of a trainer that does nothing."""
+COMPUTES = 0.75
+"""CPU as a share of the run time above which a segment computes."""
+HELD_BACK = 0.5
+"""Share of its workers' time above which a segment is held back."""
+CORES_USED = 0.85
+"""Share of the CPU budget above which no cores are left."""
+FUSED_DECODE = "decode_random_resized_crop"
+NAMED_MOST = 3
+"""Segments named in the verdict line, and next things to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One segment's line: shares are of its workers' time, 0 to 1."""
+
+    name: str
+    num_parallel_workers: int
+    prefetch_size: int
+    executor: str
+    items_per_s: float
+    cpu: float
+    blocked: float
+    """Inside the functions, but on no CPU: I/O, the GIL, locks, the run queue."""
+    waiting_for_input: float
+    held_back: float
+    """By the bound of what reads it, or by the memory budget."""
+    input_utilization: float
+    output_utilization: float
+    wait_share: float
+    """The part of the exposed wait it accounts for, as a share of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict over one window. `print` it for the whole picture."""
+
+    verdict: Verdict
+    """`input-bound` above 10 % exposed wait, `not input-bound` below 3 %."""
+    bottleneck: str | None
+    """The operator that holds training up; None where the trainer does itself."""
+    cause: str
+    """What binds, in one sentence."""
+    headspace: float
+    """Training is at most so many times faster if loading were free: `step / (step -
+    wait)`, at most 1000; 1 before the first step."""
+    wait_share: float
+    """Exposed wait as a share of the step, 0 to 1."""
+    trainer: TrainerObservation
+    rows_per_s: float
+    stages: tuple[Stage, ...]
+    """In the order of the data, source first."""
+    advice: tuple[str, ...]
+    """Next things to do, as code; empty where nothing is justified."""
+
+    @property
+    def line(self) -> str:
+        """The verdict in one line, as the log shows it."""
+        if self.trainer.steps == 0:
+            return "no verdict yet: no step was finished."
+        waiting = f"waiting {100 * self.wait_share:.0f}% of each step"
+        if self.verdict == "not input-bound":
+            waiting = f"waiting {100 * self.wait_share:.1f}% of each step"
+        blamed = sorted(self.stages, key=lambda s: s.wait_share, reverse=True)
+        parts = [
+            f"{phrases.short_name(stage.name)} {100 * stage.wait_share:.0f}%"
+            for stage in blamed[:NAMED_MOST]
+            if round(100 * stage.wait_share) >= 1
+        ]
+        named = f" ({', '.join(parts)})" if parts else ""
+        return (
+            f"{self.verdict}: {waiting}{named}; at most {self.headspace:.1f}x faster"
+            " if loading were free."
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it as JSON can hold it."""
+        return {
+            "verdict": self.verdict,
+            "bottleneck": self.bottleneck,
+            "cause": self.cause,
+            "headspace": self.headspace,
+            "wait_share": self.wait_share,
+            "rows_per_s": self.rows_per_s,
+            "trainer": asdict(self.trainer),
+            "stages": [asdict(stage) for stage in self.stages],
+            "advice": list(self.advice),
+        }
+
+    def __str__(self) -> str:
+        width = max([len("stage"), *(len(stage.name) for stage in self.stages)])
+        head = (
+            f"  {'stage':<{width}}  workers  prefetch  executor  items/s"
+            "   cpu  blocked  no input  held back"
+        )
+        lines = [head, *(self._row(stage, width) for stage in self.stages)]
+        step_ms = 1000 * self.trainer.step_s
+        lines += [
+            f"  trainer: {self.rows_per_s:.0f} samples/s, {step_ms:.1f} ms a step",
+            self.line,
+            f"cause: {self.cause}",
+            *(f"try: {step}" for step in self.advice),
+        ]
+        return "\n".join(lines)
+
+    def _row(self, stage: Stage, width: int) -> str:
+        mark = ">" if stage.name == self.bottleneck else " "
+        return (
+            f"{mark} {stage.name:<{width}}  {stage.num_parallel_workers:>7}"
+            f"  {stage.prefetch_size:>8}  {stage.executor:<8}"
+            f"  {stage.items_per_s:>7.0f}  {stage.cpu:>4.0%}  {stage.blocked:>7.0%}"
+            f"  {stage.waiting_for_input:>8.0%}  {stage.held_back:>9.0%}"
+        )
+
+
+def verdict_of(share: float) -> Verdict:
+    """The verdict on an exposed wait of this share of the step, 0 to 1."""
+    if share > INPUT_BOUND:
+        return "input-bound"
+    return "not input-bound" if share < NOT_INPUT_BOUND else "balanced"
+
+
+def explain(observation: Observation, budget: Budget | None = None) -> Explanation:
+    """Say what holds training up in this window.
+
+    A segment with `n` workers that each need `E` seconds for a sample puts out one
+    every `E / n` seconds. Where the trainer waits, the segment with the busiest workers
+    is the bottleneck, and the wait is laid on the segments by how much their `E / n`
+    exceeds the trainer's own seconds a sample.
+
+    Args:
+        observation: the window.
+        budget: what the pipeline may use; where given, used-up cores are named.
+    """
+    share = wait_share(observation)
+    silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
+    verdict: Verdict = "balanced" if silent else verdict_of(share)
+    worst = None if silent or verdict == "not input-bound" else _busiest(observation)
+    return Explanation(
+        verdict=verdict,
+        bottleneck=worst.name if worst else None,
+        cause=_cause(observation, worst, budget, silent=silent),
+        headspace=_headspace(share) if observation.trainer.steps else 1.0,
+        wait_share=share,
+        trainer=observation.trainer,
+        rows_per_s=observation.rows_per_s,
+        stages=_stages(observation, share),
+        advice=_advice(observation, worst) if worst else (),
+    )
+
+
+def bottleneck_phrase(observation: Observation) -> str | None:
+    """The log's sentence on the bottleneck, if it has too few workers."""
+    worst = _busiest(observation)
+    needed = _needed(worst, observation)
+    if needed <= worst.num_parallel_workers:
+        return None
+    if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
+        return phrases.bottleneck(
+            worst.name, worst.cpu_s_per_row, needed, worst.num_parallel_workers
+        )
+    return phrases.blocked_bottleneck(
+        worst.name,
+        worst.run_s_per_row - worst.cpu_s_per_row,
+        worst.run_s_per_row,
+        needed,
+        worst.num_parallel_workers,
+    )
+
+
+def _headspace(share: float) -> float:
+    return min(HEADSPACE_MOST, ratio(1.0, 1.0 - share) or HEADSPACE_MOST)
+
+
+def _busiest(observation: Observation) -> SegmentObservation:
+    def busy(segment: SegmentObservation) -> tuple[float, float]:
+        edge = segment.input_utilization - segment.output.utilization
+        return round(ratio(segment.run_s, segment.worker_s), 2), edge
+
+    return max(observation.segments, key=busy)
+
+
+def _needed(segment: SegmentObservation, observation: Observation) -> float:
+    """Workers that would keep up with the trainer: demand times seconds a sample."""
+    return demand_rows_per_s(observation) * segment.run_s_per_row
+
+
+def _cause(
+    observation: Observation,
+    worst: SegmentObservation | None,
+    budget: Budget | None,
+    *,
+    silent: bool,
+) -> str:
+    if silent:
+        return "nothing is known yet: no batch was handed over in this window."
+    if worst is None:
+        share = wait_share(observation)
+        return f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
+    if _held_by_memory(observation):
+        return (
+            "the memory budget: workers are held back although no batch is ready"
+            f" ({observation.held_bytes / phrases.MIB:.0f} MiB held)."
+        )
+    cores = observation.cpu_cores
+    if budget is not None and cores >= CORES_USED * budget.cpu_cores:
+        return f"CPU: {cores:.1f} of {budget.cpu_cores:g} cores are busy loading."
+    return _cause_within(observation, worst)
+
+
+def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
+    name, run_s = phrases.short_name(worst.name), worst.run_s_per_row
+    if run_s == 0.0:
+        return f"{name} has not finished a sample yet."
+    if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
+        spent = f"CPU: {name} computes {1000 * worst.cpu_s_per_row:.2f} ms a sample"
+    else:
+        blocked_s = run_s - worst.cpu_s_per_row
+        spent = (
+            f"waiting reads (I/O or locks): {name} is blocked for"
+            f" {1000 * blocked_s:.2f} of {1000 * run_s:.2f} ms a sample"
+        )
+    needed, workers = _needed(worst, observation), worst.num_parallel_workers
+    if needed > workers:
+        return f"{spent}; too few workers: {workers}, this trainer needs {needed:.1f}."
+    return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."
+
+
+def _held_by_memory(observation: Observation) -> bool:
+    """Whether workers are held back for lack of credit while the trainer starves."""
+    return (
+        outbox(observation).empty > HELD_BACK
+        and all(
+            ratio(segment.wait_credit_s, segment.worker_s) > HELD_BACK
+            or ratio(segment.wait_input_s, segment.worker_s) > HELD_BACK
+            for segment in observation.segments
+        )
+        and observation.segments[0].wait_credit_s > 0.0
+    )
+
+
+def _advice(observation: Observation, worst: SegmentObservation) -> tuple[str, ...]:
+    if _held_by_memory(observation):
+        gib = max(1, ceil(2 * observation.held_bytes / phrases.GIB))
+        return (f'ps.set_memory_budget("{gib}GiB")',)
+    steps = []
+    needed = ceil(_needed(worst, observation))
+    if worst.executor != "inline" and needed > worst.num_parallel_workers:
+        steps += [
+            "ps.set_enable_autotune(True)",
+            f"num_parallel_workers={needed}  # for {worst.name}",
+        ]
+    computes = ratio(worst.cpu_s, worst.run_s) >= COMPUTES
+    if computes and "decode" in worst.name and FUSED_DECODE not in worst.name:
+        steps.append(f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image")
+    return tuple(steps[:NAMED_MOST])
+
+
+def _stages(observation: Observation, share: float) -> tuple[Stage, ...]:
+    demand = demand_rows_per_s(observation)
+    gap_s = 1.0 / demand if demand > 0 else 0.0
+    spent = [
+        ratio(s.run_s_per_row, s.num_parallel_workers) for s in observation.segments
+    ]
+    late = [max(0.0, seconds - gap_s) for seconds in spent]
+    # Where no segment alone is slower than the trainer, unevenness is to blame: of all.
+    weights = late if sum(late) > 0 else spent
+    return tuple(
+        Stage(
+            name=segment.name,
+            num_parallel_workers=segment.num_parallel_workers,
+            prefetch_size=segment.prefetch_size,
+            executor=segment.executor,
+            items_per_s=ratio(segment.rows, observation.window_s),
+            cpu=segment.cpu_utilization,
+            blocked=max(0.0, ratio(segment.run_s - segment.cpu_s, segment.worker_s)),
+            waiting_for_input=ratio(segment.wait_input_s, segment.worker_s),
+            held_back=ratio(segment.wait_credit_s, segment.worker_s),
+            input_utilization=segment.input_utilization,
+            output_utilization=segment.output.utilization,
+            wait_share=share * ratio(weight, sum(weights)),
+        )
+        for segment, weight in zip(observation.segments, weights, strict=True)
+    )

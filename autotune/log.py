@@ -1,0 +1,162 @@
+"""The autotune log: sentences for people, rows for programs, a file for the result.
+
+Sentences go to the logger `penstock.autotune`. With a prefix, each decision, outcome
+and situation is also a row of `<prefix>_<rank>.jsonl`, written as it falls, and at the
+end `<prefix>_<rank>.json` says which values were found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from . import phrases
+from .decision import Decision, Outcome, Row
+from .situation import KnobKey, KnobView, Situation
+
+__all__ = ["AutotuneLog", "show_by_default"]
+
+LOGGER = logging.getLogger("penstock.autotune")
+
+REMARK = "Written by penstock's autotune: the values in force at the end of the run."
+UNCHANGED = " Loading did not hold training up; nothing was changed."
+
+
+class AutotuneLog:
+    """Owns the two files of one rank. One thread writes to it: the tuner's.
+
+    A disk that takes no more ends the files with one warning, never the training.
+    """
+
+    def __init__(self, prefix: str | None = None, rank: int = 0) -> None:
+        self._result = None if prefix is None else Path(f"{prefix}_{rank}.json")
+        self._rows: TextIO | None = None
+        self._kept = 0
+        if prefix is not None:
+            try:
+                # Line by line: a run that is killed leaves its rows behind.
+                path = Path(f"{prefix}_{rank}.jsonl")
+                self._rows = path.open("w", buffering=1)
+            except OSError as error:
+                self._give_up(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<AutotuneLog {self._result or 'without files'}>"
+
+    def say(self, sentence: str) -> None:
+        """One line for people."""
+        LOGGER.info(sentence)
+
+    def situation(self, situation: Situation) -> None:
+        """What a policy was told: enough to ask it again."""
+        if self._rows is not None:
+            self._write(situation.to_row())
+
+    def decision(self, decision: Decision, time_s: float) -> None:
+        """A change is applied."""
+        self.say(decision.reason)
+        self.say(phrases.request(decision))
+        self._write(decision.to_row(time_s))
+
+    def outcome(self, outcome: Outcome, time_s: float) -> None:
+        """What a change did."""
+        self._kept += outcome.kept
+        self.say(phrases.outcome(outcome))
+        self._write(outcome.to_row(time_s))
+
+    def verdict(
+        self, line: str, explanation: Mapping[str, object], time_s: float
+    ) -> None:
+        """Who waits for whom, now and then."""
+        self.say(line)
+        self._write({"time_s": time_s, "event": "verdict", **explanation})
+
+    def failed(self, error: Exception) -> None:
+        """The tuner broke: tuning ends, training does not."""
+        LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
+
+    def result(self, knobs: Mapping[KnobKey, KnobView]) -> None:
+        """Say which values are in force at the end, and write them down."""
+        summary = _summary(knobs)
+        for line in summary:
+            self.say(line)
+        if self._result is None:
+            return
+        row = {
+            "remark": REMARK if self._kept else REMARK + UNCHANGED,
+            "summary": summary,
+            "knobs": [
+                {"op": operator, "knob": name, "value": view.value}
+                for (operator, name), view in knobs.items()
+            ],
+        }
+        try:
+            _replace(self._result, json.dumps(row, indent=2) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the files; doing so twice is allowed."""
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
+
+    def _write(self, row: Row) -> None:
+        if self._rows is None:
+            return
+        try:
+            self._rows.write(json.dumps(row) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        LOGGER.warning("the autotune files end here, tuning goes on: %s", error)
+        self._result = None
+        try:
+            self.close()
+        except OSError:
+            self._rows = None
+
+
+def show_by_default(rank: int = 0) -> None:
+    """Show the log on stderr, if nobody has set logging up and this is rank 0."""
+    if rank == 0 and not LOGGER.hasHandlers():
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(logging.Formatter("[autotune] %(message)s"))
+        LOGGER.addHandler(shown)
+        LOGGER.setLevel(logging.INFO)
+
+
+def _summary(knobs: Mapping[KnobKey, KnobView]) -> list[str]:
+    """One line an operator, with all its knobs."""
+    by_operator: dict[str, list[str]] = {}
+    for (operator, name), view in knobs.items():
+        by_operator.setdefault(operator, []).append(f"{name}: {view.value}")
+    return [f"{op} ({', '.join(values)})" for op, values in by_operator.items()]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whoever reads it never meets half of it."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

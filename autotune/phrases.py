@@ -1,0 +1,130 @@
+"""The sentences of the autotune log, each a function of measured numbers.
+
+Who knows MindSpore's log finds its phrases here unchanged. They are evidence: a caller
+uses one only where its numbers say so.
+"""
+
+from __future__ import annotations
+
+from .decision import Decision, Outcome
+
+__all__ = [
+    "blocked_bottleneck",
+    "bottleneck",
+    "cpu_high",
+    "cpu_low",
+    "cpu_over_budget",
+    "idle",
+    "outcome",
+    "queue_idle",
+    "released",
+    "request",
+    "short_name",
+    "slow",
+]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def slow(operator: str, feeding: float, output: float, threshold: float) -> str:
+    """What feeds it is full, what it fills is empty: utilisations, 0 to 1."""
+    return (
+        f"Op ({operator}) is slow, input connector utilization={feeding:.6f}, output"
+        f" connector utilization={output:.6f}, diff={feeding - output:.6f}"
+        f" > {threshold:g} threshold."
+    )
+
+
+def cpu_high(operator: str, share: float, threshold: float) -> str:
+    """Its workers are nearly always on a CPU: shares, 0 to 1."""
+    return (
+        f"Op ({operator}) getting high average worker cpu utilization"
+        f" {100 * share:.2f}% > {100 * threshold:g}% threshold."
+    )
+
+
+def cpu_low(operator: str, share: float, threshold: float) -> str:
+    """Its workers are seldom on a CPU: shares, 0 to 1."""
+    return (
+        f"Op ({operator}) getting low average worker cpu utilization"
+        f" {100 * share:.2f}% < {100 * threshold:g}% threshold."
+    )
+
+
+def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
+    """It computes, and has too few workers for the trainer."""
+    return (
+        f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
+        f" {needed:.1f} workers for this trainer, has {workers}."
+    )
+
+
+def blocked_bottleneck(
+    operator: str, blocked_s: float, run_s: float, needed: float, workers: int
+) -> str:
+    """It waits for a disk, a network or a lock, and has too few workers."""
+    return (
+        f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
+        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for this"
+        f" trainer, has {workers}."
+    )
+
+
+def idle(operator: str, busy: float, workers: int) -> str:
+    """Fewer of its workers are busy than it has, and the trainer does not wait."""
+    return (
+        f"Op ({operator}) keeps {busy:.1f} of {workers} workers busy, and the trainer"
+        " does not wait."
+    )
+
+
+def queue_idle(operator: str, utilization: float) -> str:
+    """More is prefetched than the trainer needs."""
+    return (
+        f"Op ({operator}) prefetches more than is used: connector utilization"
+        f" {utilization:.6f}, and the trainer does not wait."
+    )
+
+
+def cpu_over_budget(operator: str, cores: float, budget: float) -> str:
+    """All segments together use more CPU than they may; this one uses most."""
+    return (
+        f"Op ({operator}) uses most of {cores:.2f} busy cores, more than the budget of"
+        f" {budget:g}."
+    )
+
+
+def request(decision: Decision) -> str:
+    """A knob is turned."""
+    return (
+        f'Added request to change "{decision.knob}" of Operator: {decision.operator}'
+        f" From old value: [{decision.old}] to new value: [{decision.new}]."
+    )
+
+
+def outcome(seen: Outcome) -> str:
+    """What a change did."""
+    decision, before, after = seen.decision, seen.before, seen.after
+    verb = "kept" if seen.kept else "rolled back"
+    return (
+        f"{decision.operator}: {decision.knob} {decision.old} -> {decision.new} {verb}:"
+        f" {before.rows_per_s:.0f} -> {after.rows_per_s:.0f} samples/s, trainer wait"
+        f" {100 * before.wait_share:.0f}% -> {100 * after.wait_share:.0f}% of the step."
+    )
+
+
+def released(wait: float, workers: int, nbytes: int) -> str:
+    """What was given back since the trainer stopped waiting."""
+    things = []
+    if workers:
+        things.append(f"{workers} worker{'s' if workers > 1 else ''}")
+    if nbytes >= MIB:
+        size = f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
+        things.append(size)
+    return f"not input-bound (wait {100 * wait:.1f}%): released {' and '.join(things)}."
+
+
+def short_name(operator: str) -> str:
+    """`decode` from `Map(ID:2) decode`; an operator without a name stays as it is."""
+    return operator.partition(") ")[2] or operator

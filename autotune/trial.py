@@ -1,0 +1,110 @@
+"""A trial: what a change of knobs did, and whether it may stand. Pure.
+
+The objective is the cost of a sample to the trainer (`window.cost_s`), and after it the
+fewest resources. So a change that spends something must gain, and one that gives back
+must cost nothing. Costs are compared window by window against their own noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import sqrt
+
+from ..pipeline.observation import Observation
+from .decision import Decision, Outcome
+from .window import cost_s, measured, wait_share, whole
+
+__all__ = ["Trial", "Verdict"]
+
+WORSE = 0.05
+"""A sample may cost so much more before a change counts as harmful."""
+STANDARD_ERRORS = 2.0
+GAIN = 0.03
+"""What a change that spends must gain at least, or `GAIN_SHARE` of what it promised."""
+GAIN_SHARE = 0.3
+PRIOR_SD = 0.02
+"""Noise of one window, relative, before there are windows to tell: counts as
+`PRIOR_WINDOWS` of them."""
+PRIOR_WINDOWS = 2
+LEAST_FOR_WORSE = 2
+"""One bad window may be a hiccup."""
+LEAST_FOR_RELEASE = 3
+"""Full connectors hide for a moment what was taken away."""
+MOST_WINDOWS = 4
+EASE_SHARE = 0.02
+"""After a release the trainer may wait so long a share of its step."""
+
+
+class Verdict(Enum):
+    """What a trial has come to."""
+
+    MORE = "more"
+    """Not yet to be told from noise."""
+    KEEP = "keep"
+    ROLL_BACK = "roll back"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Decisions applied together, and the windows before and after."""
+
+    decisions: tuple[Decision, ...]
+    before: tuple[Observation, ...]
+    """At least one window under the old values."""
+    after: tuple[Observation, ...] = ()
+
+    def seen(self, window: Observation) -> Trial:
+        """The trial with one more window under the new values."""
+        return replace(self, after=(*self.after, window))
+
+    def outcomes(self, *, kept: bool) -> tuple[Outcome, ...]:
+        """What each decision has come to; it needs a window on both sides."""
+        before, after = measured(self.before), measured(self.after)
+        return tuple(Outcome(d, kept, before, after) for d in self.decisions)
+
+    def verdict(self) -> Verdict:
+        """Judge by the windows seen so far."""
+        if any(decision.forced for decision in self.decisions):
+            return Verdict.KEEP
+        change, error = self._cost_change()
+        harmful = change > max(WORSE, STANDARD_ERRORS * error)
+        if harmful and len(self.after) >= LEAST_FOR_WORSE:
+            return Verdict.ROLL_BACK
+        if all(decision.new < decision.old for decision in self.decisions):
+            return self._of_release()
+        return self._of_growth(gain=1.0 / (1.0 + change) - 1.0)
+
+    def _of_release(self) -> Verdict:
+        if len(self.after) < LEAST_FOR_RELEASE:
+            return Verdict.MORE
+        waiting = measured(self.after).wait_share
+        # Both ask for it: the mean may hide that the stock ran out in the end.
+        eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
+        return Verdict.KEEP if eased else Verdict.ROLL_BACK
+
+    def _of_growth(self, gain: float) -> Verdict:
+        promised = max(decision.expected for decision in self.decisions) - 1.0
+        if gain >= min(GAIN, GAIN_SHARE * promised):
+            return Verdict.KEEP
+        return Verdict.MORE if len(self.after) < MOST_WINDOWS else Verdict.ROLL_BACK
+
+    def _cost_change(self) -> tuple[float, float]:
+        """How much more a sample costs, relative, and the standard error of that."""
+        before = [cost_s(window) for window in self.before]
+        after = [cost_s(window) for window in self.after]
+        # Taken as a whole: a single window may cut a step in two.
+        base = cost_s(whole(self.before))
+        change = cost_s(whole(self.after)) / base - 1.0
+        spread = (
+            PRIOR_WINDOWS * (PRIOR_SD * base) ** 2 + _scatter(before) + _scatter(after)
+        )
+        freedom = PRIOR_WINDOWS + len(before) + len(after) - 2
+        error = sqrt(spread / freedom * (1 / len(before) + 1 / len(after))) / base
+        return change, error
+
+
+def _scatter(values: list[float]) -> float:
+    """Sum of squared distances from the mean."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)

@@ -1,0 +1,302 @@
+"""The loop: observe, decide, apply, verify, keep or roll back, and say so.
+
+`Tuner.step` is one turn of it, without a thread or a clock: a live pipeline's thread
+calls it, and so may a simulator, as often as it says. `TunerThread` is that thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from ..pipeline.knob import Knob
+from ..pipeline.observation import Observation
+from . import phrases
+from .budget import Budget
+from .decision import Decision, Outcome
+from .explain import bottleneck_phrase, explain, verdict_of
+from .log import AutotuneLog
+from .policies.policy import Policy
+from .situation import KnobKey, KnobView, Situation
+from .trial import Trial, Verdict
+from .window import enough, joined, wait_share
+
+__all__ = ["Plant", "Tuner", "TunerThread"]
+
+M = TypeVar("M")
+
+CONTROL_S = 0.5
+"""Between two looks, while there may be something to do."""
+CALM_CONTROL_S = 2.0
+"""Between two looks, once nothing was done for `CALM_WINDOWS` windows."""
+CALM_WINDOWS = 20
+BASE_WINDOWS = 4
+"""Windows before a change that it is compared with, at most."""
+VERDICT_S = 60.0
+"""The verdict is repeated after so long, and earlier where it changes."""
+VERDICT_CHANGE_S = 5.0
+
+
+class Plant(Protocol):
+    """What is tuned: a live pipeline, or a simulated one."""
+
+    @property
+    def steps(self) -> int:
+        """Batches handed over since the start."""
+        ...
+
+    def observe(self) -> Observation | None:
+        """Return the window since the last call; None if nothing moved or it is paused.
+
+        Its segments are at least one.
+        """
+        ...
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return all knobs, of pinned stages too."""
+        ...
+
+
+class Tuner(Generic[M]):
+    """Carries one policy: it alone turns knobs, and no two trials overlap.
+
+    Not thread-safe: one thread calls `step`, then `finish`.
+    """
+
+    def __init__(
+        self,
+        plant: Plant,
+        policy: Policy[M],
+        budget: Budget,
+        log: AutotuneLog,
+        *,
+        interval_steps: int = 0,
+    ) -> None:
+        """Begin with nothing known.
+
+        Args:
+            plant: what to tune.
+            policy: what decides.
+            budget: what the plant may use.
+            log: where it is told; the caller closes it.
+            interval_steps: training steps between two decisions at least; 0: as soon as
+                there is evidence.
+        """
+        self._plant = plant
+        self._policy = policy
+        self._budget = budget
+        self._log = log
+        self._interval_steps = interval_steps
+        self._memory = policy.start()
+        self._gathered: Observation | None = None  # not yet enough to be evidence
+        self._base: tuple[Observation, ...] = ()  # under the values now in force
+        self._trial: Trial | None = None
+        self._settling = True  # the next window still shows how it was before
+        self._outcomes: tuple[Outcome, ...] = ()  # the policy does not know them yet
+        self._decided_at = plant.steps
+        self._quiet = 0  # windows since the last decision
+        self._released = _Released()
+        self._verdict = _Spoken()
+
+    def __repr__(self) -> str:
+        doing = (
+            "on trial" if self._trial else "settling" if self._settling else "watching"
+        )
+        return f"<Tuner {self._policy.name}, {doing}, quiet for {self._quiet} windows>"
+
+    def step(self) -> float:
+        """Take one look, and do what follows from it.
+
+        Returns:
+            Seconds until the next look is due.
+        """
+        seen = self._plant.observe()
+        if seen is not None and seen.window_s > 0:
+            gathered = self._gathered
+            window = seen if gathered is None else joined(gathered, seen)
+            self._gathered = None if enough(window) else window
+            if self._gathered is None:
+                self._turn(window)
+        return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
+
+    def finish(self) -> None:
+        """Say and write which values are in force."""
+        self._log.result(self._views())
+
+    def _turn(self, window: Observation) -> None:
+        """One window of evidence: settle, verify, or decide."""
+        if self._settling:
+            self._settling = False
+            return
+        if self._trial is not None and not self._verify(self._trial.seen(window)):
+            return
+        self._base = (*self._base, window)[-BASE_WINDOWS:]
+        self._speak(window)
+        if self._plant.steps - self._decided_at >= self._interval_steps:
+            self._decide(window)
+
+    def _verify(self, trial: Trial) -> bool:
+        """Judge the trial; True where it is over and the new values stand."""
+        verdict = trial.verdict()
+        self._trial = trial if verdict is Verdict.MORE else None
+        if verdict is Verdict.MORE:
+            return False
+        kept = verdict is Verdict.KEEP
+        outcomes = trial.outcomes(kept=kept)
+        self._outcomes += outcomes
+        for outcome in outcomes:
+            self._log.outcome(outcome, trial.after[-1].time_s)
+        if kept:
+            self._released.add(outcomes, trial.before[-1].held_bytes)
+            self._base = trial.after[:-1]
+        else:
+            self._roll_back(trial)
+        return kept
+
+    def _roll_back(self, trial: Trial) -> None:
+        knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
+        for decision in trial.decisions:
+            if decision.key in knobs:
+                knobs[decision.key].turn(decision.old)
+        self._settle()
+
+    def _decide(self, window: Observation) -> None:
+        situation = Situation(window, self._views(), self._budget, self._outcomes)
+        self._log.situation(situation)
+        decisions, self._memory = self._policy.decide(situation, self._memory)
+        self._outcomes = ()
+        self._decided_at = self._plant.steps
+        self._quiet = 0 if decisions else self._quiet + 1
+        if decisions:
+            self._apply(decisions, window)
+        else:
+            self._tell_released(window)
+
+    def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
+        knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
+        if any(decision.expected > 1.0 for decision in decisions):
+            self._name_bottleneck(decisions, window)
+        for decision in decisions:
+            self._log.decision(decision, window.time_s)
+            knobs[decision.key].turn(decision.new)
+        self._trial = Trial(decisions, self._base)
+        self._settle()
+
+    def _name_bottleneck(
+        self, decisions: tuple[Decision, ...], window: Observation
+    ) -> None:
+        worst = explain(window, self._budget).bottleneck
+        phrase = bottleneck_phrase(window)
+        if phrase and any(decision.operator == worst for decision in decisions):
+            self._log.say(phrase)
+
+    def _settle(self) -> None:
+        self._settling = True
+        self._base = ()
+
+    def _speak(self, window: Observation) -> None:
+        """Tell the verdict, if it is news or long ago."""
+        if self._verdict.due(window):
+            explanation = explain(window, self._budget)
+            row = explanation.to_dict()
+            self._log.verdict(explanation.line, row, window.time_s)
+
+    def _tell_released(self, window: Observation) -> None:
+        share = wait_share(window)
+        if self._released.workers and verdict_of(share) == "not input-bound":
+            nbytes = max(0, self._released.held_bytes - window.held_bytes)
+            self._log.say(phrases.released(share, self._released.workers, nbytes))
+        self._released = _Released()
+
+    def _views(self) -> dict[KnobKey, KnobView]:
+        knobs = self._plant.knobs()
+        return {(knob.operator, knob.name): KnobView.of(knob) for knob in knobs}
+
+
+class _Released:
+    """What was given back since the last time it was told."""
+
+    def __init__(self) -> None:
+        self.workers = 0
+        self.held_bytes = 0  # when the giving back began
+
+    def add(self, outcomes: tuple[Outcome, ...], held_bytes: int) -> None:
+        """Count kept outcomes; `held_bytes` is what was held before them."""
+        workers = sum(
+            outcome.decision.old - outcome.decision.new
+            for outcome in outcomes
+            if outcome.decision.knob == "num_parallel_workers"
+        )
+        if workers > 0 and self.workers == 0:
+            self.held_bytes = held_bytes
+        self.workers = max(0, self.workers + workers)
+
+
+class _Spoken:
+    """The verdict told last."""
+
+    def __init__(self) -> None:
+        self._verdict = ""
+        self._time_s = float("-inf")
+
+    def due(self, window: Observation) -> bool:
+        """Whether the window's verdict is to be told; if so, it counts as told."""
+        if window.trainer.steps == 0:
+            return False
+        verdict = verdict_of(wait_share(window))
+        patience_s = VERDICT_S if verdict == self._verdict else VERDICT_CHANGE_S
+        if window.time_s - self._time_s < patience_s:
+            return False
+        self._verdict, self._time_s = verdict, window.time_s
+        return True
+
+
+class TunerThread(Generic[M]):
+    """Runs a tuner beside the training, as a `with`.
+
+    It owns one daemon thread, which alone touches the tuner until it is joined.
+    Whatever breaks in the tuner ends the tuning with one warning; training goes on.
+    """
+
+    def __init__(self, tuner: Tuner[M], log: AutotuneLog) -> None:
+        self._tuner = tuner
+        self._log = log
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="penstock-autotune", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self._thread.is_alive() else "stopped"
+        return f"<TunerThread {state} {self._tuner!r}>"
+
+    def start(self) -> None:
+        """Start tuning; once only."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop tuning and wait for it; doing so twice is allowed."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(self._tuner.step()):
+                pass
+            self._tuner.finish()
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._log.failed(error)

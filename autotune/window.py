@@ -1,0 +1,173 @@
+"""Windows: joining observations, and reading from them how training goes.
+
+A pipeline that starves its trainer may take a second for one step, so steps alone say
+too little too late. Where the trainer waits, the rows that the segments finish are the
+same rate, seen a row at a time; everywhere else the trainer's own seconds count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+from ..pipeline.observation import (
+    ConnectorObservation,
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
+)
+from .decision import Measure
+
+__all__ = [
+    "cost_s",
+    "demand_rows_per_s",
+    "enough",
+    "joined",
+    "measured",
+    "outbox",
+    "starving",
+    "wait_share",
+    "whole",
+]
+
+ENOUGH_STEPS = 2
+ENOUGH_ROWS = 8
+"""Counting rows is then right to one in eight; most windows hold many more."""
+PATIENCE_S = 2.0
+"""After so long one finished row must do: a decision may not take for ever."""
+STARVING_SHARE = 0.1
+"""Above this wait the rate is read from the segments' rows."""
+
+
+def outbox(observation: Observation) -> ConnectorObservation:
+    """The rows before the trainer: what the last segment has put out."""
+    return observation.segments[-1].output
+
+
+def wait_share(observation: Observation) -> float:
+    """Exposed wait as a share of the step, 0 to 1.
+
+    Where the trainer's clock shows nothing of the window yet, because it is within
+    one long step, the share of the window with nothing to hand over.
+    """
+    trainer = observation.trainer
+    if trainer.wait_s + trainer.gap_s > 0:
+        return trainer.wait_share
+    return outbox(observation).empty
+
+
+def starving(observation: Observation) -> bool:
+    """Whether the trainer waits so long that steps are few."""
+    return wait_share(observation) > STARVING_SHARE
+
+
+def sustained_rows(observation: Observation) -> int:
+    """Rows the pipeline as a whole got through: the least that a segment finished.
+
+    While a connector runs empty, what reads it is faster than what fills it, and while
+    one fills up, slower. The slower of the two is the rate that will last.
+    """
+    return min(segment.rows for segment in observation.segments)
+
+
+def enough(observation: Observation) -> bool:
+    """Whether the window is evidence; if not, it is extended."""
+    steps, rows = observation.trainer.steps, sustained_rows(observation)
+    if not starving(observation):
+        return steps >= ENOUGH_STEPS
+    patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
+    return rows >= ENOUGH_ROWS or (patient and rows > 0)
+
+
+def cost_s(observation: Observation) -> float:
+    """Seconds of training a sample costs: the objective, less is better.
+
+    `(wait + own time) / samples` of the trainer; while it starves, the time between two
+    rows that all segments get through. Infinite while nothing is finished.
+    """
+    trainer = observation.trainer
+    if starving(observation):
+        rows, spent_s = sustained_rows(observation), observation.window_s
+    else:
+        rows, spent_s = trainer.rows, trainer.wait_s + trainer.gap_s
+    return spent_s / rows if rows > 0 else float("inf")
+
+
+def demand_rows_per_s(observation: Observation) -> float:
+    """Samples a second the trainer would take if loading were free; 0 where unknown."""
+    trainer = observation.trainer
+    return trainer.rows / trainer.gap_s if trainer.gap_s > 0 else 0.0
+
+
+def measured(windows: tuple[Observation, ...]) -> Measure:
+    """How training went over these windows, at least one."""
+    seen = whole(windows)
+    spent_s = cost_s(seen)
+    rate = 1.0 / spent_s if spent_s > 0 else 0.0
+    return Measure(rate, wait_share(seen), seen.trainer.step_s)
+
+
+def whole(windows: tuple[Observation, ...]) -> Observation:
+    """Windows in a row, at least one, as one."""
+    return reduce(joined, windows)
+
+
+def joined(first: Observation, second: Observation) -> Observation:
+    """Two windows, one after the other, as one.
+
+    Where the segments are not the same ones, the pipeline was built anew and the second
+    window stands alone.
+    """
+    if [s.name for s in first.segments] != [s.name for s in second.segments]:
+        return second
+    pairs = zip(first.segments, second.segments, strict=True)
+    share = first.window_s / (first.window_s + second.window_s)
+    return replace(
+        second,
+        window_s=first.window_s + second.window_s,
+        trainer=_trainers(first.trainer, second.trainer),
+        segments=tuple(_segments(a, b, share) for a, b in pairs),
+    )
+
+
+def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:
+    return TrainerObservation(
+        steps=a.steps + b.steps,
+        rows=a.rows + b.rows,
+        wait_s=a.wait_s + b.wait_s,
+        gap_s=a.gap_s + b.gap_s,
+    )
+
+
+def _segments(
+    a: SegmentObservation, b: SegmentObservation, share: float
+) -> SegmentObservation:
+    feeding = b.input
+    if a.input is not None and b.input is not None:
+        feeding = _connectors(a.input, b.input, share)
+    return replace(
+        b,
+        rows=a.rows + b.rows,
+        worker_s=a.worker_s + b.worker_s,
+        run_s=a.run_s + b.run_s,
+        cpu_s=a.cpu_s + b.cpu_s,
+        wait_input_s=a.wait_input_s + b.wait_input_s,
+        wait_credit_s=a.wait_credit_s + b.wait_credit_s,
+        input=feeding,
+        output=_connectors(a.output, b.output, share),
+    )
+
+
+def _connectors(
+    a: ConnectorObservation, b: ConnectorObservation, share: float
+) -> ConnectorObservation:
+    def mean(first: float, second: float) -> float:
+        return share * first + (1.0 - share) * second
+
+    return ConnectorObservation(
+        occupancy=mean(a.occupancy, b.occupancy),
+        capacity=b.capacity,
+        empty=mean(a.empty, b.empty),
+        full=mean(a.full, b.full),
+        nbytes=mean(a.nbytes, b.nbytes),
+    )

@@ -1,0 +1,193 @@
+"""What does each image operator cost, on one and two threads, beside Pillow's?
+
+    python benchmarks/image_ops.py [--data DIR]
+
+Files are read into memory first. The rows of one comparison run interleaved, each figure
+is the median of five passes; the ratios compare with Pillow on the same threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import torch
+
+from penstock.pipeline.image import (
+    decode,
+    decode_random_resized_crop,
+    horizontal_flip,
+    random_resized_crop,
+)
+from penstock.pipeline.image.codec import image_size
+from penstock.pipeline.image.geometry import random_box
+from penstock.pipeline.testing import draw_photos
+
+PASSES = 5
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+BILINEAR = PIL.Image.Resampling.BILINEAR
+
+
+@dataclass(frozen=True)
+class Photos:
+    """The same photos as files, as arrays and as Pillow's images."""
+
+    files: list[bytes]
+    arrays: list[np.ndarray]
+    pictures: list[PIL.Image.Image]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to do a job; `run(i, rng)` does it for photo i."""
+
+    name: str
+    run: Callable[[int, np.random.Generator], object]
+
+
+def load(folder: Path | None, count: int) -> Photos:
+    """Read the photos of `folder`, or draw some."""
+    with tempfile.TemporaryDirectory() as drawn:
+        root = folder or draw_photos(drawn, count, progress=None)
+        paths = sorted(
+            p for p in root.rglob("*") if p.suffix.lower() in {".jpg", ".jpeg"}
+        )
+        files = [path.read_bytes() for path in paths[:count]]
+    pictures = [PIL.Image.open(io.BytesIO(data)).convert("RGB") for data in files]
+    return Photos(files, [np.array(p) for p in pictures], pictures)
+
+
+def pillow_crop(
+    picture: PIL.Image.Image, size: int, rng: np.random.Generator
+) -> object:
+    """Crop and resize as torchvision does with an image of Pillow's."""
+    box = random_box(picture.height, picture.width, SCALE, RATIO, rng)
+    part = picture.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    return np.asarray(part.resize((size, size), BILINEAR))
+
+
+def pillow_chain(data: bytes, size: int, rng: np.random.Generator) -> object:
+    """Decode, crop, resize and flip by Pillow."""
+    crop = pillow_crop(PIL.Image.open(io.BytesIO(data)).convert("RGB"), size, rng)
+    return np.asarray(crop)[:, ::-1].copy() if rng.random() < 0.5 else crop
+
+
+def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
+    """Return the rows to compare, Pillow's first."""
+    files, arrays, pictures = photos.files, photos.arrays, photos.pictures
+    mirrored = PIL.Image.Transpose.FLIP_LEFT_RIGHT
+    crop, flip = random_resized_crop(size), horizontal_flip(1.0)
+    half = horizontal_flip(0.5)
+    fused = decode_random_resized_crop(size, flip=0.5)
+    return {
+        "decode": [
+            Row(
+                "Pillow",
+                lambda i, _: PIL.Image.open(io.BytesIO(files[i])).convert("RGB"),
+            ),
+            Row("decode", lambda i, _: decode(files[i])),
+        ],
+        f"random resized crop {size}": [
+            Row("Pillow", lambda i, rng: pillow_crop(pictures[i], size, rng)),
+            Row("random_resized_crop", lambda i, rng: crop(arrays[i], rng)),
+        ],
+        "flip": [
+            Row("Pillow", lambda i, _: pictures[i].transpose(mirrored)),
+            Row("horizontal_flip", lambda i, rng: flip(arrays[i], rng)),
+        ],
+        f"decode, random resized crop {size}, flip": [
+            Row("Pillow", lambda i, rng: pillow_chain(files[i], size, rng)),
+            Row(
+                "three operators", lambda i, rng: half(crop(decode(files[i]), rng), rng)
+            ),
+            Row("decode_random_resized_crop", lambda i, rng: fused(files[i], rng)),
+        ],
+    }
+
+
+def milliseconds(row: Row, count: int, threads: int) -> float:
+    """Return the wall time a photo of one pass over all, shared out to `threads`."""
+
+    def share(first: int) -> None:
+        torch.set_num_threads(1)  # what a worker of the pipeline does
+        rng = np.random.default_rng(first)
+        for index in range(first, count, threads):
+            row.run(index, rng)
+
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(share, range(threads)))
+        return (time.perf_counter() - began) / count * 1e3
+
+
+def compare(title: str, rows: list[Row], count: int) -> None:
+    """Time `rows` in turn, five times, and print their medians and ratios."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(PASSES):
+        for row in rows:
+            for threads in (1, 2):
+                spent = milliseconds(row, count, threads)
+                times.setdefault((row.name, threads), []).append(spent)
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    print(f"\n{title}")
+    for row in rows:
+        one, two = medians[row.name, 1], medians[row.name, 2]
+        gains = [medians[rows[0].name, t] / medians[row.name, t] for t in (1, 2)]
+        print(
+            f"  {row.name:<28} {one:7.3f} ms  2 threads {two:7.3f} ms, {one / two:4.2f}x"
+            f"   vs Pillow {gains[0]:6.2f}x {gains[1]:6.2f}x"
+        )
+
+
+def accuracy(photos: Photos, size: int) -> None:
+    """Print how far the fused operator's pixels are from Pillow's, for some gaps."""
+    print(f"\ndifference from Pillow, crop {size}, mean over photos (of 255)")
+    exact = [
+        np.asarray(pillow_crop(picture, size, np.random.default_rng(i)), int)
+        for i, picture in enumerate(photos.pictures)
+    ]
+    for gap in (1.0, 2.0, 3.0, 4.0, float("inf")):
+        operator = decode_random_resized_crop(size, reducing_gap=gap)
+        reduced, full = [], []
+        for i, data in enumerate(photos.files):
+            image = np.asarray(operator(data, np.random.default_rng(i)))
+            box = random_box(*image_size(data), SCALE, RATIO, np.random.default_rng(i))
+            kind = reduced if box.short_side >= 2 * gap * size else full
+            kind.append(float(np.abs(image - exact[i]).mean()))
+        means = [statistics.fmean(kind) if kind else 0.0 for kind in (reduced, full)]
+        print(
+            f"  reducing_gap={gap:<4} all {statistics.fmean(reduced + full):.3f}; decoded"
+            f" reduced {means[0]:.3f} ({len(reduced)}), in full {means[1]:.3f}"
+        )
+
+
+def main() -> None:
+    """Run all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", type=Path, help="folder of JPEGs; else some are drawn"
+    )
+    parser.add_argument("--count", type=int, default=200, help="photos to use")
+    parser.add_argument("--size", type=int, default=224, help="side of the crops")
+    options = parser.parse_args()
+    photos = load(options.data, options.count)
+    if not photos.files:
+        sys.exit(f"no .jpg or .jpeg under {options.data}; give a folder that has some")
+    for title, rows in comparisons(photos, options.size).items():
+        compare(title, rows, len(photos.files))
+    for size in (options.size, 64, 32):
+        accuracy(photos, size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Settings of the whole process, named as MindSpore's users know them.
+
+Those of a single stage stand in the stage (`map(..., num_parallel_workers=4)`) and win.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from .autotune.budget import Budget, parse_bytes
+from .pipeline.compile import Defaults
+from .pipeline.credits import Purse
+from .pipeline.errors import SpecError
+
+__all__ = [
+    "get_autotune_interval",
+    "get_enable_autotune",
+    "get_num_parallel_workers",
+    "get_prefetch_size",
+    "get_seed",
+    "set_autotune_interval",
+    "set_cpu_budget",
+    "set_enable_autotune",
+    "set_memory_budget",
+    "set_num_parallel_workers",
+    "set_prefetch_size",
+    "set_seed",
+]
+
+PREFETCH_SIZE = 2
+"""Batches a stage works ahead of its reader, where nobody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is set now."""
+
+    autotune: bool = False
+    filepath_prefix: str | None = None
+    autotune_interval: int = 0
+    num_parallel_workers: int | None = None
+    prefetch_size: int = PREFETCH_SIZE
+    seed: int = 0
+    cpu_budget: float | None = None
+
+
+_settings = Settings()
+_purse: Purse | None = None
+_lock = threading.Lock()
+"""Guards the making of `_purse`; `_settings` is replaced whole."""
+
+
+def settings() -> Settings:
+    """Return what is set now."""
+    return _settings
+
+
+def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> None:  # noqa: FBT001 MindSpore's name and form
+    """Turn the autotuner on or off, for pipelines now running and those to come.
+
+    Args:
+        enable: whether to tune.
+        filepath_prefix: where to write `<prefix>_<rank>.json` (the settings arrived at)
+            and `<prefix>_<rank>.jsonl` (every decision); None writes no files.
+    """
+    if not isinstance(enable, bool):
+        raise SpecError(f"`enable` must be True or False, got {enable!r}")
+    _set(autotune=enable, filepath_prefix=filepath_prefix)
+
+
+def get_enable_autotune() -> bool:
+    """Return whether the autotuner is on."""
+    return _settings.autotune
+
+
+def set_autotune_interval(steps: int) -> None:
+    """Let the autotuner decide at most every so many steps; 0: whenever it sees cause."""
+    _set(autotune_interval=_count("interval", steps, 0))
+
+
+def get_autotune_interval() -> int:
+    """Return the steps between two decisions at least."""
+    return _settings.autotune_interval
+
+
+def set_num_parallel_workers(num: int) -> None:
+    """Set the workers of stages that do not say (default: the CPUs this process has)."""
+    _set(num_parallel_workers=_count("num_parallel_workers", num, 1))
+
+
+def get_num_parallel_workers() -> int:
+    """Return the workers a stage has, or starts with, where it does not say."""
+    chosen = _settings.num_parallel_workers
+    return chosen if chosen is not None else max(1, round(budget().cpu_cores))
+
+
+def set_prefetch_size(size: int) -> None:
+    """Set how many batches a stage works ahead of its reader (default 2)."""
+    _set(prefetch_size=_count("prefetch_size", size, 1))
+
+
+def get_prefetch_size() -> int:
+    """Return how many batches a stage works ahead of its reader."""
+    return _settings.prefetch_size
+
+
+def set_seed(seed: int) -> None:
+    """Set the seed of shuffles and random functions that are given none (default 0)."""
+    _set(seed=_count("seed", seed, 0))
+
+
+def get_seed() -> int:
+    """Return that seed."""
+    return _settings.seed
+
+
+def set_cpu_budget(cores: float) -> None:
+    """Let all pipelines of this process use so many cores (default: all it may)."""
+    if not isinstance(cores, (int, float)) or not cores > 0:
+        raise SpecError(f"`cores` must be > 0, got {cores!r}")
+    _set(cpu_budget=float(cores))
+
+
+def set_memory_budget(size: int | str) -> None:
+    """Let the batches in flight hold so many bytes, over all pipelines of this process.
+
+    Args:
+        size: bytes, or a text like "4GB" or "512MiB".
+    """
+    nbytes = parse_bytes(size)
+    for poke in purse().resize(nbytes):
+        poke()
+
+
+def budget() -> Budget:
+    """Return what the process may use: as set, or as affinity and cgroup allow."""
+    return Budget.of_machine(
+        cpu_cores=_settings.cpu_budget, memory_bytes=purse().limit_bytes
+    )
+
+
+def purse() -> Purse:
+    """Return the bytes that all pipelines of this process share."""
+    global _purse  # noqa: PLW0603 one a process, made when first wanted
+    with _lock:
+        if _purse is None:
+            _purse = Purse(Budget.of_machine().memory_bytes)
+        return _purse
+
+
+def defaults() -> Defaults:
+    """Return what a pipeline takes where it says nothing."""
+    return Defaults(get_num_parallel_workers(), _settings.prefetch_size, _settings.seed)
+
+
+def _set(**changes: object) -> None:
+    global _settings  # noqa: PLW0603 replaced whole, so readers need no lock
+    _settings = replace(_settings, **changes)  # type: ignore[arg-type]  # checked above
+
+
+def _count(name: str, value: int, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpecError(f"`{name}` must be an int >= {least}, got {value!r}")
+    return value

@@ -1,0 +1,276 @@
+"""From what the user wrote to what can run: stages in, a recipe out. Pure.
+
+Neighbouring stages of one executor kind are fused into one segment, so a sample passes through
+them without being handed over. Three things are borders: a setting of its own
+(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose reads
+wait while what follows computes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .buffers import Buffers
+from .errors import SpecError
+from .plan import Constant, Order, Plan, Setting, Shard
+from .program import Filter, Map, Operation, Program, Read, ReadOn
+from .spec import (
+    BatchStage,
+    DeviceStage,
+    Executor,
+    FilterStage,
+    MapStage,
+    RepeatStage,
+    SelectStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+    TakeStage,
+    Workers,
+)
+
+__all__ = ["Defaults", "Recipe", "SegmentRecipe", "compile_recipe"]
+
+MOST_WORKERS = 128
+"""Upper bound of a segment's workers where the user gives none."""
+ENDLESS = 1 << 62
+"""Length an iterable is planned with; it says itself when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What is taken where the user says nothing."""
+
+    num_parallel_workers: int
+    prefetch_size: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecipe:
+    """One segment, ready to be built."""
+
+    name: str
+    """`Map(ID:2) decode`: what its worker count is logged under."""
+    queue_name: str
+    """What its prefetch size is logged under: the stage that fills the queue."""
+    program: Program
+    executor: Executor
+    """`auto`: inline until it shows that it costs enough to be worth a thread."""
+    num_parallel_workers: int
+    bounds: tuple[int, int]
+    prefetch_size: int
+    tunable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A pipeline that can run."""
+
+    plan: Plan
+    segments: tuple[SegmentRecipe, ...]
+    buffers: Buffers
+    batch: BatchStage
+    seed: int
+    repack: bool
+    """Batches are made from what a filter or an iterable leaves, at run time."""
+    iterable: bool
+    device: torch.device | None
+
+
+PerSample = SourceStage | MapStage | FilterStage
+
+
+def compile_recipe(
+    stages: Sequence[Stage], defaults: Defaults, shard: Shard
+) -> Recipe:
+    """Build the recipe of a pipeline.
+
+    Raises:
+        SpecError: the stages do not make a pipeline.
+    """
+    source = stages[0]
+    assert isinstance(source, SourceStage)
+    batch = _batch(stages)
+    if batch is None:
+        raise SpecError(
+            "the pipeline has no batch size; end it with .batch(n) before iterating"
+        )
+    work: list[tuple[int, PerSample]] = [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (SourceStage, MapStage, FilterStage))
+    ]
+    repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
+    if repack and shard.size > 1:
+        raise SpecError(
+            f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
+            "which could end at different steps; use select() with the indices to keep"
+        )
+    order = _order(stages, source)
+    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
+    seed = seeds[-1] if seeds else defaults.seed
+    number = next(n for n, stage in enumerate(stages) if stage is batch)
+    name = f"Batch(ID:{number})"
+    buffers = Buffers(
+        name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
+    )
+    plan = _plan(order, batch, shard, repack=repack)
+    segments = _segments(work, name, defaults)
+    devices = [stage.device for stage in stages if isinstance(stage, DeviceStage)]
+    return Recipe(
+        plan,
+        segments,
+        buffers,
+        batch,
+        seed,
+        repack,
+        source.iterable,
+        devices[-1] if devices else None,
+    )
+
+
+def _batch(stages: Sequence[Stage]) -> BatchStage | None:
+    return next((stage for stage in stages if isinstance(stage, BatchStage)), None)
+
+
+def _order(stages: Sequence[Stage], source: SourceStage) -> Order:
+    order = Order.sequential(ENDLESS if source.iterable else len(source.dataset))
+    for stage in stages[1:]:
+        match stage:
+            case SelectStage():
+                order = order.select(stage.indices)
+            case TakeStage():
+                order = order.take(stage.count)
+            case RepeatStage():
+                order = order.repeat(stage.count)
+            case ShuffleStage():
+                order = order.shuffle(stage.seed)
+    return order
+
+
+def _plan(order: Order, batch: BatchStage, shard: Shard, *, repack: bool) -> Plan:
+    if batch.global_size is not None:
+        size = batch.global_size
+    else:
+        assert batch.size is not None
+        size = batch.size * shard.size
+    schedule = Constant(Setting(global_size=size, image_size=None))
+    # What a filter leaves over is batched later, so no ticket may be dropped here.
+    drop_last = batch.drop_last and not repack
+    return Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
+
+
+def _segments(
+    work: list[tuple[int, PerSample]], batch_name: str, defaults: Defaults
+) -> tuple[SegmentRecipe, ...]:
+    groups: list[list[tuple[int, PerSample]]] = [[work[0]]]
+    for numbered in work[1:]:
+        if _border(groups[-1][-1][1], numbered[1]):
+            groups.append([numbered])
+        else:
+            groups[-1].append(numbered)
+    last = len(groups) - 1
+    return tuple(
+        _segment(group, defaults, batch_name if at == last else None)
+        for at, group in enumerate(groups)
+    )
+
+
+def _border(before: PerSample, after: PerSample) -> bool:
+    """Whether two neighbours run in different segments."""
+    if isinstance(before, SourceStage) and (before.folder or before.iterable):
+        return True
+    own = before.num_parallel_workers, after.num_parallel_workers
+    if own != (None, None) or before.executor != after.executor:
+        return True
+    return _tune(before) != _tune(after) and not isinstance(before, SourceStage)
+
+
+def _segment(
+    group: list[tuple[int, PerSample]], defaults: Defaults, batch_name: str | None
+) -> SegmentRecipe:
+    names = [f"{stage.kind}(ID:{number}) {stage.label}" for number, stage in group]
+    operations = tuple(
+        _operation(stage, number, name)
+        for (number, stage), name in zip(group, names, strict=True)
+    )
+    # A segment is called after the first stage that does something of the user's.
+    lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
+    executor = _executor([stage for _, stage in group])
+    workers, bounds = _workers([stage for _, stage in group], executor, defaults)
+    return SegmentRecipe(
+        names[lead],
+        batch_name or names[-1],
+        Program(operations, places=batch_name is not None),
+        executor,
+        workers,
+        bounds,
+        defaults.prefetch_size,
+        all(_tune(stage) for _, stage in group),
+    )
+
+
+def _executor(stages: list[PerSample]) -> Executor:
+    """Which kind of workers a segment starts with."""
+    source = stages[0]
+    chosen = next((s.executor for s in stages if s.executor != "auto"), "auto")
+    if chosen != "auto":
+        return chosen
+    if isinstance(source, SourceStage):
+        if source.thread_safe is False:
+            return "process"
+        if source.folder or source.iterable:
+            return "thread"
+    explicit = any(stage.num_parallel_workers is not None for stage in stages)
+    return "thread" if explicit else "auto"
+
+
+def _workers(
+    stages: list[PerSample], executor: Executor, defaults: Defaults
+) -> tuple[int, tuple[int, int]]:
+    """Return where the worker count starts, and its bounds."""
+    source = stages[0]
+    if executor == "inline" or (isinstance(source, SourceStage) and source.iterable):
+        return 1, (1, 1)
+    given: Workers = next(
+        (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
+    )
+    if isinstance(given, tuple):
+        return given[0], given
+    start = given or defaults.num_parallel_workers
+    return start, (1, max(MOST_WORKERS, start))
+
+
+def _tune(stage: PerSample) -> bool:
+    return True if isinstance(stage, SourceStage) else stage.tune
+
+
+def _operation(stage: PerSample, number: int, name: str) -> Operation:
+    match stage:
+        case SourceStage(iterable=True):
+            return ReadOn(name, stage.dataset)
+        case SourceStage():
+            many = getattr(stage.dataset, "__getitems__", None)
+            return Read(name, stage.dataset.__getitem__, many)
+        case MapStage():
+            wanted = _parameters(stage.function)
+            return Map(
+                name, number, stage.function, "rng" in wanted, "ctx" in wanted
+            )
+        case FilterStage():
+            return Filter(name, stage.predicate)
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return which of `rng` and `ctx` a function asks for, beyond its sample."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtins without a signature ask for neither
+        return frozenset()
+    return frozenset(names[1:]) & {"rng", "ctx"}

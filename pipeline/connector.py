@@ -1,0 +1,169 @@
+"""The one seam between the engine and its workers: `take` a lease, `settle` it.
+
+A monitor over the pure state of flow.py. One lock an engine guards the flow, the instruments
+and the count of workers to retire; nothing blocks and no user code runs while it is held. A
+worker that finds nothing waits on its segment's condition and is woken by event; one that must
+not block (a selector) subscribes a bell instead and uses `try_take`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from .chunk import Lease, Outcome, Signal
+from .flow import FEED, Flight, Flow
+from .metrics import Wait, WorkerMeter, WorkerReading
+
+__all__ = ["Connector", "Gate"]
+
+Clock = Callable[[], int]
+
+
+class Gate:
+    """The engine's lock: `with gate as flow:` is the only way to the flow.
+
+    On leaving, whoever may find something to do is woken, and pipelines that wait for
+    bytes given back here are poked once the lock is free.
+    """
+
+    def __init__(self, flow: Flow, clock: Clock = time.perf_counter_ns) -> None:
+        self.flow = flow
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.broken: BaseException | None = None
+        """What went wrong inside the engine itself; the trainer is told."""
+        everyone = range(FEED, len(flow.segments))
+        self.conditions = {at: threading.Condition(self.lock) for at in everyone}
+        self.bells: dict[int, list[Callable[[], None]]] = {at: [] for at in everyone}
+        """Rung with the lock held, so they must not wait for anything."""
+
+    def __enter__(self) -> Flow:
+        self.lock.acquire()
+        return self.flow
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.ring()
+        pokes = self.flow.account.take_pokes()
+        self.lock.release()
+        for poke in pokes:
+            poke()
+
+    def ring(self) -> None:
+        """Wake those whose luck may have changed. The lock is held."""
+        wakes = self.flow.wakes
+        if wakes:
+            for at, count in wakes.items():
+                self.conditions[at].notify(count)
+                for bell in self.bells[at]:
+                    bell()
+            wakes.clear()
+
+    def poke(self) -> None:
+        """Bytes came free elsewhere: the source may be granted credit now."""
+        with self as flow:
+            flow.wakes[0] = 1 << 30
+
+    def fail(self, error: BaseException) -> None:
+        """The engine itself is at fault: let the trainer know."""
+        with self as flow:
+            self.broken = self.broken or error
+            flow.wakes[FEED] = 1
+
+
+class Connector:
+    """What feeds one segment's workers, and takes their results."""
+
+    def __init__(
+        self, gate: Gate, segment: int, finish: Callable[[Flight], Any]
+    ) -> None:
+        self.gate = gate
+        self.segment = segment
+        self._finish = finish
+        self._condition = gate.conditions[segment]
+        self._meters: set[WorkerMeter] = set()
+        self._gone = WorkerReading()
+
+    # For workers
+
+    def enter(self) -> WorkerMeter:
+        """A worker begins: give it its instrument."""
+        with self.gate:
+            meter = WorkerMeter(self.gate.clock())
+            self._meters.add(meter)
+        return meter
+
+    def leave(self, meter: WorkerMeter) -> None:
+        """A worker is gone; what it did stays counted."""
+        with self.gate:
+            if meter in self._meters:
+                self._meters.remove(meter)
+                self._gone += meter.read(self.gate.clock())
+
+    def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
+        """Wait for work. `surplus()` says, under the lock, whether to retire instead."""
+        with self.gate as flow:
+            while True:
+                if flow.closed:
+                    return Signal.CLOSED
+                if surplus():
+                    return Signal.RETIRE
+                lease = self._attempt(flow, meter)
+                if lease is not None:
+                    return lease
+                self._condition.wait()
+
+    def try_take(self, meter: WorkerMeter) -> Lease | None:
+        """Take work if there is any now."""
+        with self.gate as flow:
+            return None if flow.closed else self._attempt(flow, meter)
+
+    def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
+        """Hand in what became of a lease; the one who completes a batch finishes it.
+
+        Never waits for another worker. Finishing may run the user's `collate_fn`, in this
+        worker, with no lock held.
+        """
+        clock = self.gate.clock
+        with self.gate as flow:
+            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns)
+            flight = flow.settle(lease, outcome, clock())
+        if flight is not None:
+            batch = self._finish(flight)
+            with self.gate as flow:
+                flow.deliver(flight, batch, clock())
+
+    def wake_all(self) -> None:
+        """Let every waiting worker look again (a retirement was asked for)."""
+        with self.gate as flow:
+            flow.wakes[self.segment] = 1 << 30
+
+    # For the monitor
+
+    def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
+        """Return one reading a live worker. The gate's lock is held."""
+        return tuple(meter.read(now_ns) for meter in self._meters)
+
+    def total(self, now_ns: int) -> WorkerReading:
+        """Return the sum over all workers there ever were. The gate's lock is held."""
+        return sum(self.readings(now_ns), self._gone)
+
+    def _attempt(self, flow: Flow, meter: WorkerMeter) -> Lease | None:
+        now_ns = self.gate.clock()
+        lease = flow.take(self.segment, now_ns)
+        if isinstance(lease, Wait):
+            meter.wait(lease, now_ns)
+            return None
+        meter.start(now_ns)
+        return lease
+
+    def __repr__(self) -> str:
+        return f"<Connector of segment {self.segment}: {len(self._meters)} workers>"

@@ -1,0 +1,207 @@
+"""The engine: makes a recipe live, owns every thread, process and slab of it.
+
+    with Engine(recipe, purse, step) as engine:   # compiled, forked, started
+        flight, finished = engine.pop()           # in order; blocks until ready
+        engine.restart(step)                      # drop what is in flight, go on elsewhere
+
+It holds no reference to the pipeline or to the trainer's iterator, and its threads hold none
+to it, so letting go of an iterator is enough to have it closed (feed.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+
+from .buffers import Failed, Finished
+from .compile import Recipe, SegmentRecipe
+from .connector import Connector, Gate
+from .credits import Account, Purse
+from .errors import BudgetError, PenstockError
+from .flow import FEED, Buffer, Flight, Flow, SegmentState
+from .knob import Knob
+from .metrics import Gauge
+from .monitor import Monitor, TrainerMeter
+from .plan import BatchPlan
+from .program import ReadOn
+from .segment import Kind, Segment
+from .workers.crew import Crew
+from .workers.inline import Inline
+from .workers.processes import Processes
+from .workers.slabs import SlabPool
+from .workers.template import Template
+from .workers.threads import Threads
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs one recipe from a given step on, until it is closed.
+
+    Args:
+        recipe: what to run.
+        purse: the bytes it may hold, shared with other pipelines.
+        step: the first batch wanted.
+
+    Raises:
+        BudgetError: from `pop`, when the purse cannot hold one batch.
+    """
+
+    def __init__(self, recipe: Recipe, purse: Purse, step: int) -> None:
+        self._owner = os.getpid()
+        self._closed = False
+        self.recipe = recipe
+        kinds = {segment.executor for segment in recipe.segments}
+        # Forked first: no thread of this engine exists yet.
+        self._template = self._fork() if "process" in kinds else None
+        self._slabs = SlabPool() if recipe.segments[-1].executor == "process" else None
+        buffers = recipe.buffers
+        if self._slabs is not None:
+            buffers = replace(buffers, lend=self._slabs.lend)
+        self.account = Account(purse, lambda: self.gate.poke())
+        self.gate = Gate(self._flow(recipe, buffers.of, step))
+        self.segments = [
+            self._segment(at, segment, buffers.finish)
+            for at, segment in enumerate(recipe.segments)
+        ]
+        self._rung = self._step_wanted = True
+        for segment in range(len(self.segments)):
+            self.gate.bells[segment].append(self._ring)
+        self.trainer = TrainerMeter()
+        self.monitor = Monitor(self.gate, self.segments, self.trainer)
+
+    def __enter__(self) -> Engine:
+        for segment in self.segments:
+            segment.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def pop(self) -> tuple[Flight, Finished | Failed]:
+        """Return the next batch in order; waits until it is ready.
+
+        While it waits, segments that run inline are worked on here.
+        """
+        while True:
+            with self.gate as flow:
+                popped = flow.pop(self.gate.clock())
+                if popped is not None:
+                    break
+                self._check(flow)
+                if not self._rung and not self._step_wanted:
+                    self.gate.conditions[FEED].wait()
+                self._rung = False
+            self._step_wanted = self._work_inline()
+        self._check_budget(popped[0])
+        return popped
+
+    def restart(self, step: int, skip: int = 0) -> None:
+        """Drop everything in flight and go on at `step`.
+
+        An iterable begins anew, and leaves out its first `skip` samples.
+        """
+        reader = self.recipe.segments[0].program.operations[0]
+        with self.gate as flow:
+            flow.restart(step, self.gate.clock())
+            if isinstance(reader, ReadOn):
+                reader.restart(skip)
+
+    @property
+    def head(self) -> int:
+        """The step that `pop` returns next."""
+        return self.gate.flow.head
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return everything that may be turned."""
+        return tuple(knob for segment in self.segments for knob in segment.knobs())
+
+    def close(self) -> None:
+        """Stop and join all workers, give back all memory. Idempotent."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as stack:
+            if self._slabs is not None:
+                stack.callback(self._slabs.close)
+            if self._template is not None:
+                stack.callback(self._template.close)
+            for segment in self.segments:
+                stack.callback(segment.close)
+            with self.gate as flow:
+                flow.close()
+
+    def _work_inline(self) -> bool:
+        """Work on one lease of a segment that is the trainer's own, the last first."""
+        for segment in reversed(self.segments):
+            inline = segment.inline
+            if inline is not None and inline.step():
+                segment.decide()
+                return True
+        return False
+
+    def _ring(self) -> None:
+        """A segment may have work: if it is inline, the trainer has to do it."""
+        self._rung = True
+        self.gate.conditions[FEED].notify()
+
+    def _check(self, flow: Flow) -> None:
+        if self.gate.broken is not None:
+            raise self.gate.broken
+        if flow.closed:
+            text = "this pipeline was closed; iterate it again to start anew"
+            raise PenstockError(text)
+
+    def _check_budget(self, flight: Flight) -> None:
+        needed, limit = self.account.statistics().batch_bytes, self.account.purse.limit_bytes
+        if needed > limit:
+            text = (
+                f"the memory budget must hold one batch: {flight.plan.n_rows} samples of "
+                f"this pipeline need {needed} bytes on their way, got {limit}; raise it "
+                "with set_memory_budget() or make the batch smaller"
+            )
+            raise BudgetError(text)
+
+    def _fork(self) -> Template:
+        programs = [segment.program for segment in self.recipe.segments]
+        return Template(programs, self.recipe.seed)
+
+    def _flow(
+        self, recipe: Recipe, buffer_of: Callable[[BatchPlan], Buffer], step: int
+    ) -> Flow:
+        now_ns = time.perf_counter_ns()
+        states = [
+            SegmentState(step, segment.prefetch_size, 1, Gauge(1, now_ns))
+            for segment in recipe.segments
+        ]
+        return Flow(recipe.plan, buffer_of, states, self.account, step)
+
+    def _segment(
+        self,
+        at: int,
+        recipe: SegmentRecipe,
+        finish: Callable[[Flight], Finished | Failed],
+    ) -> Segment:
+        connector = Connector(self.gate, at, finish)
+
+        def hire(kind: Kind) -> Crew:
+            if kind == "inline":
+                return Inline(connector, recipe.program, self.recipe.seed)
+            if kind == "thread":
+                return Threads(connector, recipe.program, self.recipe.seed, recipe.name)
+            assert self._template is not None
+            return Processes(connector, recipe.program, self._template, recipe.name)
+
+        return Segment(recipe, connector, hire)
+
+    def __repr__(self) -> str:
+        return f"<Engine {'closed' if self._closed else self.gate.flow}>"

@@ -1,0 +1,47 @@
+"""What penstock raises. Each text names the value, the rule and the cure.
+
+    PenstockError
+    ├── SpecError          a pipeline that cannot be built (also a ValueError)
+    ├── SampleError        a stage's function broke its contract on one sample (also a TypeError)
+    ├── BudgetError        a budget that cannot hold what was asked for (also a ValueError)
+    ├── StateError         a saved state that does not belong to this pipeline (also a ValueError)
+    └── WorkerError        a worker process that died (also a RuntimeError)
+
+An exception raised by the user's own function keeps its type: it is re-raised as it is, with a
+note (PEP 678) that names the stage, the sample and the step.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "PenstockError",
+    "SampleError",
+    "SpecError",
+    "StateError",
+    "WorkerError",
+]
+
+
+class PenstockError(Exception):
+    """The root of everything penstock raises on its own account."""
+
+
+class SpecError(PenstockError, ValueError):
+    """The pipeline as described cannot be built."""
+
+
+class SampleError(PenstockError, TypeError):
+    """A stage's function returned what no batch can be made of."""
+
+
+class BudgetError(PenstockError, ValueError):
+    """A budget is smaller than the least that the pipeline needs."""
+
+
+class StateError(PenstockError, ValueError):
+    """A state does not fit this pipeline, or is damaged."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process died and its work could not be done again."""

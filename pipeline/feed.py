@@ -1,0 +1,126 @@
+"""The feed: the trainer's end. Takes batches in order, stamps them, moves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from .buffers import Failed, Finished
+from .chunk import Failure
+from .engine import Engine
+from .plan import BatchPlan, Cursor
+from .stamp import stamped, to_device
+
+__all__ = ["Delivery", "Faults", "Feed", "PlannedFeed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One batch, as the trainer gets it."""
+
+    data: Any
+    plan: BatchPlan
+
+
+class Feed(Protocol):
+    """Hands over one epoch's batches after the other."""
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        ...
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`; what is in flight for elsewhere is dropped."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        ...
+
+
+class Faults:
+    """The samples that failed and were replaced, held against a budget.
+
+    Args:
+        allowed: how many may fail in an epoch; the next one is raised.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.total = 0
+        self._epoch = -1
+        self._count = 0
+
+    def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
+        """Note failures; raise the first one's exception if the budget is spent."""
+        if plan.epoch != self._epoch:
+            self._epoch, self._count = plan.epoch, 0
+        self.total += len(failures)
+        self._count += len(failures)
+        if self._count > self.allowed:
+            error = failures[0].annotated(plan.epoch, plan.step)
+            error.add_note(
+                f"penstock: {self._count} samples of epoch {plan.epoch} have failed, the "
+                f"error budget allows {self.allowed}; mend them, leave them out with "
+                "select(), or raise batch(error_budget=...)"
+            )
+            raise error
+
+
+class PlannedFeed:
+    """The feed of a pipeline whose batches are all known in the plan."""
+
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+        recipe = engine.recipe
+        self._engine = engine
+        self._plan = recipe.plan
+        self._device: torch.device | None = recipe.device
+        length = recipe.plan.order.epoch_length
+        self.faults = Faults(int(recipe.batch.error_budget * length))
+        self._start = cursor
+        self._last: BatchPlan | None = None
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        last = self._last
+        return self._start if last is None else self._plan.cursor_after(last)
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`; free when that is where the prefetching already is."""
+        if cursor.step != self._engine.head:
+            self._engine.restart(cursor.step)
+        self._start, self._last = cursor, None
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end.
+
+        Raises:
+            Exception: whatever a stage's function raised for a sample of this batch. A
+                further call goes on with the batch after it.
+        """
+        if self._left == 0:
+            return None
+        flight, finished = self._engine.pop()
+        self._left -= 1
+        plan = flight.plan
+        if isinstance(finished, Failed):
+            raise finished.error
+        plan = self._note(plan, finished)
+        self._last = plan
+        data = finished.data
+        if self._device is not None:
+            data = to_device(data, self._device)
+        return Delivery(stamped(data, plan), plan)
+
+    def _note(self, plan: BatchPlan, finished: Finished) -> BatchPlan:
+        if not finished.failures:
+            return plan
+        self.faults.add(finished.failures, plan)
+        rows = tuple(failure.row for failure in finished.failures)
+        return replace(plan, substituted=rows)

@@ -1,0 +1,434 @@
+"""The engine's pure core: which rows are where, who may work on what, what is ready.
+
+No lock, no clock, no thread: every event comes in with its time, and what has to be woken
+is left in `wakes` for the shell (connector.py) to act on. Segments are numbered along the
+data; rows wait between them as *pieces*, kept by address (step, row), so work may finish in
+any order. What holds for every state:
+
+- a row opened is in exactly one place: not yet handed out, a piece of one segment, one lease,
+  or finished (placed, failed or dropped);
+- a lease is settled once: a second settling, or one from before `restart`, changes nothing;
+- the oldest unfinished batch may always be worked on, in every segment, whatever the bounds
+  and credits say, so something can always move (the proof is in `_limit` and `Account.open`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .chunk import Chunk, Failure, Lease, Outcome, runs
+from .credits import Account
+from .metrics import Gauge, Wait
+from .plan import BatchPlan, Rows
+
+__all__ = ["FEED", "Batches", "Buffer", "Flight", "Flow", "SegmentState"]
+
+FEED = -1
+"""Stands for the trainer's end among the segment numbers in `wakes`."""
+
+LEASE_NS = 1_500_000
+"""Work in one lease: long against the hand-over (some 20 us), short against a batch."""
+
+
+class Batches(Protocol):
+    """Where work comes from: a plan (pipeline/plan)."""
+
+    def batch(self, step: int) -> BatchPlan: ...
+
+    def rows(self, plan: BatchPlan, /) -> Rows: ...
+
+
+class Buffer(Protocol):
+    """Where a batch's rows go; the flow only carries it."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch on its way."""
+
+    plan: BatchPlan
+    rows: Rows
+    buffer: Buffer
+    remaining: list[int]
+    """Rows still to be finished, by segment."""
+    next_row: int = 0
+    """First row the source has not handed out."""
+    failures: list[Failure] = field(default_factory=list)
+    dropped: int = 0
+    ended: bool = False
+    """The source ran dry within this batch (iterables alone)."""
+
+    def chunk(self, start: int, stop: int) -> Chunk:
+        """Return rows `start` to `stop` as work for the first segment."""
+        rows = self.rows
+        return Chunk(
+            self.plan.step,
+            start,
+            rows.indices[start:stop],
+            rows.rounds[start:stop],
+            self.plan.ctx,
+        )
+
+
+Piece = tuple[int, int, Chunk, list[Any] | None, int]
+"""(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
+
+
+class SegmentState:
+    """One segment's share of the flow: what waits before it, how far it may go."""
+
+    __slots__ = ("gauge", "head", "ns_per_row", "pieces", "prefetch", "waiting", "workers")
+
+    def __init__(self, head: int, prefetch: int, workers: int, gauge: Gauge) -> None:
+        self.head = head
+        """Oldest step it has not finished."""
+        self.prefetch = prefetch
+        """Batches it may work ahead of its reader."""
+        self.workers = workers
+        self.pieces: list[Piece] = []
+        """A heap: rows ready to be worked on."""
+        self.waiting = 0
+        """Rows in `pieces`."""
+        self.ns_per_row: float | None = None
+        self.gauge = gauge
+        """Rows waiting behind it: for the next segment, or finished for the trainer."""
+
+    def lease_rows(self, rows: int) -> int:
+        """How many rows make a lease; one, until the first has told what it costs."""
+        if self.ns_per_row is None:
+            return 1
+        return max(1, min(rows, int(LEASE_NS / max(self.ns_per_row, 1.0))))
+
+    def window(self, rows: int) -> int:
+        """Batches it may be ahead: as asked, and enough for every worker to hold work."""
+        needed = self.workers * self.lease_rows(rows)
+        return max(self.prefetch, -(-needed // rows))
+
+    def learn(self, run_ns: int, rows: int) -> None:
+        """Take a settled lease into account for the size of the next ones."""
+        seen = run_ns / rows
+        known = self.ns_per_row
+        if known is None or seen > known:
+            self.ns_per_row = seen if known is None else known + 0.3 * (seen - known)
+        else:
+            # Down at once, since the first rows of all pay for what is warmed up; but to
+            # no less than an eighth: one lucky row is no evidence.
+            self.ns_per_row = max(seen, known / 8)
+
+
+class Flow:
+    """The state machine over all segments, the outbox and the account."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        buffer_of: Callable[[BatchPlan], Buffer],
+        segments: list[SegmentState],
+        account: Account,
+        step: int,
+    ) -> None:
+        self.batches = batches
+        self.buffer_of = buffer_of
+        self.segments = segments
+        self.account = account
+        self.closed = False
+        self.outbox: dict[int, Any] = {}
+        """Finished batches by step: popped in order, the only reordering there is."""
+        self.flights: dict[int, Flight] = {}
+        self.leases: set[Lease] = set()
+        self.head = step
+        """The step the trainer takes next."""
+        self.next_step = step
+        """The step the source opens next."""
+        self.wakes: dict[int, int] = {}
+        """How many waiters of which segment (or FEED) may find something to do."""
+        self.batch_rows = 1
+
+    # What a worker does
+
+    def take(self, at: int, now_ns: int) -> Lease | Wait:
+        """Hand out the earliest rows that segment `at` may work on."""
+        state = self.segments[at]
+        if state.pieces:
+            if state.pieces[0][0] <= self._limit(at):
+                return self._lease_pieces(at, state, now_ns)
+            return Wait.CREDIT
+        if at > 0:
+            return Wait.INPUT
+        flight = self._frontier()
+        if flight is None:
+            return Wait.CREDIT
+        start = flight.next_row
+        rows = len(flight.rows.indices)
+        flight.next_row = min(rows, start + state.lease_rows(rows))
+        lease = Lease(at, flight.chunk(start, flight.next_row), None, flight)
+        return self._lend(lease, now_ns)
+
+    def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
+        """Take back a lease; return its batch when this finished the last row of it."""
+        if lease not in self.leases:
+            return None
+        self.leases.discard(lease)
+        flight, at = lease.flight, lease.segment
+        used = self._put_back(lease, outcome, now_ns)
+        if not outcome.done:
+            return None
+        self.segments[at].learn(outcome.run_ns, outcome.done)
+        self.account.hold(flight.plan.step, outcome.nbytes - used)
+        flight.failures += outcome.failures
+        flight.dropped += outcome.dropped
+        flight.ended = flight.ended or outcome.ended
+        if outcome.outputs is not None:
+            self._pass_on(lease, outcome, now_ns)
+        self._count(flight, at, outcome)
+        return flight if flight.remaining[-1] == 0 else None
+
+    def deliver(self, flight: Flight, batch: Any, now_ns: int) -> None:
+        """Put a finished batch into the outbox."""
+        step = flight.plan.step
+        if self.closed or self.flights.get(step) is not flight:
+            return
+        self.account.complete(step, flight.plan.image_size)
+        self.outbox[step] = (flight, batch)
+        self._show_outbox(now_ns)
+        self._wake(FEED)
+        self._wake(0)
+
+    # What the trainer's end does
+
+    def pop(self, now_ns: int) -> tuple[Flight, Any] | None:
+        """Take the next batch in order, or None while it is not ready."""
+        if self.head not in self.outbox:
+            return None
+        step = self.head
+        ready: tuple[Flight, Any] = self.outbox.pop(step)
+        del self.flights[step]
+        self.account.close(step)
+        self.head = step + 1
+        self._show_outbox(now_ns)
+        self._wake(len(self.segments) - 1)
+        self._wake(0)
+        return ready
+
+    def restart(self, step: int, now_ns: int) -> None:
+        """Forget everything in flight, and go on at `step`."""
+        self.leases.clear()
+        self.flights.clear()
+        self.outbox.clear()
+        self.account.close_all()
+        self.head = self.next_step = step
+        for at, state in enumerate(self.segments):
+            state.head = step
+            state.pieces.clear()
+            state.waiting = 0
+            state.gauge.move(0, now_ns)
+            self._wake(at)
+
+    def close(self) -> None:
+        """Nobody is given work any more."""
+        self.closed = True
+        self.leases.clear()
+        self.flights.clear()
+        self.outbox.clear()
+        self.account.close_all()
+        for at in range(FEED, len(self.segments)):
+            self._wake(at)
+
+    # What the tuner does
+
+    def set_prefetch(self, at: int, batches: int) -> None:
+        """Let segment `at` work so many batches ahead."""
+        self.segments[at].prefetch = batches
+        self._set_capacity(at)
+        self._wake(at)
+
+    def set_workers(self, at: int, workers: int) -> None:
+        """Tell how many workers segment `at` has, which widens its window if needed."""
+        self.segments[at].workers = workers
+        self._wake(at)
+
+    # What the monitor asks
+
+    def row_bytes(self, at: int) -> float:
+        """Bytes of one row that waits behind segment `at`, on average."""
+        if at + 1 < len(self.segments):
+            behind = self.segments[at + 1]
+            waiting = sum(piece[4] for piece in behind.pieces)
+            return waiting / behind.waiting if behind.waiting else 0.0
+        return self.account.statistics().batch_bytes / self.batch_rows
+
+    # The parts of these
+
+    def _limit(self, at: int) -> int:
+        """The last step segment `at` may work on.
+
+        The reader behind it is at step `head`, so the step at `head` is always within
+        the limit: the oldest unfinished batch is never held back by a bound.
+        """
+        state = self.segments[at]
+        if at + 1 == len(self.segments):
+            return self.head + state.window(self.batch_rows) - 1
+        return self.segments[at + 1].head + state.window(self.batch_rows)
+
+    def _frontier(self) -> Flight | None:
+        """The batch whose rows the source hands out next, opened if it may be."""
+        flight = self.flights.get(self.next_step - 1)
+        if flight is not None and flight.next_row < len(flight.rows.indices):
+            return flight
+        if self.next_step > self._limit(0):
+            return None
+        return self._open(self.next_step)
+
+    def _open(self, step: int) -> Flight | None:
+        plan = self.batches.batch(step)
+        oldest = step == self.head
+        if not self.account.open(step, plan.image_size, oldest=oldest):
+            return None
+        rows = self.batches.rows(plan)
+        count = len(rows.indices)
+        self.flights[step] = flight = Flight(
+            plan, rows, self.buffer_of(plan), [count] * len(self.segments)
+        )
+        self.next_step = step + 1
+        if count != self.batch_rows:
+            self._resize_batch(count, whole=plan.last)
+        return flight
+
+    def _resize_batch(self, rows: int, *, whole: bool) -> None:
+        """Batches have another size now; an epoch's short tail does not count."""
+        if whole and rows < self.batch_rows:
+            return
+        self.batch_rows = rows
+        for at in range(len(self.segments)):
+            self._set_capacity(at)
+
+    def _set_capacity(self, at: int) -> None:
+        state = self.segments[at]
+        state.gauge.capacity = state.prefetch * self.batch_rows
+
+    def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
+        """Lease the earliest piece, joined with those that follow it without a gap."""
+        step, first, chunk, inputs, nbytes = heapq.heappop(state.pieces)
+        flight = self.flights[step]
+        wanted = state.lease_rows(len(flight.rows.indices))
+        if len(chunk) > wanted:
+            chunk, rest = chunk.split(wanted)
+            kept = nbytes * wanted // (wanted + len(rest))
+            left = None if inputs is None else inputs[wanted:]
+            inputs = None if inputs is None else inputs[:wanted]
+            heapq.heappush(
+                state.pieces, (step, rest.first_row, rest, left, nbytes - kept)
+            )
+            nbytes = kept
+        else:
+            chunk, inputs, nbytes = self._join(state, flight, chunk, inputs, nbytes, wanted)
+        self._move(at, -len(chunk), now_ns)
+        return self._lend(Lease(at, chunk, inputs, flight, nbytes), now_ns)
+
+    @staticmethod
+    def _join(
+        state: SegmentState,
+        flight: Flight,
+        chunk: Chunk,
+        inputs: list[Any] | None,
+        nbytes: int,
+        wanted: int,
+    ) -> tuple[Chunk, list[Any] | None, int]:
+        first, stop = chunk.first_row, chunk.first_row + len(chunk)
+        pieces = state.pieces
+        while (
+            pieces
+            and pieces[0][:2] == (chunk.step, stop)
+            and stop - first + len(pieces[0][2]) <= wanted
+        ):
+            _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
+            stop += len(more)
+            nbytes += more_bytes
+            if inputs is not None and more_inputs is not None:
+                inputs = inputs + more_inputs
+        if stop - first > len(chunk):
+            chunk = flight.chunk(first, stop)
+        return chunk, inputs, nbytes
+
+    def _lend(self, lease: Lease, now_ns: int) -> Lease:
+        lease.taken_ns = now_ns
+        self.leases.add(lease)
+        return lease
+
+    def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
+        """Return unfinished rows to the front; tell what bytes of input were used up."""
+        done, rows = outcome.done, len(lease.chunk)
+        if done == rows:
+            return lease.input_bytes
+        at, state = lease.segment, self.segments[lease.segment]
+        rest = lease.chunk.part(done, rows)
+        used = lease.input_bytes * done // rows
+        inputs = None if lease.inputs is None else lease.inputs[done:]
+        piece = (rest.step, rest.first_row, rest, inputs, lease.input_bytes - used)
+        heapq.heappush(state.pieces, piece)
+        self._move(at, len(rest), now_ns)
+        self._wake(at, 1)
+        return used
+
+    def _pass_on(self, lease: Lease, outcome: Outcome, now_ns: int) -> None:
+        """Give the outputs to the next segment, in runs of neighbouring rows."""
+        outputs, offsets = outcome.outputs or [], outcome.offsets
+        if not outputs:
+            return
+        at = lease.segment + 1
+        each = max(0, outcome.nbytes) // len(outputs)
+        pieces = self.segments[at].pieces
+        for start, stop, first in runs(offsets, len(outputs)):
+            chunk = lease.chunk.part(first, first + stop - start)
+            samples = outputs if stop - start == len(outputs) else outputs[start:stop]
+            nbytes = each * (stop - start)
+            heapq.heappush(
+                pieces, (chunk.step, chunk.first_row, chunk, samples, nbytes)
+            )
+            self._wake(at, 1)
+        self._move(at, len(outputs), now_ns)
+
+    def _count(self, flight: Flight, at: int, outcome: Outcome) -> None:
+        """Take finished rows off; rows that failed or were dropped are finished for all."""
+        gone = len(outcome.failures) + outcome.dropped
+        remaining = flight.remaining
+        remaining[at] -= outcome.done
+        for later in range(at + 1, len(remaining)):
+            remaining[later] -= gone
+        for number, state in enumerate(self.segments[at:], at):
+            if state.head == flight.plan.step and remaining[number] == 0:
+                self._advance(number, state)
+
+    def _advance(self, number: int, state: SegmentState) -> None:
+        flights = self.flights
+        while (flight := flights.get(state.head)) and flight.remaining[number] == 0:
+            state.head += 1
+        if number > 0:
+            self._wake(number - 1)
+
+    def _move(self, at: int, rows: int, now_ns: int) -> None:
+        """So many rows more (or fewer) wait before segment `at`."""
+        state = self.segments[at]
+        state.waiting += rows
+        if at > 0:
+            self.segments[at - 1].gauge.move(state.waiting, now_ns)
+
+    def _show_outbox(self, now_ns: int) -> None:
+        self.segments[-1].gauge.move(len(self.outbox) * self.batch_rows, now_ns)
+
+    def _wake(self, at: int, count: int = 1 << 30) -> None:
+        self.wakes[at] = self.wakes.get(at, 0) + count
+
+    def __repr__(self) -> str:
+        waiting = " ".join(str(state.waiting) for state in self.segments)
+        return (
+            f"<Flow step {self.head}: {len(self.flights)} batches in flight, "
+            f"{len(self.leases)} leases, rows waiting {waiting}, "
+            f"{len(self.outbox)} batches ready>"
+        )

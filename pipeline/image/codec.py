@@ -1,0 +1,153 @@
+"""From the bytes of an image file to pixels.
+
+JPEG goes through simplejpeg (libjpeg-turbo); whatever that leaves (PNG, CMYK, unusual
+sampling) through Pillow. Both let other threads run while they decode.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import PIL
+import PIL.Image
+import simplejpeg
+
+from .sample import Encoded, Image, Result, on_image, require_encoded
+
+__all__ = ["decode", "decode_reduced", "image_size"]
+
+SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
+PILLOW_ERRORS = (
+    OSError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    SyntaxError,  # what its PNG reader raises for a broken chunk
+    TypeError,
+    ValueError,
+    PIL.Image.DecompressionBombError,
+    struct.error,
+)
+"""What Pillow's readers raise for files they cannot make sense of."""
+
+
+def decode(sample: object) -> Result:
+    """Decode an image file to RGB pixels, those of Pillow's `convert("RGB")`.
+
+    An orientation in EXIF is not applied: nor does the loader of torchvision's
+    `ImageFolder`, so the pixels agree with it.
+
+    Args:
+        sample: the bytes of the file, or a tuple that starts with them.
+
+    Returns:
+        `uint8 [H, W, 3]`, or the tuple with this in the place of the bytes.
+
+    Raises:
+        ValueError: the bytes are empty, truncated, corrupt or no image, or the picture
+            has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels (a decompression
+            bomb).
+        SampleError: the sample has no bytes where they belong.
+    """
+    return on_image(sample, lambda data: decode_reduced(require_encoded(data), 1))
+
+
+def image_size(data: Encoded) -> tuple[int, int]:
+    """Return (height, width) in pixels from the file's header, nothing decoded.
+
+    Raises:
+        ValueError: as `decode`, as far as the header shows it.
+    """
+    size = simplejpeg_size(data)
+    if size is not None:
+        return size
+    with blaming(data), PIL.Image.open(io.BytesIO(data)) as picture:
+        return picture.height, picture.width
+
+
+def decode_reduced(data: Encoded, factor: int) -> Image:
+    """Decode at 1/`factor` scale: `uint8 [ceil(H / factor), ceil(W / factor), 3]`.
+
+    Args:
+        data: the bytes of the file.
+        factor: 1, 2, 4 or 8. A JPEG is decoded at this scale, which saves most of the
+            inverse DCT; other formats are decoded in full and averaged.
+
+    Raises:
+        ValueError: as `decode`.
+    """
+    size = simplejpeg_size(data)
+    if size is None:
+        return decode_with_pillow(data, factor)
+    height, width = (-(-side // factor) for side in size)
+    try:
+        pixels: Image = simplejpeg.decode_jpeg(
+            data, min_height=height, min_width=width, strict=True
+        )
+    except ValueError as error:
+        if is_damage(str(error)):
+            raise ValueError(damage(data, error)) from error
+        return decode_with_pillow(data, factor)
+    return pixels
+
+
+def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
+    """Return (height, width) of a JPEG that simplejpeg decodes, else None."""
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None  # no JPEG, or an unusual one: Pillow says what it is
+    if colors not in SIMPLEJPEG_COLORS:
+        return None
+    limit = PIL.Image.MAX_IMAGE_PIXELS
+    if limit is not None and height * width > 2 * limit:
+        message = (
+            f"an image may have {2 * limit} pixels (twice PIL.Image.MAX_IMAGE_PIXELS), "
+            f"got {height} x {width}; if you trust the file, raise that limit"
+        )
+        raise ValueError(message)
+    return height, width
+
+
+def is_damage(complaint: str) -> bool:
+    """Whether libjpeg's `complaint` means that pixels are missing or made up.
+
+    Stray bytes between two segments lose no pixel; Pillow reads past them, so do we.
+    """
+    if complaint.startswith("Corrupt JPEG data"):
+        return "extraneous bytes" not in complaint
+    return complaint.startswith("Premature end")
+
+
+def decode_with_pillow(data: Encoded, factor: int) -> Image:
+    """Decode any format that Pillow knows, as `decode_reduced` does."""
+    with blaming(data), PIL.Image.open(io.BytesIO(data)) as picture:
+        pixels = picture.convert("RGB")
+        return np.array(pixels if factor == 1 else pixels.reduce(factor))
+
+
+@contextmanager
+def blaming(data: Encoded) -> Iterator[None]:
+    """Turn what Pillow raises into a `ValueError` that says what ails `data`."""
+    try:
+        yield
+    except PILLOW_ERRORS as error:
+        raise ValueError(damage(data, error)) from error
+
+
+def damage(data: Encoded, error: Exception) -> str:
+    """Return what ails `data`, which raised `error`, and what to do about it."""
+    cure = "restore this file from its source, or leave it out"
+    if len(data) == 0:
+        return f"an image file must hold an image, got 0 bytes; {cure}"
+    if isinstance(error, PIL.UnidentifiedImageError):
+        start = bytes(data[:8])
+        return (
+            "an image file must be of a format that Pillow reads, "
+            f"got {len(data)} bytes that start with {start!r}; {cure}"
+        )
+    return f"an image file must be whole, got {len(data)} bytes: {error}; {cure}"

@@ -1,0 +1,260 @@
+"""The operators that a user writes into `map`.
+
+Each is a frozen value which compares, pickles and prints as the call that makes it. The
+lower-case class names are what makes that true, in the log as well: they are used as
+functions, as `functools.partial` is.
+"""
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import SpecError
+from .codec import decode_reduced, image_size
+from .geometry import Box, Range, central_box, random_box, short_side_size
+from .resampling import mirror, resize
+from .sample import Encoded, Image, Result, on_image, require_encoded, require_image
+
+__all__ = [
+    "center_crop",
+    "decode_random_resized_crop",
+    "horizontal_flip",
+    "random_resized_crop",
+    "resize_short_side",
+]
+
+REDUCTIONS = (8, 4, 2)
+"""Scales 1/n at which libjpeg decodes faster than in full."""
+
+
+class SizedContext(Protocol):
+    """The part of a ticket's context that operators look at."""
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the images of this batch in pixels; None where no schedule says."""
+
+
+@dataclass(frozen=True, slots=True)
+class random_resized_crop:
+    """Cut a random part out of an image and resize it to a square.
+
+    The geometry is torchvision's (see `random_box`), drawn from the ticket's `rng`.
+
+    Args:
+        size: side of the square in pixels, >= 1; None: the context's `image_size`,
+            which a schedule sets.
+        scale: least and greatest share of the image's area, > 0 and <= 1.
+        ratio: least and greatest width / height of the part, > 0.
+        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+    """
+
+    size: int | None
+    _: KW_ONLY
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (3 / 4, 4 / 3)
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check_crop(self.size, self.scale, self.ratio)
+
+    def __call__(
+        self,
+        sample: object,
+        rng: np.random.Generator,
+        ctx: SizedContext | None = None,
+    ) -> Result:
+        """Return `uint8 [size, size, 3]` for an image `uint8 [H, W, 3]`."""
+        size = wanted_size(self.size, ctx)
+
+        def cropped(value: object) -> Image:
+            image = require_image(value)
+            height, width, _ = image.shape
+            box = random_box(height, width, self.scale, self.ratio, rng)
+            return resize(box.cut(image), size, size, antialias=self.antialias)
+
+        return on_image(sample, cropped)
+
+
+@dataclass(frozen=True, slots=True)
+class horizontal_flip:
+    """Exchange left and right of an image with probability `p`, 0 to 1."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+
+    def __call__(self, sample: object, rng: np.random.Generator) -> Result:
+        """Return an image `uint8 [H, W, 3]` mirrored, or as it is."""
+        flip = rng.random() < self.p
+
+        def flipped(value: object) -> Image:
+            image = require_image(value)
+            return mirror(image) if flip else image
+
+        return on_image(sample, flipped)
+
+
+@dataclass(frozen=True, slots=True)
+class resize_short_side:
+    """Resize an image, keeping its aspect, until its shorter side has `size` pixels."""
+
+    size: int
+    _: KW_ONLY
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check_size(self.size)
+
+    def __call__(self, sample: object) -> Result:
+        """Return `uint8 [h, w, 3]` with min(h, w) = size for `uint8 [H, W, 3]`."""
+
+        def resized(value: object) -> Image:
+            image = require_image(value)
+            height, width, _ = image.shape
+            tall, wide = short_side_size(height, width, self.size)
+            return resize(image, tall, wide, antialias=self.antialias)
+
+        return on_image(sample, resized)
+
+
+@dataclass(frozen=True, slots=True)
+class center_crop:
+    """Cut a square of `size` pixels out of the middle of an image.
+
+    Raises (when called):
+        ValueError: the image is smaller than that.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_size(self.size)
+
+    def __call__(self, sample: object) -> Result:
+        """Return `uint8 [size, size, 3]` for an image `uint8 [H, W, 3]`."""
+        return on_image(sample, self._cut)
+
+    def _cut(self, value: object) -> Image:
+        image = require_image(value)
+        height, width, _ = image.shape
+        if min(height, width) < self.size:
+            message = (
+                f"`center_crop({self.size})` needs {self.size} pixels on both sides, "
+                f"got {height} x {width}; put resize_short_side({self.size}) before it"
+            )
+            raise ValueError(message)
+        # A copy, so that the batch does not keep the whole photo alive.
+        return central_box(height, width, self.size, self.size).cut(image).copy()
+
+
+@dataclass(frozen=True, slots=True)
+class decode_random_resized_crop:
+    """`decode`, `random_resized_crop` and `horizontal_flip` in one, decoding less.
+
+    The crop is drawn from the file's header; then the photo is decoded no larger than
+    the crop needs. Where it is decoded in full, the pixels are those of the three.
+
+    Args:
+        size, scale, ratio, antialias: as for `random_resized_crop`.
+        flip: probability of a mirror image, 0 to 1.
+        reducing_gap: decode at 1/2, 1/4 or 1/8 scale where that leaves the crop at
+            least this many times `size` pixels on both sides, >= 1 (Pillow's `resize`
+            has the same option). On 500 ImageNet photos the crops decoded so differ
+            from Pillow's, decoded in full, by 1.4/255 in the mean with 3 and by 1.9/255
+            with 2; crops decoded in full by 0.04/255. `math.inf`: always in full.
+    """
+
+    size: int | None
+    _: KW_ONLY
+    antialias: bool = True
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    reducing_gap: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_crop(self.size, self.scale, self.ratio)
+        check_probability("flip", self.flip)
+        if not self.reducing_gap >= 1:
+            message = (
+                f"`reducing_gap` must be >= 1, got {self.reducing_gap}; below that the "
+                "crop would be decoded smaller than `size`"
+            )
+            raise SpecError(message)
+
+    def __call__(
+        self,
+        sample: object,
+        rng: np.random.Generator,
+        ctx: SizedContext | None = None,
+    ) -> Result:
+        """Return `uint8 [size, size, 3]` for the bytes of an image file."""
+        size = wanted_size(self.size, ctx)
+        return on_image(
+            sample, lambda data: self._crop(require_encoded(data), size, rng)
+        )
+
+    def _crop(self, data: Encoded, size: int, rng: np.random.Generator) -> Image:
+        box = random_box(*image_size(data), self.scale, self.ratio, rng)
+        flip = rng.random() < self.flip
+        factor = reduction(box, size * self.reducing_gap)
+        pixels = box.reduced(factor).cut(decode_reduced(data, factor))
+        image = resize(pixels, size, size, antialias=self.antialias)
+        return mirror(image) if flip else image
+
+
+def reduction(box: Box, pixels: float) -> int:
+    """Return the largest reduction that leaves `box` `pixels` on both sides; else 1."""
+    room = box.short_side / pixels
+    return next((factor for factor in REDUCTIONS if factor <= room), 1)
+
+
+def wanted_size(size: int | None, ctx: SizedContext | None) -> int:
+    """Return `size`, or where it is None the context's."""
+    if size is None:
+        size = None if ctx is None else ctx.image_size
+    if size is None:
+        message = (
+            "`size` is None and the context has no `image_size`; give the operator a "
+            "size, or the pipeline a schedule with image sizes"
+        )
+        raise SpecError(message)
+    return size
+
+
+def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
+    """Raise `SpecError` unless a random resized crop can be made of these."""
+    if size is not None:
+        check_size(size)
+    if not 0 < scale[0] <= scale[1] <= 1:
+        message = (
+            f"`scale` must be (least, greatest) with 0 < least <= greatest <= 1, got "
+            f"{scale}; (0.08, 1.0) is usual"
+        )
+        raise SpecError(message)
+    if not 0 < ratio[0] <= ratio[1]:
+        message = (
+            "`ratio` must be (least, greatest) with 0 < least <= greatest, got "
+            f"{ratio}; (3/4, 4/3) is usual"
+        )
+        raise SpecError(message)
+
+
+def check_size(size: object) -> None:
+    """Raise `SpecError` unless `size` is a side in pixels."""
+    if not isinstance(size, int) or size < 1:
+        message = f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual"
+        raise SpecError(message)
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise `SpecError` unless `value` is within 0 and 1."""
+    if not 0 <= value <= 1:
+        message = f"`{name}` must be a probability, 0 to 1, got {value}; 0.5 is usual"
+        raise SpecError(message)

@@ -1,0 +1,284 @@
+"""How one sample lies in a batch: learned from a sample, used to write rows in place.
+
+A layout is a tree of the containers of a sample with a *leaf* for each array or number. It
+gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch at once;
+what it does not know is left to default_collate itself (`learn` returns None, or `write`
+raises `Misfit`), so the bytes, types and errors are torch's in every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from .chunk import runs
+
+__all__ = ["Allocate", "Layout", "Misfit", "learn", "write_rows"]
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
+
+TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(name): getattr(torch, name)
+    for name in (
+        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 "
+        "float16 float32 float64 complex64 complex128"
+    ).split()
+}
+NUMBERS: dict[type, torch.dtype] = {
+    int: torch.int64,
+    float: torch.float64,
+    bool: torch.bool,
+}
+
+
+class Misfit(Exception):
+    """A sample does not lie as the layout says: the batch goes through default_collate."""
+
+
+class Layout(Protocol):
+    """One node of the tree. Frozen, so it travels to other processes as it is."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes one sample takes in the batch."""
+        ...
+
+    def open(self, rows: int, allocate: Allocate) -> Any:
+        """Return the batch's memory, empty, in the shape of the batch."""
+        ...
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        """Put samples into rows `first`, `first` + 1, ... of `memory`."""
+        ...
+
+    def read(self, memory: Any, row: int) -> Any:
+        """Return the sample that lies in `row` (a view)."""
+        ...
+
+
+def same(samples: Sequence[Any], kind: type) -> None:
+    """Raise `Misfit` unless every sample is exactly of this type."""
+    if len(kinds := set(map(type, samples))) != 1 or kind not in kinds:
+        raise Misfit
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLeaf:
+    """A numpy array of at least one dimension: stacked, as `as_tensor` + `stack` do."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(samples, np.ndarray)
+        shape = self.shape
+        if len(shape) > 1:
+            if {sample.shape for sample in samples} != {shape}:
+                raise Misfit
+        elif set(map(len, samples)) != {shape[0]}:
+            raise Misfit
+        rows = memory.numpy()[first : first + len(samples)]
+        # One call for all rows: joined along their first axis they are the block itself.
+        block = rows.reshape((-1, *shape[1:]))
+        try:
+            np.concatenate(samples, out=block, casting="no")
+        except (TypeError, ValueError) as error:
+            raise Misfit from error
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory.numpy()[row]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A dense CPU tensor: stacked."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows, *self.shape), self.dtype)
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(samples, torch.Tensor)
+        for sample in samples:
+            if sample.shape != self.shape or not _plain(sample, self.dtype):
+                raise Misfit
+        torch.stack(list(samples), out=memory[first : first + len(samples)])
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory[row]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeaf:
+    """A Python int, float or bool: int64, float64 or bool, as torch.tensor makes them."""
+
+    kind: type
+
+    @property
+    def row_bytes(self) -> int:
+        return NUMBERS[self.kind].itemsize
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows,), NUMBERS[self.kind])
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(samples, self.kind)
+        rows = memory.numpy()[first : first + len(samples)]
+        try:
+            rows[:] = samples
+        except OverflowError as error:
+            raise Misfit from error
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory[row].item()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLeaf:
+    """Text or bytes: a list, as default_collate leaves them."""
+
+    kind: type
+
+    @property
+    def row_bytes(self) -> int:
+        return 64
+
+    def open(self, rows: int, allocate: Allocate) -> list[Any]:
+        return [None] * rows
+
+    def write(self, memory: list[Any], first: int, samples: Sequence[Any]) -> None:
+        same(samples, self.kind)
+        memory[first : first + len(samples)] = samples
+
+    def read(self, memory: list[Any], row: int) -> Any:
+        return memory[row]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """A tuple, list or namedtuple: collated member by member.
+
+    A plain tuple becomes a list, a list stays one and a namedtuple its own type, as
+    default_collate has it.
+    """
+
+    kind: type
+    members: tuple[Layout, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(member.row_bytes for member in self.members)
+
+    def open(self, rows: int, allocate: Allocate) -> Any:
+        opened = [member.open(rows, allocate) for member in self.members]
+        return self.kind(*opened) if hasattr(self.kind, "_fields") else opened
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        same(samples, self.kind)
+        if set(map(len, samples)) != {len(self.members)}:
+            raise Misfit
+        columns = zip(*samples, strict=True)
+        for member, part, column in zip(self.members, memory, columns, strict=True):
+            member.write(part, first, column)
+
+    def read(self, memory: Any, row: int) -> Any:
+        parts = zip(self.members, memory, strict=True)
+        read = [member.read(part, row) for member, part in parts]
+        return self.kind(*read) if hasattr(self.kind, "_fields") else self.kind(read)
+
+
+@dataclass(frozen=True, slots=True)
+class MappingNode:
+    """A dict: collated key by key, in the order of the first sample's keys."""
+
+    members: tuple[tuple[Any, Layout], ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(member.row_bytes for _, member in self.members)
+
+    def open(self, rows: int, allocate: Allocate) -> dict[Any, Any]:
+        return {key: member.open(rows, allocate) for key, member in self.members}
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        same(samples, dict)
+        if set(map(len, samples)) != {len(self.members)}:
+            raise Misfit
+        for key, member in self.members:
+            try:
+                column = [sample[key] for sample in samples]
+            except KeyError as error:
+                raise Misfit from error
+            member.write(memory[key], first, column)
+
+    def read(self, memory: Any, row: int) -> Any:
+        return {key: member.read(memory[key], row) for key, member in self.members}
+
+
+def write_rows(
+    layout: Layout, memory: Any, rows: Sequence[int], samples: Sequence[Any]
+) -> None:
+    """Put one sample into each of `rows` (ascending) of a batch's memory."""
+    if isinstance(rows, range):
+        layout.write(memory, rows.start, samples)
+        return
+    for start, stop, first in runs(list(rows), len(rows)):
+        layout.write(memory, first, samples[start:stop])
+
+
+def learn(sample: Any) -> Layout | None:
+    """Return how `sample` lies in a batch; None: leave such batches to default_collate."""
+    try:
+        return _learn(sample)
+    except Misfit:
+        return None
+
+
+def _learn(sample: Any) -> Layout:
+    kind = type(sample)
+    if kind is np.ndarray and sample.ndim and sample.dtype in TORCH_DTYPES:
+        return ArrayLeaf(sample.dtype, sample.shape)
+    if kind is torch.Tensor and _plain(sample, sample.dtype):
+        return TensorLeaf(sample.dtype, tuple(sample.shape))
+    if kind in NUMBERS:
+        return NumberLeaf(kind)
+    if kind in (str, bytes):
+        return ObjectLeaf(kind)
+    if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return SequenceNode(kind, tuple(_members(sample)))
+    if kind is dict:
+        keys = tuple(sample)
+        return MappingNode(tuple(zip(keys, _members(sample.values()), strict=True)))
+    raise Misfit
+
+
+def _members(samples: Any) -> Iterator[Layout]:
+    for sample in samples:
+        yield _learn(sample)
+
+
+def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    return (
+        tensor.dtype == dtype
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+    )

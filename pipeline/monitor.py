@@ -1,0 +1,246 @@
+"""The monitor: reads the instruments of an engine, and makes windows of what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .compile import Recipe
+from .connector import Gate
+from .metrics import GaugeReading, WorkerReading
+from .observation import (
+    ConnectorObservation,
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
+)
+from .segment import Segment
+
+__all__ = ["Monitor", "Reading", "SegmentReading", "TrainerMeter", "Window", "difference", "unmeasured"]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReading:
+    """One segment's totals since the engine began."""
+
+    name: str
+    queue_name: str
+    executor: str
+    num_parallel_workers: int
+    prefetch_size: int
+    total: WorkerReading
+    workers: tuple[WorkerReading, ...]
+    """One a worker now alive."""
+    output: GaugeReading
+    row_bytes: float
+    """Bytes one row waiting behind it holds, on the average of those now waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything at one moment; counters are totals since the engine began."""
+
+    time_s: float
+    epoch: int
+    step: int
+    trainer: TrainerObservation
+    segments: tuple[SegmentReading, ...]
+    held_bytes: int
+    peak_bytes: int
+
+
+class TrainerMeter:
+    """Measures `next()` from outside: how long it made the trainer wait.
+
+    Used by the trainer's thread alone; another may read it at any time, and then sees some
+    step's values.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self.step = 0
+        self.steps = self.rows = 0
+        self._wait_ns = self._gap_ns = 0
+        self._since: int | None = None
+        self._waiting = False
+
+    @property
+    def training(self) -> bool:
+        """Whether the trainer is in its loop."""
+        return self._since is not None
+
+    def ask(self, now_ns: int) -> None:
+        """The trainer calls `next()`."""
+        self._close(now_ns)
+        self._waiting = True
+
+    def get(self, now_ns: int, rows: int, epoch: int, step: int) -> None:
+        """It is given a batch."""
+        self._close(now_ns)
+        self._waiting = False
+        self.steps += 1
+        self.rows += rows
+        self.epoch, self.step = epoch, step
+
+    def stop(self, now_ns: int) -> None:
+        """It left the loop: what comes now is no part of a step."""
+        self._close(now_ns)
+        self._since = None
+
+    def read(self, now_ns: int) -> TrainerObservation:
+        """Return the totals, the open interval included."""
+        wait, gap = self._wait_ns, self._gap_ns
+        since = self._since
+        if since is not None:
+            if self._waiting:
+                wait += now_ns - since
+            else:
+                gap += now_ns - since
+        return TrainerObservation(self.steps, self.rows, wait / 1e9, gap / 1e9)
+
+    def _close(self, now_ns: int) -> None:
+        if self._since is not None:
+            if self._waiting:
+                self._wait_ns += now_ns - self._since
+            else:
+                self._gap_ns += now_ns - self._since
+        self._since = now_ns
+
+
+class Monitor:
+    """Reads one engine."""
+
+    def __init__(
+        self, gate: Gate, segments: Sequence[Segment], trainer: TrainerMeter
+    ) -> None:
+        self._gate = gate
+        self._segments = segments
+        self._trainer = trainer
+
+    def read(self) -> Reading:
+        """Return all totals as of now."""
+        with self._gate as flow:
+            now_ns = self._gate.clock()
+            rows = tuple(self._segment(s, now_ns) for s in self._segments)
+            account = flow.account.statistics()
+        trainer = self._trainer
+        return Reading(
+            now_ns / 1e9,
+            trainer.epoch,
+            trainer.step,
+            trainer.read(now_ns),
+            rows,
+            account.held_bytes,
+            account.peak_bytes,
+        )
+
+    def _segment(self, segment: Segment, now_ns: int) -> SegmentReading:
+        flow, at = self._gate.flow, segment.connector.segment
+        state = flow.segments[at]
+        return SegmentReading(
+            segment.recipe.name,
+            segment.recipe.queue_name,
+            segment.executor,
+            segment.num_parallel_workers,
+            segment.prefetch_size,
+            segment.connector.total(now_ns),
+            segment.connector.readings(now_ns),
+            state.gauge.read(now_ns),
+            flow.row_bytes(at),
+        )
+
+
+class Window:
+    """Makes observations: each call covers the time since the call before."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._before = monitor.read()
+
+    def observe(self) -> Observation:
+        """Return what happened since the last call, and begin a new window."""
+        before, now = self._before, self._monitor.read()
+        self._before = now
+        return difference(before, now)
+
+
+def difference(before: Reading, now: Reading) -> Observation:
+    """Return the window between two readings of one engine."""
+    window_s = max(now.time_s - before.time_s, 1e-9)
+    outputs = [
+        connector(a, b, window_s)
+        for a, b in zip(before.segments, now.segments, strict=True)
+    ]
+    segments = []
+    for at, (a, b) in enumerate(zip(before.segments, now.segments, strict=True)):
+        work = b.total - a.total
+        segments.append(
+            SegmentObservation(
+                b.name,
+                b.queue_name,
+                b.executor,
+                b.num_parallel_workers,
+                b.prefetch_size,
+                work.rows,
+                work.alive_s,
+                work.run_s,
+                work.cpu_s,
+                work.wait_input_s,
+                work.wait_credit_s,
+                outputs[at - 1] if at else None,
+                outputs[at],
+            )
+        )
+    ours, theirs = before.trainer, now.trainer
+    trainer = TrainerObservation(
+        theirs.steps - ours.steps,
+        theirs.rows - ours.rows,
+        max(0.0, theirs.wait_s - ours.wait_s),
+        max(0.0, theirs.gap_s - ours.gap_s),
+    )
+    return Observation(
+        now.time_s,
+        window_s,
+        now.epoch,
+        now.step,
+        trainer,
+        tuple(segments),
+        now.held_bytes,
+        now.peak_bytes,
+    )
+
+
+def connector(
+    before: SegmentReading, now: SegmentReading, window_s: float
+) -> ConnectorObservation:
+    """Return how one segment's output stood during a window."""
+    a, b = before.output, now.output
+    occupancy = (b.area - a.area) / window_s
+    return ConnectorObservation(
+        occupancy,
+        b.capacity,
+        min(1.0, (b.empty_s - a.empty_s) / window_s),
+        min(1.0, (b.full_s - a.full_s) / window_s),
+        occupancy * now.row_bytes,
+    )
+
+
+def unmeasured(recipe: Recipe) -> Observation:
+    """Return the window of a pipeline that has not run yet: nothing happened in it."""
+    nothing = WorkerReading()
+    segments = tuple(
+        SegmentReading(
+            segment.name,
+            segment.queue_name,
+            segment.executor,
+            segment.num_parallel_workers,
+            segment.prefetch_size,
+            nothing,
+            (),
+            GaugeReading(0.0, 0.0, 0.0, 0),
+            0.0,
+        )
+        for segment in recipe.segments
+    )
+    trainer = TrainerObservation(0, 0, 0.0, 0.0)
+    reading = Reading(0.0, 0, 0, trainer, segments, 0, 0)
+    return difference(reading, reading)

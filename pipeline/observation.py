@@ -1,0 +1,147 @@
+"""What the monitor saw during one window of time: frozen, plain numbers.
+
+The tuner and `explain()` see a running pipeline only through these. All times are seconds,
+all rates are derived, nothing here holds a lock or a live object. A window is the difference
+of two readings of cumulative counters, so windows may be added, replayed and simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "ConnectorObservation",
+    "Observation",
+    "SegmentObservation",
+    "TrainerObservation",
+]
+
+
+def ratio(part: float, whole: float) -> float:
+    """`part / whole`, and 0 where there was nothing to divide by."""
+    return part / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorObservation:
+    """The rows that waited between two segments, or before the trainer."""
+
+    occupancy: float
+    """Rows waiting, mean over time."""
+    capacity: float
+    """Rows that may wait at most, at the end of the window."""
+    empty: float
+    """Share of the window, 0 to 1, with no row waiting: near 1, what reads it starves."""
+    full: float
+    """Share of the window, 0 to 1, at capacity: near 1, what fills it is held back."""
+    nbytes: float
+    """Bytes waiting, mean over time."""
+
+    @property
+    def utilization(self) -> float:
+        """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
+        return min(1.0, ratio(self.occupancy, self.capacity))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentObservation:
+    """One segment: neighbouring stages that run together under one set of workers."""
+
+    name: str
+    """The operator that the worker count is logged under, as `Map(ID:2) decode`."""
+    queue_name: str
+    """The operator that the prefetch size is logged under, as `Batch(ID:3)`."""
+    executor: str
+    """`inline`, `thread` or `process`."""
+    num_parallel_workers: int
+    prefetch_size: int
+    """Batches it may work ahead of what reads it."""
+    rows: int
+    """Rows finished in the window."""
+    worker_s: float
+    """Worker-seconds: how long its workers existed, summed over them."""
+    run_s: float
+    """Worker-seconds inside the stages' functions: CPU and everything that blocks in them."""
+    cpu_s: float
+    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run queue."""
+    wait_input_s: float
+    """Worker-seconds waiting for rows to work on."""
+    wait_credit_s: float
+    """Worker-seconds held back: by the reader's bound, or by the memory budget."""
+    input: ConnectorObservation | None
+    """None for a source: it always has input, and counts as utilisation 1.0."""
+    output: ConnectorObservation
+
+    @property
+    def input_utilization(self) -> float:
+        """Utilisation of what feeds it; 1.0 for a source."""
+        return 1.0 if self.input is None else self.input.utilization
+
+    @property
+    def cpu_utilization(self) -> float:
+        """Share of its workers' time spent on a CPU, 0 to 1."""
+        return ratio(self.cpu_s, self.worker_s)
+
+    @property
+    def run_s_per_row(self) -> float:
+        """Worker-seconds one row takes; 0 while none is finished."""
+        return ratio(self.run_s, self.rows)
+
+    @property
+    def cpu_s_per_row(self) -> float:
+        """CPU-seconds one row takes; 0 while none is finished."""
+        return ratio(self.cpu_s, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerObservation:
+    """The trainer's side of the window, measured in `next()`."""
+
+    steps: int
+    """Batches handed over."""
+    rows: int
+    """Samples in these, on this rank."""
+    wait_s: float
+    """Exposed wait: time inside `next()` until its batch was ready."""
+    gap_s: float
+    """The trainer's own time between two calls of `next()`."""
+
+    @property
+    def wait_share(self) -> float:
+        """Exposed wait as a share of the step, 0 to 1."""
+        return ratio(self.wait_s, self.wait_s + self.gap_s)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a training step takes, wait included."""
+        return ratio(self.wait_s + self.gap_s, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything the tuner is told about one window."""
+
+    time_s: float
+    """End of the window on the tuner's clock."""
+    window_s: float
+    """Its length."""
+    epoch: int
+    step: int
+    """The batch handed over last."""
+    trainer: TrainerObservation
+    segments: tuple[SegmentObservation, ...]
+    """In the order of the data, source first."""
+    held_bytes: int
+    """Bytes charged to the memory budget at the end of the window."""
+    peak_bytes: int
+    """Most that was charged at any time so far."""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Samples handed over a second."""
+        return ratio(self.trainer.rows, self.window_s)
+
+    @property
+    def cpu_cores(self) -> float:
+        """Cores that all segments together kept busy."""
+        return ratio(sum(segment.cpu_s for segment in self.segments), self.window_s)

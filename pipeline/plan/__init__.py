@@ -1,0 +1,41 @@
+"""What is loaded and when, decided beforehand: pure, and O(1) in the data set.
+
+    order.py        Order: which sample stands at which position of an epoch
+    permutation.py  Permutation: a keyed shuffle with random access
+    schedule.py     Schedule: batch size, image size, learning rate, momentum by place
+    timeline.py     Timeline: batch numbers to positions and back, across sizes
+    shard.py        Shard: this rank's part of a global batch
+    plan.py         Plan: all of these together, asked by step
+    batch_plan.py   BatchPlan: the stamp that a batch carries
+    cursor.py       Cursor: where the next batch starts, and its state dict
+    reader.py       RowReader: several batches' rows at a time
+
+Only the names below are used from outside.
+"""
+
+from .batch_plan import BatchPlan, Context
+from .cursor import Cursor, read_state, write_state
+from .order import Order, Rows
+from .permutation import Permutation
+from .plan import Plan, Tail
+from .schedule import Change, Constant, Place, Schedule, Setting
+from .shard import Shard
+
+__all__ = [
+    "BatchPlan",
+    "Change",
+    "Constant",
+    "Context",
+    "Cursor",
+    "Order",
+    "Permutation",
+    "Place",
+    "Plan",
+    "Rows",
+    "Schedule",
+    "Setting",
+    "Shard",
+    "Tail",
+    "read_state",
+    "write_state",
+]

@@ -1,0 +1,217 @@
+"""The plan: every batch of every epoch as a pure function of its number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SpecError, StateError
+from .batch_plan import BatchPlan
+from .cursor import Cursor, read_state, write_state
+from .order import Order, Rows
+from .reader import RowReader
+from .schedule import Schedule, Setting
+from .shard import Shard
+from .timeline import Span, Timeline
+
+__all__ = ["Plan", "Tail"]
+
+Tail = Literal["pad_mask", "pad_repeat"]
+"""What ranks do with an epoch's short last batch, if there are several of them and it
+is not dropped. Each delivers its regular share; rows beyond the true ones repeat the
+batch from its start. `pad_mask`: they do not count. `pad_repeat`: they count like any
+other."""
+
+# Rows are looked up about this many at a time: the fixed cost of 90 array operations is
+# then a quarter of the whole, and a jump to another place still costs well under 1 ms.
+WINDOW_ROWS = 8192
+WINDOW_BATCHES = 64
+# Raised when the same facts come to mean another sequence of batches.
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is loaded and when: immutable, O(1) in the data set, safe in any thread.
+
+    The global batches, the hash and the state are the same on every rank and for every
+    number of ranks, but for padding; only what belongs to `shard` is not.
+
+    Raises:
+        SpecError: a global size below the number of ranks, an epoch without a batch, an
+            unknown tail, or a schedule that contradicts itself.
+    """
+
+    order: Order
+    schedule: Schedule
+    shard: Shard
+    drop_last: bool = False
+    tail: Tail = "pad_mask"
+    timeline: Timeline = field(init=False, repr=False, compare=False)
+    hash: str = field(init=False, compare=False)
+    """32 hex digits of everything that decides the global batches."""
+    _reader: RowReader = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.tail not in get_args(Tail):
+            message = f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
+            raise SpecError(message)
+        timeline = Timeline(
+            self.schedule, self.order.epoch_length, drop_last=self.drop_last
+        )
+        check_sizes(timeline, self.shard)
+        object.__setattr__(self, "timeline", timeline)
+        object.__setattr__(self, "hash", fingerprint(self.facts()))
+        object.__setattr__(self, "_reader", RowReader(self.order))
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of batches in `epoch`, the same on every rank."""
+        return self.timeline.steps_in(epoch)
+
+    def first_step(self, epoch: int) -> int:
+        """Return the global step of the first batch of `epoch`."""
+        return self.timeline.place(epoch, 0).step
+
+    def batch(self, step: int) -> BatchPlan:
+        """Return the batch of the global `step`, counted over epochs from 0."""
+        if step < 0:
+            message = f"`step` must be >= 0, got {step}"
+            raise IndexError(message)
+        return self.batch_at(*self.timeline.locate(step))
+
+    def batch_at(self, epoch: int, batch: int) -> BatchPlan:
+        """Return batch number `batch` of `epoch`; `IndexError` if it has fewer."""
+        steps = self.timeline.steps_in(epoch)
+        if not (0 <= batch < steps and epoch >= 0):
+            message = f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}"
+            raise IndexError(message)
+        span = self.timeline.span(epoch, batch)
+        setting = self._setting(span)
+        first, n_rows = self._dealt(span)
+        if self.tail == "pad_repeat" and self.shard.size > 1:
+            n_global, n_local = span.size, n_rows
+        else:
+            n_global = span.n_true
+            n_local = min(max(n_global - first, 0), n_rows)
+        return BatchPlan(
+            epoch=epoch,
+            step=span.place.step,
+            batch=batch,
+            start=span.place.position,
+            last=batch == steps - 1,
+            n_global=n_global,
+            n_rows=n_rows,
+            n_local=n_local,
+            loss_weight=n_local * self.shard.size / n_global,
+            image_size=setting.image_size,
+            lr_mult=setting.lr_mult,
+            momentum=setting.momentum,
+        )
+
+    def rows(self, plan: BatchPlan) -> Rows:
+        """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
+        return self._reader.rows(plan.epoch, plan.batch, lambda: self._ahead(plan))
+
+    def start(self, epoch: int) -> Cursor:
+        """Return the cursor before the first batch of `epoch`."""
+        return self._cursor(epoch, 0)
+
+    def cursor_after(self, plan: BatchPlan) -> Cursor:
+        """Return the cursor once this batch is consumed, within the same epoch."""
+        return self._cursor(plan.epoch, plan.batch + 1)
+
+    def next_epoch(self, cursor: Cursor) -> Cursor:
+        """Return the cursor before the epoch after that of `cursor`."""
+        return self._cursor(cursor.epoch + 1, 0)
+
+    def facts(self) -> dict[str, int | str]:
+        """Return what the hash is made of, in words that an error can show."""
+        return {
+            "length": self.order.epoch_length,
+            "order": str(self.order),
+            "schedule": canonical(self.schedule.describe()),
+            "drop_last": int(self.drop_last),
+            "tail": self.tail,
+        }
+
+    def state(self, cursor: Cursor) -> dict[str, object]:
+        """Return `cursor` as O(1) JSON, the same on every rank."""
+        return write_state(cursor, self.hash, self.facts())
+
+    def restore(self, state: Mapping[str, object]) -> Cursor:
+        """Return the cursor in `state`, on any number of ranks, in O(1).
+
+        Raises:
+            StateError: not a state, of another version or plan, or inconsistent.
+        """
+        cursor = read_state(state, self.hash, self.facts())
+        steps = self.timeline.steps_in(cursor.epoch)
+        if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
+            message = (
+                f"the state is damaged: no batch of this plan starts at {cursor}; "
+                "load an earlier state"
+            )
+            raise StateError(message)
+        return cursor
+
+    def _cursor(self, epoch: int, batch: int) -> Cursor:
+        place = self.timeline.place(epoch, batch)
+        return Cursor(epoch, batch, place.step, place.position)
+
+    def _setting(self, span: Span) -> Setting:
+        setting = self.schedule.at(span.place)
+        if setting.global_size != span.size:
+            message = (
+                f"the schedule gives a global size of {setting.global_size} at "
+                f"{span.place} where it had announced {span.size}; "
+                "`next_change` must name every place where `at` changes it"
+            )
+            raise SpecError(message)
+        return setting
+
+    def _dealt(self, span: Span) -> tuple[int, int]:
+        """Return (first, count) of this rank's rows; one rank alone does not pad."""
+        return self.shard.share(span.n_true if self.shard.size == 1 else span.size)
+
+    def _ahead(self, plan: BatchPlan) -> list[NDArray[np.int64]]:
+        """Return the positions of `plan` and of the batches after it in its epoch."""
+        count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
+        stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
+        return [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+
+    def _positions(self, epoch: int, batch: int) -> NDArray[np.int64]:
+        span = self.timeline.span(epoch, batch)
+        first, n_rows = self._dealt(span)
+        start = span.place.position
+        if first + n_rows <= span.n_true:
+            return np.arange(start + first, start + first + n_rows, dtype=np.int64)
+        rows = np.arange(first, first + n_rows, dtype=np.int64)
+        return start + rows % span.n_true
+
+
+def check_sizes(timeline: Timeline, shard: Shard) -> None:
+    """Raise `SpecError` where a rank would have no row."""
+    for run in timeline.runs:
+        if run.size < shard.size:
+            message = (
+                f"the global batch must be >= {shard.size}, one sample a rank, got "
+                f"{run.size} (in force from epoch {run.epoch}); raise the batch size"
+            )
+            raise SpecError(message)
+
+
+def canonical(value: object) -> str:
+    """Return the one JSON text of `value`."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def fingerprint(facts: Mapping[str, int | str]) -> str:
+    """Return 32 hex digits that stand for `facts`."""
+    text = canonical({"plan_version": PLAN_VERSION, **facts})
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,290 @@
+"""A segment's body: which functions run on a chunk, one after the other.
+
+A program holds no queue and no lock, so the same one runs in the trainer's thread, in worker
+threads and in other processes. Each operation runs over all rows of the chunk before the next
+does; a row whose function raised is set aside and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import Any, Protocol
+
+from .buffers import size_of
+from .chunk import Chunk, Failure, Outcome
+from .errors import SampleError
+from .randomness import SampleRandom
+
+__all__ = ["Filter", "Map", "Operation", "Program", "Read", "ReadOn", "Sink", "Work"]
+
+
+class Sink(Protocol):
+    """Takes the rows of a batch."""
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int: ...
+
+
+@dataclass(slots=True)
+class Work:
+    """The rows of a chunk on their way through a program."""
+
+    chunk: Chunk
+    random: SampleRandom
+    samples: list[Any]
+    offsets: list[int] | None = None
+    """Which rows of the chunk `samples` are for; None: all."""
+    failures: list[Failure] | None = None
+    dropped: int = 0
+    ended: bool = False
+
+    def rows(self) -> Sequence[int]:
+        """Return the row of the batch each sample belongs to."""
+        first = self.chunk.first_row
+        if self.offsets is None:
+            return range(first, first + len(self.chunk))
+        return [first + offset for offset in self.offsets]
+
+    def keep(self, samples: list[Any], kept: Iterable[bool]) -> None:
+        """Go on with those of `samples` that are `kept`."""
+        flags = list(kept)
+        if all(flags):
+            self.samples = samples
+            return
+        before: Sequence[int] = self.offsets or range(len(flags))
+        self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
+        self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
+
+    def fail(self, at: int, error: BaseException, stage: str) -> None:
+        """Note that the sample `at` (counted within `samples`) raised."""
+        offset = at if self.offsets is None else self.offsets[at]
+        failure = Failure(
+            error, stage, int(self.chunk.indices[offset]), self.chunk.first_row + offset
+        )
+        self.failures = [*(self.failures or ()), failure]
+
+
+class Operation(Protocol):
+    """One stage within a program."""
+
+    @property
+    def stage(self) -> str:
+        """As the log and errors show it."""
+        ...
+
+    def run(self, work: Work) -> None:
+        """Do it to all rows of `work`."""
+        ...
+
+
+FAILED = object()
+"""Stands in for the sample of a row whose function raised, until it is set aside."""
+
+
+def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
+    """Replace the samples by what `count` lazy calls give, setting aside those that raise.
+
+    `list.extend` keeps what an iterator gave before it raised, and the iterator goes on
+    behind the item that raised, so the loop over all rows runs in C while all goes well.
+    """
+    calls = iter(calls)
+    results: list[Any] = []
+    failed: set[int] = set()
+    while len(results) < count:
+        try:
+            results.extend(calls)
+        except BaseException as error:  # SystemExit too: it belongs to the trainer
+            failed.add(len(results))
+            work.fail(len(results), error, stage)
+            results.append(FAILED)
+        else:
+            if len(results) < count:  # extend took a StopIteration for the end
+                failed.add(len(results))
+                work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
+                results.append(FAILED)
+    if failed:
+        work.keep(results, (at not in failed for at in range(count)))
+    else:
+        work.samples = results
+
+
+STOPPED = (
+    "the function of {} raised StopIteration, which means the end of an iteration to "
+    "Python; a stage's function must return a sample or raise another exception"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask the dataset for the chunk's indices."""
+
+    stage: str
+    get: Callable[[int], Any]
+    get_many: Callable[[list[int]], Sequence[Any]] | None = None
+    """The dataset's `__getitems__`, where it has one."""
+
+    def run(self, work: Work) -> None:
+        indices = work.chunk.indices.tolist()
+        if self.get_many is not None:
+            try:
+                samples = list(self.get_many(indices))
+            except Exception:  # asked one by one, the guilty sample will say so itself
+                samples = []
+            if len(samples) == len(indices):
+                work.samples = samples
+                return
+        apply(work, self.stage, map(self.get, indices), len(indices))
+
+
+@dataclass(slots=True, eq=False)
+class ReadOn:
+    """Ask an iterable for its next samples; one worker, in order.
+
+    The iterator is opened when the first row of an epoch is wanted and dropped at its end.
+    """
+
+    stage: str
+    dataset: Iterable[Any]
+    _epoch: int = -1
+    _iterator: Iterator[Any] | None = None
+    _skip: int = 0
+
+    def restart(self, skip: int = 0) -> None:
+        """Begin anew with the next row wanted, leaving out the first `skip` samples."""
+        self._epoch, self._iterator, self._skip = -1, None, skip
+
+    def run(self, work: Work) -> None:
+        epoch = work.chunk.context.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._iterator = islice(self.dataset, self._skip, None)
+            self._skip = 0
+        wanted = len(work.chunk)
+        samples: list[Any] = []
+        while self._iterator is not None and len(samples) < wanted:
+            before = len(samples)
+            try:
+                samples.extend(islice(self._iterator, wanted - before))
+            except BaseException as error:
+                work.fail(len(samples), error, self.stage)
+                # A generator that raised is finished, so its epoch is, too.
+                self._iterator = None
+            else:
+                if len(samples) < wanted:
+                    self._iterator = None
+        work.ended = self._iterator is None
+        failed = len(work.failures or ())
+        work.dropped += wanted - len(samples) - failed
+        work.samples, work.offsets = samples, list(range(len(samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Call a function on each sample."""
+
+    stage: str
+    number: int
+    """Which stage of the pipeline this is: keys its random streams."""
+    function: Callable[..., Any]
+    wants_rng: bool = False
+    wants_ctx: bool = False
+
+    def run(self, work: Work) -> None:
+        if self.wants_rng or self.wants_ctx:
+            calls = map(self._call, work.samples, *self._extras(work))
+        else:
+            calls = map(self.function, work.samples)
+        apply(work, self.stage, calls, len(work.samples))
+        if any(sample is None for sample in work.samples):
+            self._blame_none(work)
+
+    def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
+        chunk = work.chunk
+        at = work.offsets if work.offsets is not None else slice(None)
+        return (
+            repeat(work),
+            chunk.rounds[at].tolist(),
+            chunk.indices[at].tolist(),
+        )
+
+    def _call(self, sample: Any, work: Work, round_: int, index: int) -> Any:
+        extras: dict[str, Any] = {}
+        if self.wants_rng:
+            extras["rng"] = work.random.at(round_, index, self.number)
+        if self.wants_ctx:
+            extras["ctx"] = work.chunk.context
+        return self.function(sample, **extras)
+
+    def _blame_none(self, work: Work) -> None:
+        error = (
+            f"{self.stage} returned None, which is no sample; a map function returns "
+            "the new sample (is a `return` missing?). To leave samples out use "
+            "filter() or select()."
+        )
+        for at, sample in enumerate(work.samples):
+            if sample is None:
+                work.fail(at, SampleError(error), self.stage)
+        work.keep(work.samples, [sample is not None for sample in work.samples])
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Leave out the samples a function says no to."""
+
+    stage: str
+    predicate: Callable[[Any], Any]
+
+    def run(self, work: Work) -> None:
+        before = work.samples
+        flags = Work(work.chunk, work.random, before, work.offsets)
+        apply(flags, self.stage, map(self.predicate, before), len(before))
+        failed = {failure.row for failure in flags.failures or ()}
+        work.failures = [*(work.failures or ()), *(flags.failures or ())]
+        if failed:
+            rows = work.rows()
+            work.keep(before, [row not in failed for row in rows])
+        kept = [bool(flag) for flag in flags.samples]
+        work.dropped += kept.count(False)
+        work.keep(work.samples, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The operations of one segment, in order.
+
+    Args:
+        operations: at least one; the first of the pipeline's first segment reads.
+        places: whether the results go into the batch, rather than on to a next segment.
+    """
+
+    operations: tuple[Operation, ...]
+    places: bool
+
+    def run(
+        self,
+        chunk: Chunk,
+        inputs: list[Any] | None,
+        sink: Sink | None,
+        random: SampleRandom,
+    ) -> Outcome:
+        """Work on a chunk; place the results in `sink`, or return them if it is None."""
+        start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        work = Work(chunk, random, inputs or [])
+        for operation in self.operations:
+            operation.run(work)
+        outcome = Outcome(
+            done=len(chunk),
+            failures=work.failures or [],
+            dropped=work.dropped,
+            ended=work.ended,
+        )
+        if sink is None:
+            outcome.outputs, outcome.offsets = work.samples, work.offsets
+            outcome.nbytes = sum(map(size_of, work.samples))
+        elif work.samples:
+            outcome.nbytes = sink.place(work.rows(), work.samples)
+        outcome.cpu_ns = time.thread_time_ns() - cpu_ns
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        return outcome

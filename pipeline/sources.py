@@ -1,0 +1,127 @@
+"""Sources: what a pipeline may read from, and how.
+
+A map-style source is anything with `__len__` and `__getitem__`: a torch dataset, a list, an
+array, an HF dataset. An iterable source is anything else with `__iter__`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from .errors import SpecError
+
+__all__ = ["Folder", "is_iterable", "list_images"]
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"))
+"""Files taken for images, in any case of letters."""
+
+
+@dataclass(frozen=True)
+class Folder(Sequence[tuple[bytes, int]]):
+    """Images in class sub-folders: sample i is `(bytes of the file, label)`.
+
+    Labels number the class folders in sorted order, as torchvision's ImageFolder does.
+    """
+
+    root: str
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    @classmethod
+    def scan(cls, root: str | os.PathLike[str]) -> Folder:
+        """List the images below `root`.
+
+        Raises:
+            SpecError: no such folder, no class folders in it, or no images in these.
+        """
+        top = Path(root)
+        if not top.is_dir():
+            raise SpecError(
+                f"`from_folder` needs a folder, got {str(root)!r}, which "
+                f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
+                "that holds one sub-folder of images per class"
+            )
+        found = [(c.name, list_images(c)) for c in sorted(top.iterdir()) if c.is_dir()]
+        classes = [(name, files) for name, files in found if files]
+        if not classes:
+            raise SpecError(empty(top, [name for name, _ in found]))
+        names, paths, labels = [], [], []
+        for label, (name, files) in enumerate(classes):
+            names.append(name)
+            paths += files
+            labels += [label] * len(files)
+        return cls(str(root), tuple(names), tuple(paths), tuple(labels))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Any) -> Any:
+        with open(self.paths[index], "rb", buffering=0) as file:
+            return file.readall(), self.labels[index]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Folder {self.root!r}: {len(self.paths)} images in "
+            f"{len(self.classes)} classes>"
+        )
+
+
+def list_images(folder: Path) -> list[str]:
+    """Return the paths of all images in `folder` and below, sorted."""
+    return sorted(_walk(str(folder)))
+
+
+def _walk(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _walk(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+                yield entry.path
+
+
+def empty(top: Path, folders: list[str]) -> str:
+    """Say why nothing was found in `top`, and what would help."""
+    kinds = " ".join(sorted(SUFFIXES))
+    if folders:
+        return (
+            f"`from_folder` found no image below {str(top)!r}: {len(folders)} "
+            f"sub-folders ({', '.join(folders[:3])}, ...) hold no file ending in {kinds}"
+        )
+    if list_images(top):
+        return (
+            f"`from_folder` found images, but no class folders, in {str(top)!r}; move "
+            "them into one sub-folder per class (a single one will do), or use "
+            "from_dataset with a list of paths and a map() that reads them"
+        )
+    return (
+        f"`from_folder` found nothing in {str(top)!r}: it is empty of class folders and "
+        f"images; give the folder that holds one sub-folder per class, with files "
+        f"ending in {kinds}"
+    )
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Tell an iterable dataset from a map-style one.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    if isinstance(dataset, IterableDataset):
+        return True
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return False
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise SpecError(
+        f"`from_dataset` needs a dataset with __len__ and __getitem__, or one with "
+        f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
+        "list or an array"
+    )

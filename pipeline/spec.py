@@ -1,0 +1,391 @@
+"""What the user wrote: frozen stages, which hold no thread, file or lock.
+
+A pipeline's description is a tuple of these. They compare, and print as the code that makes
+them; `compile.py` turns them into something that can run. Each checks its own arguments when
+it is made, so a mistake shows in the user's line that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .errors import SpecError
+
+__all__ = [
+    "BatchStage",
+    "DeviceStage",
+    "Executor",
+    "FilterStage",
+    "MapStage",
+    "OnError",
+    "RepeatStage",
+    "SelectStage",
+    "ShuffleStage",
+    "SourceStage",
+    "Stage",
+    "TakeStage",
+    "Workers",
+    "check_place",
+]
+
+Executor = Literal["auto", "inline", "thread", "process"]
+EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process")
+OnError = Literal["raise", "substitute"]
+Workers = int | tuple[int, int] | None
+"""Exactly n; between lo and hi, starting at lo; or as configured."""
+
+
+def check(condition: object, text: str) -> None:
+    """Raise `SpecError` with this text unless the condition holds."""
+    if not condition:
+        raise SpecError(text)
+
+
+def check_workers(workers: Workers, executor: Executor) -> None:
+    """Check the two settings that every stage with a function has."""
+    check(
+        executor in EXECUTORS,
+        f"`executor` must be one of {', '.join(EXECUTORS)}, got {executor!r}",
+    )
+    bounds = workers if isinstance(workers, tuple) else (workers, workers)
+    check(
+        len(bounds) == 2,
+        f"`num_parallel_workers` must be n or (lo, hi), got {workers!r}",
+    )
+    for count in bounds:
+        check(
+            count is None or (isinstance(count, int) and count >= 1),
+            f"`num_parallel_workers` must be >= 1, got {workers!r}; to work in the "
+            'trainer\'s own thread use executor="inline"',
+        )
+    low, high = bounds
+    check(
+        low is None or high is None or low <= high,
+        f"`num_parallel_workers=(lo, hi)` must have lo <= hi, got {workers!r}",
+    )
+    check(
+        executor != "inline" or workers in (None, 1),
+        f'executor="inline" has one worker, the trainer itself, got '
+        f'`num_parallel_workers={workers!r}`; leave it out, or use executor="thread"',
+    )
+
+
+def name_of(function: Any) -> str:
+    """Return what the log calls a function."""
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+class Bare(str):
+    """Text that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def call(method: str, *args: object, **options: tuple[object, object]) -> str:
+    """Print a method call, leaving out options that have their default."""
+    given = [repr(arg) for arg in args]
+    given += [
+        f"{key}={value!r}" for key, (value, default) in options.items() if value != default
+    ]
+    return f"{method}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SourceStage:
+    """Where samples come from."""
+
+    dataset: Any
+    iterable: bool = False
+    folder: bool = False
+    num_parallel_workers: Workers = None
+    executor: Executor = "auto"
+    thread_safe: bool | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_workers(self.num_parallel_workers, self.executor)
+        if self.iterable:
+            check(
+                self.num_parallel_workers in (None, 1),
+                "an iterable dataset is read by one worker, in its order, got "
+                f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out here "
+                "and give it to the map() that does the work",
+            )
+            check(
+                self.executor != "process",
+                'an iterable dataset is read in the trainer\'s process: executor="process"'
+                " is for its map(), not for from_dataset()",
+            )
+            return
+        check(
+            len(self.dataset) > 0,
+            f"the dataset {type(self.dataset).__name__} is empty; it must hold at least "
+            "one sample",
+        )
+
+    @property
+    def kind(self) -> str:
+        """As the log names it."""
+        return "Folder" if self.folder else "Dataset"
+
+    @property
+    def label(self) -> str:
+        """What stands behind the ID in the log."""
+        if self.name:
+            return self.name
+        return "read" if self.folder else name_of(self.dataset)
+
+    def __repr__(self) -> str:
+        shared: dict[str, tuple[object, object]] = {
+            "num_parallel_workers": (self.num_parallel_workers, None),
+            "executor": (self.executor, "auto"),
+            "name": (self.name, None),
+        }
+        if self.folder:
+            return call("Pipeline.from_folder", self.dataset.root, **shared)
+        shared["thread_safe"] = (self.thread_safe, None)
+        dataset = Bare(f"<{type(self.dataset).__name__}>")
+        return call("Pipeline.from_dataset", dataset, **shared)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MapStage:
+    """A function on each sample."""
+
+    function: Callable[..., Any]
+    num_parallel_workers: Workers = None
+    executor: Executor = "auto"
+    name: str | None = None
+    tune: bool = True
+
+    def __post_init__(self) -> None:
+        check(
+            callable(self.function),
+            f"map() needs a function of one sample, got {self.function!r}",
+        )
+        check_workers(self.num_parallel_workers, self.executor)
+
+    @property
+    def kind(self) -> str:
+        """As the log names it."""
+        return "Map"
+
+    @property
+    def label(self) -> str:
+        """What stands behind the ID in the log."""
+        return self.name or name_of(self.function)
+
+    def __repr__(self) -> str:
+        return call(
+            ".map",
+            Bare(name_of(self.function)),
+            num_parallel_workers=(self.num_parallel_workers, None),
+            executor=(self.executor, "auto"),
+            name=(self.name, None),
+            tune=(self.tune, True),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FilterStage:
+    """Leaves out samples, at run time."""
+
+    predicate: Callable[[Any], Any]
+    num_parallel_workers: Workers = None
+    executor: Executor = "auto"
+    name: str | None = None
+    tune: bool = True
+
+    def __post_init__(self) -> None:
+        check(
+            callable(self.predicate),
+            f"filter() needs a function of one sample, got {self.predicate!r}",
+        )
+        check_workers(self.num_parallel_workers, self.executor)
+
+    @property
+    def kind(self) -> str:
+        """As the log names it."""
+        return "Filter"
+
+    @property
+    def label(self) -> str:
+        """What stands behind the ID in the log."""
+        return self.name or name_of(self.predicate)
+
+    def __repr__(self) -> str:
+        return call(
+            ".filter",
+            Bare(name_of(self.predicate)),
+            num_parallel_workers=(self.num_parallel_workers, None),
+            executor=(self.executor, "auto"),
+            name=(self.name, None),
+            tune=(self.tune, True),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SelectStage:
+    """Only these indices of what comes before, in this order."""
+
+    indices: Sequence[int]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(str(int(index)) for index in self.indices[:3])
+        more = ", ..." if len(self.indices) > 3 else ""
+        return f".select([{shown}{more}])"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShuffleStage:
+    """Another order each epoch."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        check(
+            isinstance(self.seed, int) and 0 <= self.seed < 1 << 64,
+            f"`seed` must be an int from 0 to 2**64 - 1, got {self.seed!r}",
+        )
+
+    def __repr__(self) -> str:
+        return f".shuffle(seed={self.seed})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TakeStage:
+    """The first `count` samples only."""
+
+    count: int
+
+    def __repr__(self) -> str:
+        return f".take({self.count})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RepeatStage:
+    """An epoch of `count` passes."""
+
+    count: int
+
+    def __repr__(self) -> str:
+        return f".repeat({self.count})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BatchStage:
+    """Samples into batches."""
+
+    size: int | None = None
+    global_size: int | None = None
+    drop_last: bool = False
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    tail: Literal["pad_mask", "pad_repeat"] = "pad_mask"
+    on_error: OnError = "raise"
+    error_budget: float = 0.01
+
+    def __post_init__(self) -> None:
+        check(
+            (self.size is None) != (self.global_size is None),
+            "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
+            f"over all ranks, got {self.size!r} and {self.global_size!r}",
+        )
+        size = self.size if self.global_size is None else self.global_size
+        check(
+            isinstance(size, int) and size >= 1,
+            f"the batch size must be an int >= 1, got {size!r}",
+        )
+        check(
+            self.tail in ("pad_mask", "pad_repeat"),
+            f"`tail` must be 'pad_mask' or 'pad_repeat', got {self.tail!r}",
+        )
+        check(
+            self.on_error in ("raise", "substitute"),
+            f"`on_error` must be 'raise' or 'substitute', got {self.on_error!r}",
+        )
+        check(
+            0 <= self.error_budget <= 1,
+            "`error_budget` is the share of an epoch's samples that may fail, from 0 to "
+            f"1, got {self.error_budget!r}",
+        )
+
+    def __repr__(self) -> str:
+        size = () if self.size is None else (self.size,)
+        return call(
+            ".batch",
+            *size,
+            global_size=(self.global_size, None),
+            drop_last=(self.drop_last, False),
+            tail=(self.tail, "pad_mask"),
+            on_error=(self.on_error, "raise"),
+            error_budget=(self.error_budget, 0.01),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceStage:
+    """Batches copied to a device."""
+
+    device: torch.device
+
+    @classmethod
+    def of(cls, device: str | torch.device) -> DeviceStage:
+        """Check that there is such a device."""
+        try:
+            found = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            text = f'`device` must be one like "cpu" or "cuda:0", got {device!r}'
+            raise SpecError(text) from error
+        check(
+            found.type != "cuda" or torch.cuda.is_available(),
+            f"to_device({device!r}): this machine has no CUDA device that torch can use; "
+            'use to_device("cpu") or leave it out',
+        )
+        return cls(found)
+
+    def __repr__(self) -> str:
+        return f".to_device({str(self.device)!r})"
+
+
+Stage = (
+    SourceStage
+    | MapStage
+    | FilterStage
+    | SelectStage
+    | ShuffleStage
+    | TakeStage
+    | RepeatStage
+    | BatchStage
+    | DeviceStage
+)
+
+
+def check_place(stages: Sequence[Stage], stage: Stage) -> None:
+    """Raise `SpecError` if `stage` cannot come after `stages`."""
+    batched = any(isinstance(before, BatchStage) for before in stages)
+    shown = repr(stage).lstrip(".")
+    if isinstance(stage, DeviceStage):
+        check(batched, f"{shown} copies batches: put it after .batch(n)")
+        return
+    check(
+        not batched,
+        f"{shown} cannot come after .batch(): what changes samples stands before it",
+    )
+    source = stages[0]
+    check(
+        not (
+            isinstance(source, SourceStage)
+            and source.iterable
+            and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
+        ),
+        f"{shown} needs samples with an index, which an iterable dataset does not have; "
+        "let the dataset do it, or use a map-style one",
+    )

@@ -1,0 +1,75 @@
+"""Stamped batches: what collate gives, with its `.plan` attached.
+
+A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples come as
+subclasses of their type that have one. Anything else keeps its type and gets the attribute if
+it can hold one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .plan import BatchPlan
+
+__all__ = ["map_tensors", "stamped", "to_device"]
+
+
+class StampedList(list[Any]):
+    """A list with a `.plan`."""
+
+    __slots__ = ("plan",)
+
+
+class StampedDict(dict[Any, Any]):
+    """A dict with a `.plan`."""
+
+    __slots__ = ("plan",)
+
+
+class StampedTuple(tuple[Any, ...]):
+    """A tuple with a `.plan`."""
+
+
+@lru_cache(maxsize=64)
+def _with_plan(kind: type) -> type:
+    """Return a subclass of a namedtuple whose instances can hold a `.plan`."""
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__})
+
+
+def stamped(data: Any, plan: BatchPlan) -> Any:
+    """Return the batch with its plan attached."""
+    kind = type(data)
+    if kind is list:
+        data = StampedList(data)
+    elif kind is dict:
+        data = StampedDict(data)
+    elif kind is tuple:
+        data = StampedTuple(data)
+    elif isinstance(data, tuple) and hasattr(kind, "_fields"):
+        data = _with_plan(kind)(*data)
+    with contextlib.suppress(AttributeError):
+        data.plan = plan
+    return data
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Return the batch with every tensor in it on `device`."""
+    return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `data` with `change` applied to each tensor in its lists, tuples, dicts."""
+    if isinstance(data, torch.Tensor):
+        return change(data)
+    if isinstance(data, dict):
+        return {key: map_tensors(value, change) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_tensors(value, change) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(map_tensors(value, change) for value in data)
+    return data

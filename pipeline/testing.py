@@ -1,0 +1,246 @@
+"""Test photos, drawn: a folder of JPEGs that decode and learn like a small photo set.
+
+A picture is a sky over a ground, strewn with overlapping leaves whose sizes follow a
+power law. Such "dead leaves" have the statistics of natural images: edges at every
+scale and a spectrum that falls as 1/f, on which the size of a JPEG and the time to
+decode it depend (Lee, Mumford, Huang: "Occlusion models for natural images", IJCV
+2001). The class sets the leaves' outline and the hues they lean to; all else varies
+from photo to photo.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import get_ident
+from typing import TypeAlias
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from .errors import SpecError
+
+__all__ = ["draw_photos"]
+
+Plane: TypeAlias = NDArray[np.float32]
+Progress: TypeAlias = Callable[[int, int], None]
+
+MANIFEST = "photos.json"
+PART = ".part"
+"""Suffix of a file that is still being written."""
+TILE = 512
+"""Side of a texture tile in pixels."""
+TILES = 4
+LEAVES = 90
+REACH = 1.6
+"""Radii from a leaf's centre to its farthest point, with the greatest stretch."""
+GOLDEN = 0.618
+"""Steps by it spread any number of classes evenly over the circle of hues."""
+OUTLINES = (2.0, 8.0, 1.0, 0.6)
+"""Exponents p of |u|^p + |v|^p < 1: a disc, a box, a diamond, a star."""
+
+
+def draw_photos(
+    folder: str | os.PathLike[str],
+    n: int,
+    *,
+    classes: int = 4,
+    size: tuple[int, int] = (500, 375),
+    seed: int = 0,
+    quality: int = 90,
+    progress: Progress | None = None,
+) -> Path:
+    """Draw photo-like JPEGs, `folder/class_<k>/img_<i>.jpg`, and return `folder`.
+
+    The same arguments draw the same files. What is there already is not drawn again, so
+    a call that was broken off is completed by the next; several may run at once.
+
+    Args:
+        folder: a new or empty folder, or one that this function made.
+        n: number of photos, dealt out to the classes in turn, >= 1.
+        classes: number of classes, 1 to `n`.
+        size: (width, height) in pixels, each >= 16.
+        seed: >= 0.
+        quality: of the JPEGs, 1 to 100; one in three has 4:2:0 chroma, the rest 4:4:4.
+        progress: called with (photos there, `n`) after each photo.
+
+    Raises:
+        SpecError: an argument is out of range, or `folder` holds something else.
+    """
+    recipe = Recipe(n=n, classes=classes, size=size, seed=seed, quality=quality)
+    root = Path(folder)
+    claim(root, recipe)
+    for number in range(n):
+        name = f"img_{number // classes + 1:04d}.jpg"
+        path = root / f"class_{number % classes}" / name
+        if not path.exists():
+            write_whole(path, recipe.encoded(number))
+        if progress is not None:
+            progress(number + 1, n)
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides the bytes of every photo in a folder."""
+
+    n: int
+    classes: int
+    size: tuple[int, int]
+    seed: int
+    quality: int
+
+    def __post_init__(self) -> None:
+        within("n", self.n, 1, None, "512 photos are enough for a demonstration")
+        within("classes", self.classes, 1, self.n, "have at least one photo a class")
+        for side in self.size:
+            within("size", side, 16, None, "(500, 375) is usual, width first")
+        within("seed", self.seed, 0, None, "pass for instance seed=0")
+        within("quality", self.quality, 1, 100, "90 is usual")
+
+    def manifest(self) -> str:
+        """Return the text that marks a folder as drawn by this recipe."""
+        return json.dumps({"drawn_by": "penstock.testing.draw_photos", **asdict(self)})
+
+    def encoded(self, number: int) -> bytes:
+        """Return photo `number` as a JPEG file."""
+        rng = np.random.default_rng((self.seed, number))
+        width, height = self.size
+        pixels = photo(height, width, number % self.classes, rng)
+        chroma = "420" if rng.random() < 1 / 3 else "444"
+        data: bytes = simplejpeg.encode_jpeg(
+            pixels, quality=self.quality, colorsubsampling=chroma
+        )
+        return data
+
+
+def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
+    """Raise `SpecError` unless `low` <= `value` <= `high`."""
+    if value < low or (high is not None and value > high):
+        rule = f">= {low}" if high is None else f"{low} to {high}"
+        raise SpecError(f"`{name}` must be {rule}, got {value}; {cure}")
+
+
+def claim(root: Path, recipe: Recipe) -> None:
+    """Mark `root` as drawn by `recipe`, unless it holds something else: `SpecError`."""
+    root.mkdir(parents=True, exist_ok=True)
+    manifest = root / MANIFEST
+    names = {path.name for path in root.iterdir() if path.suffix != PART}
+    if not names:
+        write_whole(manifest, recipe.manifest().encode())
+    elif MANIFEST not in names:
+        message = (
+            f"`folder` must be empty or drawn by this function, got {root} with other "
+            "files in it; give a new folder"
+        )
+        raise SpecError(message)
+    elif (there := manifest.read_text()) != recipe.manifest():
+        message = (
+            "`folder` must be empty or drawn with the same arguments, got "
+            f"{root} with {there}; give another folder, or remove this one"
+        )
+        raise SpecError(message)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, whenever the program ends."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}{PART}")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def photo(
+    height: int, width: int, kind: int, rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Draw one photo of class `kind`: `uint8 [height, width, 3]`."""
+    canvas = backdrop(height, width, rng)
+    outline = OUTLINES[kind % len(OUTLINES)]
+    for radius in leaf_radii(min(height, width), rng):
+        hue = (kind * GOLDEN + 0.1 * rng.standard_normal()) % 1
+        add_leaf(canvas, radius, outline, tint(hue, rng), rng)
+    canvas += texture(height, width, rng) * np.float32(rng.uniform(0.02, 0.05))
+    canvas += rng.standard_normal((height, width), dtype=np.float32) * np.float32(0.012)
+    pixels = (canvas.clip(0, 1) * 255).astype(np.uint8)
+    return np.ascontiguousarray(pixels.transpose(1, 2, 0))
+
+
+def backdrop(height: int, width: int, rng: np.random.Generator) -> Plane:
+    """Return a sky over a ground, `float32 [3, height, width]`, about 0 to 1."""
+    down = np.linspace(0, 1, height, dtype=np.float32)[:, None]
+    horizon = rng.uniform(0.3, 0.7)
+    ground = np.clip((down - horizon) * 20 + texture(height, width, rng), 0, 1)
+    sky = (0.75 + 0.35 * down + 0.08 * texture(height, width, rng)) * (1 - ground)
+    soil = (0.45 + 0.4 * down + 0.15 * texture(height, width, rng)) * ground
+    canvas: Plane = tint(rng.random(), rng) * sky + tint(rng.random(), rng) * soil
+    return canvas
+
+
+def leaf_radii(side: int, rng: np.random.Generator) -> list[float]:
+    """Draw radii, largest first: density r^-3 from 1/50 to 1/3 of `side` pixels."""
+    low, high = 3.0**2, 50.0**2
+    shares = (low + (high - low) * rng.random(LEAVES)) ** -0.5
+    return sorted((shares * side).tolist(), reverse=True)
+
+
+def add_leaf(
+    canvas: Plane, radius: float, outline: float, color: Plane, rng: np.random.Generator
+) -> None:
+    """Paint one shaded, textured leaf somewhere on `canvas`, over what is there."""
+    _, height, width = canvas.shape
+    y, x = rng.uniform(0, height), rng.uniform(0, width)
+    rows, columns = around(y, REACH * radius, height), around(x, REACH * radius, width)
+    down = (np.arange(rows.start, rows.stop, dtype=np.float32) - y)[:, None] / radius
+    right = (np.arange(columns.start, columns.stop, dtype=np.float32) - x) / radius
+    angle, stretch = rng.uniform(0, math.pi), rng.uniform(0.7, 1.4)
+    sine, cosine = math.sin(angle), math.cos(angle)
+    along = np.abs(cosine * right + sine * down) * stretch
+    across = np.abs(cosine * down - sine * right) / stretch
+    edge = 1 - along**outline - across**outline
+    cover = np.clip(edge * (radius / 2), 0, 1)
+    height, width = edge.shape
+    relief = texture(height, width, rng) * rng.uniform(0.05, 0.2)
+    part = canvas[:, rows, columns]
+    part += cover * ((0.75 - 0.2 * right - 0.2 * down + relief) * color - part)
+
+
+def around(center: float, reach: float, end: int) -> slice:
+    """Return the pixels within `reach` of `center`, of those from 0 to `end`."""
+    return slice(max(0, int(center - reach)), min(end, int(center + reach) + 1))
+
+
+def tint(hue: float, rng: np.random.Generator) -> Plane:
+    """Return a colour of `hue` 0 to 1, as muted as in photos: `float32 [3, 1, 1]`."""
+    phases = 2 * math.pi * (hue - np.arange(3).reshape(3, 1, 1) / 3)
+    strength = rng.uniform(0.15, 0.45)
+    color = rng.uniform(0.4, 0.8) * (1 + strength * np.cos(phases))
+    return color.astype(np.float32)
+
+
+def texture(height: int, width: int, rng: np.random.Generator) -> Plane:
+    """Return a random cut of a noise tile: `float32 [height, width]`."""
+    tile = noise_tile(int(rng.integers(TILES)))
+    top, left = rng.integers(TILE, size=2)
+    rows = np.arange(top, top + height) % TILE
+    columns = np.arange(left, left + width) % TILE
+    return tile.take(rows, axis=0).take(columns, axis=1)
+
+
+@lru_cache(maxsize=TILES)
+def noise_tile(number: int) -> Plane:
+    """Return a periodic tile of 1/f noise, mean 0, deviation 1: `[TILE, TILE]`."""
+    white = np.random.default_rng(number).standard_normal((TILE, TILE))
+    frequency = np.hypot(np.fft.rfftfreq(TILE), np.fft.fftfreq(TILE)[:, None])
+    frequency[0, 0] = np.inf  # takes the mean out
+    noise = np.fft.irfft2(np.fft.rfft2(white) / frequency, s=(TILE, TILE))
+    tile: Plane = (noise / noise.std()).astype(np.float32)
+    return tile

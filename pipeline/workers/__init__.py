@@ -1,0 +1,3 @@
+"""The kinds of workers: the trainer itself, threads, processes."""
+
+__all__: list[str] = []

@@ -1,0 +1,57 @@
+"""The trainer as worker: its `next()` runs the segment, no thread is involved."""
+
+from __future__ import annotations
+
+from ..chunk import Lease
+from ..connector import Connector
+from ..program import Program
+from ..randomness import SampleRandom
+from .crew import CrewStatistics, sink_of
+
+__all__ = ["Inline"]
+
+
+class Inline:
+    """One worker that works when asked to, in the asker's thread."""
+
+    executor = "inline"
+
+    def __init__(self, connector: Connector, program: Program, seed: int) -> None:
+        self._connector = connector
+        self._program = program
+        self._random = SampleRandom(seed)
+        self._meter = connector.enter()
+        self._leases = self._rows = self._run_ns = 0
+
+    @property
+    def tally(self) -> tuple[int, int]:
+        """Rows worked on and nanoseconds spent, without the first lease, which is cold."""
+        return self._rows, self._run_ns
+
+    def step(self) -> bool:
+        """Work on one lease; False when there is none now."""
+        lease = self._connector.try_take(self._meter)
+        if lease is None:
+            return False
+        self._run(lease)
+        return True
+
+    def resize(self, count: int) -> None:
+        """Has one worker, whatever is asked for."""
+
+    def close(self) -> None:
+        """Leave the connector."""
+        self._connector.leave(self._meter)
+
+    def statistics(self) -> CrewStatistics:
+        """Return its size."""
+        return CrewStatistics(self.executor, 1, 1)
+
+    def _run(self, lease: Lease) -> None:
+        sink = sink_of(self._program, lease)
+        outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
+        self._connector.settle(lease, outcome, self._meter)
+        if self._leases:
+            self._rows += outcome.done
+            self._run_ns += outcome.run_ns
+        self._leases += 1

@@ -1,0 +1,93 @@
+"""A two-way pipe between the trainer and one of its own children.
+
+Frames of pickled objects, and file descriptors between them. Only our own processes, forked
+from the trainer, hold an end: nothing from a disk or a network comes through here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import weakref
+from typing import Any
+
+__all__ = ["Pipe", "close_inherited", "pipe"]
+
+HEADER = struct.Struct("!Q")
+_ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
+
+
+class Pipe:
+    """One end. Raises `EOFError` once the other end is gone."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        _ends.add(self)
+
+    def send(self, message: object) -> None:
+        """Send one object; waits while the other end has no room."""
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        try:
+            self._socket.sendall(HEADER.pack(len(body)) + body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError from error
+
+    def receive(self) -> Any:
+        """Return the next object; waits for it."""
+        (size,) = HEADER.unpack(self._read(HEADER.size))
+        return pickle.loads(self._read(size))  # noqa: S301 from our own child
+
+    def send_descriptor(self, descriptor: int, tag: int = 0) -> None:
+        """Send a file descriptor, with a number from 0 to 255."""
+        try:
+            socket.send_fds(self._socket, [bytes([tag])], [descriptor])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError from error
+
+    def receive_descriptor(self) -> tuple[int, int]:
+        """Return a descriptor, now this process's own to close, and its number."""
+        tag, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not tag:
+            raise EOFError
+        os.set_inheritable(descriptors[0], False)
+        return descriptors[0], tag[0]
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector or for handing the end on."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end; the other sees its end of file."""
+        self._socket.close()
+
+    def _read(self, size: int) -> bytearray:
+        frame = bytearray(size)
+        view = memoryview(frame)
+        while view:
+            try:
+                got = self._socket.recv_into(view)
+            except ConnectionResetError:
+                got = 0
+            if got == 0:
+                raise EOFError
+            view = view[got:]
+        return frame
+
+
+def pipe() -> tuple[Pipe, Pipe]:
+    """Return two connected ends."""
+    ours, theirs = socket.socketpair()
+    return Pipe(ours), Pipe(theirs)
+
+
+def close_inherited(keep: Pipe) -> None:
+    """In a forked child: close every end but one.
+
+    A child that held a copy of another's end would keep that other from ever seeing that
+    the trainer is gone.
+    """
+    for end in list(_ends):
+        if end is not keep:
+            end.close()

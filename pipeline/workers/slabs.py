@@ -1,0 +1,180 @@
+"""Slabs: batches' memory shared with worker processes, anonymous from birth.
+
+A slab is a memfd, mapped by the trainer and by every worker that writes rows into it. It is
+lent to the trainer with the batch and comes back when the batch's last array dies; what the
+trainer keeps for long is given away, its descriptor closed, so neither memory nor descriptors
+of ours grow with what the user collects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..layout import Allocate
+
+__all__ = ["Slab", "SlabPool", "allocate_on", "map_shared"]
+
+Block = ctypes.Array[ctypes.c_uint8]
+ALIGN = 64
+"""Leaves of a batch start on a cache line."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def map_shared(descriptor: int, nbytes: int) -> Block:
+    """Map a descriptor; unmapped when the block and all arrays over it are gone.
+
+    Not `mmap.mmap`, which keeps a duplicate of the descriptor open for as long.
+    """
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), f"mapping {nbytes} bytes")
+    block = (ctypes.c_uint8 * nbytes).from_address(address)
+    weakref.finalize(block, _libc.munmap, address, nbytes).atexit = False
+    return block
+
+
+def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
+    """Return an allocator that deals out `block` from its start, and the array it cuts.
+
+    The array lives for as long as any tensor made on it: its own base is no array, so numpy
+    makes it, and not the block, the base of all its views. The same calls give the same places in every process that maps the same slab.
+    """
+    place = 0
+    memory = np.frombuffer(block, np.uint8)
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nonlocal place
+        nbytes = dtype.itemsize * int(np.prod(shape))
+        part = memory[place : place + nbytes]
+        place += -(-nbytes // ALIGN) * ALIGN
+        return torch.from_numpy(part).view(dtype).view(shape)
+
+    return allocate, memory
+
+
+def room_for(nbytes: int, leaves: int = 16) -> int:
+    """Bytes of a slab for a batch of `nbytes`, whole pages, room to align the leaves."""
+    page = mmap.PAGESIZE
+    return -(-(nbytes + leaves * ALIGN) // page) * page
+
+
+class Slab:
+    """One shared block."""
+
+    __slots__ = ("block", "descriptor", "key", "nbytes")
+
+    def __init__(self, key: int, nbytes: int) -> None:
+        self.key = key
+        self.nbytes = nbytes
+        self.descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
+        try:
+            # Every page is claimed now: a full tmpfs is an error here, not a SIGBUS later.
+            os.posix_fallocate(self.descriptor, 0, nbytes)
+            self.block = map_shared(self.descriptor, nbytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def give_away(self) -> None:
+        """Close the descriptor; the memory lives on for as long as arrays use it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __repr__(self) -> str:
+        return f"<Slab {self.key}: {self.nbytes} bytes, fd {self.descriptor}>"
+
+
+class SlabPool:
+    """The slabs of one engine.
+
+    The lock guards all but `_returned`, to which whatever thread drops a batch's last array
+    appends (one atomic call: it may happen anywhere, also while the lock is held).
+    """
+
+    def __init__(self, keep: int = 16) -> None:
+        self._keep = keep
+        self._free: list[Slab] = []
+        self._returned: deque[Slab] = deque()
+        self._lent: dict[int, tuple[Slab, weakref.ref[NDArray[np.uint8]]]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def lend(self, nbytes: int) -> tuple[Slab, Allocate]:
+        """Return a slab of at least `nbytes`, and an allocator to build a batch on it.
+
+        When all tensors made on it have died, the slab is free again.
+        """
+        size = room_for(nbytes)
+        with self._lock:
+            self._sweep()
+            slab = self._find(size)
+            allocate, lent = allocate_on(slab.block)
+            back = _bring_back(self._returned, slab)
+            self._lent[slab.key] = slab, weakref.ref(lent, back)
+        return slab, allocate
+
+    def close(self) -> None:
+        """Let go of all slabs; those lent live on with their batches."""
+        with self._lock:
+            for slab, _ in self._lent.values():
+                slab.give_away()
+            self._lent.clear()
+            self._drop_free()
+            self._returned.clear()
+
+    def _find(self, size: int) -> Slab:
+        """Return a free slab of this size, or a new one."""
+        for slab in self._free:
+            if slab.nbytes == size:
+                self._free.remove(slab)
+                return slab
+        self._drop_free()
+        self._next += 1
+        return Slab(self._next, size)
+
+    def _sweep(self) -> None:
+        while self._returned:
+            slab = self._returned.popleft()
+            if self._lent.pop(slab.key, None) is not None and slab.descriptor >= 0:
+                self._free.append(slab)
+        while len(self._lent) > self._keep:
+            # The oldest is with a trainer that keeps its batches.
+            key = next(iter(self._lent))
+            self._lent.pop(key)[0].give_away()
+
+    def _drop_free(self) -> None:
+        """Slabs of another size than wanted are of an image size that is over."""
+        for slab in self._free:
+            slab.give_away()
+        self._free.clear()
+
+    def __repr__(self) -> str:
+        return f"<SlabPool: {len(self._lent)} lent, {len(self._free)} free>"
+
+
+def _bring_back(returned: deque[Slab], slab: Slab) -> Callable[[object], None]:
+    return lambda _: returned.append(slab)

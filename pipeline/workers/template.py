@@ -1,0 +1,173 @@
+"""The template: a child of the trainer, forked at `iter()`, from which workers are forked.
+
+It inherits the dataset and the functions as they are, nothing is pickled and memory is shared
+until written; it runs no threads, so forking from it is safe at any time, while the trainer
+goes on with its own. It ends when the trainer closes the pipe or dies, and so do the workers.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..buffers import size_of
+from ..chunk import Chunk, Failure, Outcome
+from ..errors import SampleError
+from ..layout import Layout, Misfit, write_rows
+from ..program import Program
+from ..randomness import SampleRandom
+from .pipe import Pipe, close_inherited, pipe
+from .slabs import Block, allocate_on, map_shared
+from .task import Placement, travel
+
+__all__ = ["Template"]
+
+
+class Template:
+    """The trainer's end."""
+
+    def __init__(self, programs: Sequence[Program], seed: int) -> None:
+        """Fork it. Called before the engine starts any thread."""
+        self._pipe, theirs = pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run_child(theirs, lambda: _serve_template(theirs, programs, seed))
+        theirs.close()
+
+    def hire(self, segment: int) -> Pipe:
+        """Have a worker forked for a segment; return the pipe to it.
+
+        Raises:
+            EOFError: the template is gone.
+        """
+        ours, theirs = pipe()
+        try:
+            self._pipe.send_descriptor(theirs.fileno(), segment)
+        except EOFError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def close(self) -> None:
+        """Let it end, and wait until it has."""
+        self._pipe.close()
+        os.waitpid(self._pid, 0)
+
+    def __repr__(self) -> str:
+        return f"<Template pid {self._pid}>"
+
+
+def _run_child(end: Pipe, body: Callable[[], None]) -> None:
+    """Run a forked process: never returns into the code of the one it was forked from."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # what was inherited is not ours to collect or finalise
+        close_inherited(keep=end)
+        torch.set_num_threads(1)
+        body()
+        status = 0
+    except EOFError:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _serve_template(end: Pipe, programs: Sequence[Program], seed: int) -> None:
+    """Fork a worker for every descriptor that comes, until the pipe is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
+    while True:
+        descriptor, segment = end.receive_descriptor()
+        if os.fork() == 0:
+            work = Pipe(socket.socket(fileno=descriptor))
+            _run_child(work, lambda: _serve_worker(work, programs[segment], seed))
+        os.close(descriptor)
+
+
+def _serve_worker(end: Pipe, program: Program, seed: int) -> None:
+    """Do one task after another, until told to stop or the trainer is gone."""
+    random = SampleRandom(seed)
+    slabs: dict[int, Block] = {}
+    end.send(os.getpid())
+    while (task := end.receive()) is not None:
+        sink = SlabSink(end, task.placement, slabs)
+        outcome = program.run(
+            task.chunk, task.inputs, sink if program.places else None, random
+        )
+        if sink.kept is not None:
+            rows, outcome.outputs = sink.kept
+            outcome.offsets = [row - task.chunk.first_row for row in rows]
+        outcome.failures = [travel(failure) for failure in outcome.failures]
+        reply(end, program, task.chunk, outcome)
+
+
+def reply(end: Pipe, program: Program, chunk: Chunk, outcome: Outcome) -> None:
+    """Send an outcome; samples that cannot be pickled are failures of their rows."""
+    try:
+        end.send(outcome)
+    except EOFError:
+        raise
+    except Exception as error:  # whatever the user's objects raise when pickled
+        text = (
+            f"a sample made by {program.operations[-1].stage} cannot be sent to the "
+            f"trainer's process ({type(error).__name__}: {error}); return arrays, "
+            'tensors, numbers, text or bytes, or use executor="thread"'
+        )
+        failures = [
+            Failure(
+                SampleError(text),
+                program.operations[-1].stage,
+                int(chunk.indices[at]),
+                chunk.first_row + at,
+            )
+            for at in range(len(chunk))
+        ]
+        end.send(
+            Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns)
+        )
+
+
+class SlabSink:
+    """Writes rows into the batch's slab; keeps those that do not fit to be sent back."""
+
+    def __init__(
+        self, end: Pipe, placement: Placement | None, slabs: dict[int, Block]
+    ) -> None:
+        self.kept: tuple[Sequence[int], list[Any]] | None = None
+        """Rows of the batch, and their samples."""
+        self._placement = placement
+        if placement is None:
+            return
+        if placement.sent:
+            descriptor, _ = end.receive_descriptor()
+            try:
+                slabs[placement.key] = map_shared(descriptor, placement.nbytes)
+            finally:
+                os.close(descriptor)
+        allocate, _ = allocate_on(slabs[placement.key])
+        self._memory = placement.layout.open(placement.rows, allocate)
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
+        if self._placement is not None:
+            layout: Layout = self._placement.layout
+            try:
+                write_rows(layout, self._memory, rows, samples)
+            except Misfit:
+                pass
+            else:
+                return layout.row_bytes * len(rows)
+        self.kept = rows, list(samples)
+        return sum(map(size_of, samples))

@@ -1,0 +1,112 @@
+"""Threads as workers: for functions that wait, or that release the GIL."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from ..chunk import Lease, Signal
+from ..connector import Connector
+from ..metrics import WorkerMeter
+from ..program import Program
+from ..randomness import SampleRandom
+from .crew import CrewStatistics, sink_of
+
+__all__ = ["Threads"]
+
+JOIN_S = 10.0
+"""How long `close` waits for functions in progress; a thread cannot be interrupted."""
+
+
+class Threads:
+    """A number of threads, each taking and settling leases.
+
+    The gate's lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
+    finds, at its next `take`, that there is a surplus; whichever comes first takes it on.
+    """
+
+    executor = "thread"
+
+    def __init__(
+        self, connector: Connector, program: Program, seed: int, name: str
+    ) -> None:
+        self._connector = connector
+        self._gate = connector.gate
+        self._program = program
+        self._seed = seed
+        self._name = name
+        self._asked = 0
+        self._surplus = 0
+        self._threads: set[threading.Thread] = set()
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` threads."""
+        with self._gate:
+            change = count - self._asked
+            self._asked = count
+            kept = min(self._surplus, max(change, 0))
+            self._surplus += max(-change, 0) - kept
+            new = [self._make() for _ in range(max(change, 0) - kept)]
+            self._threads.update(new)
+        for thread in new:
+            thread.start()
+        if change < 0:
+            self._connector.wake_all()
+
+    def close(self) -> None:
+        """Wait for the threads, whom the closed gate sends home."""
+        me = threading.current_thread()
+        with self._gate:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not me and thread.ident is not None:
+                thread.join(JOIN_S)
+
+    def statistics(self) -> CrewStatistics:
+        """Return how many there are."""
+        with self._gate:
+            return CrewStatistics(self.executor, self._asked, len(self._threads))
+
+    def _make(self) -> threading.Thread:
+        return threading.Thread(
+            target=self._work, name=f"penstock {self._name}", daemon=True
+        )
+
+    def _work(self) -> None:
+        # Parallelism is between rows; threads within an operator would only compete.
+        # The setting is each thread's own.
+        torch.set_num_threads(1)
+        meter = self._connector.enter()
+        random = SampleRandom(self._seed)
+        try:
+            while self._serve(meter, random):
+                pass
+        except BaseException as error:  # ours alone: user code is caught in Program
+            self._gate.fail(error)
+        finally:
+            self._connector.leave(meter)
+            with self._gate:
+                self._threads.discard(threading.current_thread())
+
+    def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
+        """Work on one lease. Holds on to nothing between two of them."""
+        lease = self._connector.take(meter, self._retires)
+        if isinstance(lease, Signal):
+            return False
+        self._run(lease, meter, random)
+        return True
+
+    def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
+        sink = sink_of(self._program, lease)
+        outcome = self._program.run(lease.chunk, lease.inputs, sink, random)
+        self._connector.settle(lease, outcome, meter)
+
+    def _retires(self) -> bool:
+        if self._surplus == 0:
+            return False
+        self._surplus -= 1
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Threads {self._name}: {self.statistics()}>"

@@ -1,0 +1,203 @@
+"""The policy alone, on observations made by hand."""
+
+from dataclasses import replace
+
+from penstock.autotune.decision import Decision, Measure, Outcome
+from penstock.autotune.policies.connector_rules import ConnectorRules, Memory
+from penstock.autotune.situation import Situation
+from penstock.pipeline.observation import Observation, TrainerObservation
+from support.windows import (
+    DECODE,
+    READ,
+    at_ease,
+    computing,
+    situation,
+    starved,
+    with_output,
+)
+
+POLICY = ConnectorRules()
+ASIDE = Measure(100.0, 0.5, 0.1)
+
+
+def decide(case: Situation, memory: Memory | None = None) -> tuple[Decision, ...]:
+    return POLICY.decide(case, memory or POLICY.start())[0]
+
+
+def changes(decisions: tuple[Decision, ...]) -> list[tuple[str, str, int, int]]:
+    return [(d.operator, d.knob, d.old, d.new) for d in decisions]
+
+
+def eased_for(windows: int, seen: Observation) -> tuple[Decision, ...]:
+    memory, found = POLICY.start(), ()
+    for _ in range(windows):
+        found, memory = POLICY.decide(situation(seen), memory)
+    return found
+
+
+def short_wait(seen: Observation) -> Observation:
+    trainer = TrainerObservation(steps=10, rows=640, wait_s=0.05, gap_s=0.95)
+    return replace(seen, trainer=trainer)
+
+
+def test_a_segment_with_a_fuller_input_than_output_gets_two_workers() -> None:
+    (decision,) = decide(situation(starved()))
+    assert changes((decision,)) == [(READ, "num_parallel_workers", 1, 3)]
+    assert decision.rule == "slow"
+    assert decision.reason == (
+        f"Op ({READ}) is slow, input connector utilization=1.000000, output connector"
+        " utilization=0.000000, diff=1.000000 > 0.35 threshold."
+    )
+
+
+def test_a_segment_that_computes_gets_two_workers_too() -> None:
+    nearly_full = with_output(computing(), 0.7)
+    (decision,) = decide(situation(nearly_full))
+    assert changes((decision,)) == [(DECODE, "num_parallel_workers", 1, 3)]
+    assert (
+        "high average worker cpu utilization 98.00% > 75% threshold" in decision.reason
+    )
+
+
+def test_prefetch_grows_where_no_worker_helps() -> None:
+    (decision,) = decide(situation(starved(), upper=1))
+    assert changes((decision,)) == [(DECODE, "prefetch_size", 2, 6)]
+    assert decision.reason == (
+        f"Op ({DECODE}) getting low average worker cpu utilization 4.00% < 35%"
+        " threshold."
+    )
+
+
+def test_prefetch_does_not_grow_beyond_the_memory_budget() -> None:
+    assert decide(situation(starved(), upper=1, memory_bytes=1_000_001)) == ()
+
+
+def test_nothing_is_added_where_the_final_connector_is_full_enough() -> None:
+    assert decide(situation(with_output(starved(), 0.76))) == ()
+
+
+def test_nothing_is_added_where_the_trainer_hardly_waits() -> None:
+    trainer = TrainerObservation(steps=10, rows=640, wait_s=0.02, gap_s=0.98)
+    assert decide(situation(replace(starved(), trainer=trainer))) == ()
+
+
+def test_a_short_wait_must_be_seen_twice() -> None:
+    case = situation(short_wait(starved()))
+    first, memory = POLICY.decide(case, POLICY.start())
+    second, _ = POLICY.decide(case, memory)
+    assert first == ()
+    assert len(second) == 1
+
+
+def test_a_pinned_stage_is_left_alone() -> None:
+    assert decide(situation(starved(), tunable=False)) == ()
+
+
+def test_the_users_bound_is_kept() -> None:
+    (decision,) = decide(situation(starved(), upper=2))
+    assert decision.new == 2
+
+
+def test_computing_workers_stop_at_the_cpu_budget() -> None:
+    # 1.0 core is busy now: three workers would use 3.0, two would use 2.0.
+    assert decide(situation(computing(), cores=2.0))[0].new == 2
+    assert decide(situation(computing(), cores=1.5)) == ()
+
+
+def test_waiting_workers_may_be_many_more_than_cores() -> None:
+    case = situation(starved(), cores=0.5)
+    assert changes(decide(case)) == [(READ, "num_parallel_workers", 1, 3)]
+
+
+def test_a_whole_machine_may_be_filled_up() -> None:
+    case = situation(computing(), cores=1.5)
+    whole = replace(case.budget, whole_machine=True)
+    assert decide(replace(case, budget=whole))[0].new == 2
+
+
+def test_a_broken_cpu_budget_is_mended_first_and_for_good() -> None:
+    busy = computing()
+    pair = replace(busy.segments[1], num_parallel_workers=2)
+    seen = replace(busy, segments=(busy.segments[0], pair))
+    (decision,) = decide(situation(seen, cores=0.5))
+    assert changes((decision,)) == [(DECODE, "num_parallel_workers", 2, 1)]
+    assert decision.forced
+
+
+def test_idle_workers_are_given_back_after_a_while_at_ease() -> None:
+    assert eased_for(2, at_ease()) == ()
+    assert changes(eased_for(3, at_ease())) == [
+        (READ, "num_parallel_workers", 8, 2),
+        (DECODE, "num_parallel_workers", 8, 2),
+    ]
+
+
+def test_queues_are_given_back_once_no_worker_is_idle() -> None:
+    lean = at_ease(workers=1)
+    deep = replace(lean.segments[1], prefetch_size=10)
+    seen = replace(lean, segments=(lean.segments[0], deep))
+    assert changes(eased_for(3, seen)) == [(DECODE, "prefetch_size", 10, 8)]
+
+
+def test_nothing_is_given_back_that_is_needed() -> None:
+    assert eased_for(10, at_ease(workers=1)) == ()
+
+
+def failure(old: int, new: int) -> Outcome:
+    knob = "num_parallel_workers"
+    decision = Decision(READ, knob, old, new, "slow", "as seen", 2.0)
+    return Outcome(decision, kept=False, before=ASIDE, after=ASIDE)
+
+
+def test_what_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
+    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(failed, POLICY.start())
+    soon, _ = POLICY.decide(situation(starved(time_s=60.0)), memory)
+    later, _ = POLICY.decide(situation(starved(time_s=62.0)), memory)
+    assert [d.knob for d in soon] == ["prefetch_size"]
+    assert [d.knob for d in later] == ["num_parallel_workers"]
+
+
+def test_a_second_failure_holds_twice_as_long() -> None:
+    memory = POLICY.start()
+    for time_s in (1.0, 100.0):
+        seen = situation(starved(time_s=time_s))
+        failed = replace(seen, outcomes=(failure(1, 3),))
+        _, memory = POLICY.decide(failed, memory)
+    held, _ = POLICY.decide(situation(starved(time_s=219.0)), memory)
+    free, _ = POLICY.decide(situation(starved(time_s=221.0)), memory)
+    assert READ not in {d.operator for d in held}
+    assert READ in {d.operator for d in free}
+
+
+def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
+    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(failed, POLICY.start())
+    grown = Decision(DECODE, "num_parallel_workers", 1, 3, "slow", "as seen", 2.0)
+    kept = Outcome(grown, kept=True, before=ASIDE, after=ASIDE)
+    case = replace(situation(starved(time_s=2.0)), outcomes=(kept,))
+    assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
+
+
+def test_another_load_ends_a_hold_at_once() -> None:
+    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(failed, POLICY.start())
+    faster = TrainerObservation(steps=1, rows=64, wait_s=0.95, gap_s=0.05)
+    case = situation(replace(starved(time_s=2.0), trainer=faster))
+    assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
+
+
+def test_what_was_found_too_little_is_not_given_back_to() -> None:
+    seen = at_ease(workers=3)
+    knob = "num_parallel_workers"
+    grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)
+    kept = Outcome(grown, kept=True, before=ASIDE, after=ASIDE)
+    memory = POLICY.start()
+    _, memory = POLICY.decide(replace(situation(seen), outcomes=(kept,)), memory)
+    for _ in range(5):
+        found, memory = POLICY.decide(situation(seen), memory)
+    assert [d.operator for d in found] == [DECODE]
+
+
+def test_the_same_situation_gives_the_same_decision() -> None:
+    assert decide(situation(starved())) == decide(situation(starved()))

@@ -1,0 +1,109 @@
+"""Verdict, bottleneck, cause and advice, from one window."""
+
+import json
+from dataclasses import replace
+
+from penstock.autotune import Budget, explain
+from penstock.pipeline.observation import Observation, TrainerObservation
+from support.windows import DECODE, READ, at_ease, computing, connector, starved
+
+
+def waiting(share: float) -> Observation:
+    trainer = TrainerObservation(steps=10, rows=640, wait_s=share, gap_s=1 - share)
+    return replace(starved(), trainer=trainer)
+
+
+def test_the_verdict_follows_the_exposed_wait() -> None:
+    verdicts = [explain(waiting(share)).verdict for share in (0.11, 0.09, 0.04, 0.02)]
+    assert verdicts == ["input-bound", "balanced", "balanced", "not input-bound"]
+
+
+def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> None:
+    found = explain(starved())
+    assert found.bottleneck == READ
+    assert found.cause == (
+        "waiting reads (I/O or locks): Folder(ID:0) is blocked for 15.31 of 15.62 ms a"
+        " sample; too few workers: 1, this trainer needs 10.0."
+    )
+    assert "num_parallel_workers=10  # for Folder(ID:0)" in found.advice
+
+
+def test_a_decoder_that_computes_is_the_bottleneck_for_its_cpu() -> None:
+    found = explain(computing())
+    assert found.bottleneck == DECODE
+    assert found.cause.startswith("CPU: decode computes 1.96 ms a sample; too few")
+    assert any("decode_random_resized_crop" in step for step in found.advice)
+
+
+def test_used_up_cores_are_named_where_the_budget_is_known() -> None:
+    found = explain(computing(), Budget(1.0, 10**9))
+    assert found.cause == "CPU: 1.0 of 1 cores are busy loading."
+
+
+def test_a_memory_budget_that_holds_the_reader_back_is_the_cause() -> None:
+    seen = starved()
+    held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
+    found = explain(replace(seen, segments=(held, seen.segments[1])))
+    assert found.cause.startswith("the memory budget: workers are held back")
+    assert found.advice == ('ps.set_memory_budget("1GiB")',)
+
+
+def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
+    found = explain(at_ease())
+    assert found.verdict == "not input-bound"
+    assert found.bottleneck is None
+    assert found.cause.startswith("the trainer: loading keeps up")
+    assert found.advice == ()
+
+
+def test_headspace_is_the_step_over_the_step_without_its_wait() -> None:
+    assert round(explain(waiting(0.75)).headspace, 6) == 4.0
+    assert explain(waiting(1.0)).headspace == 1000.0
+
+
+def test_the_line_lays_the_wait_on_the_segments_that_cause_it() -> None:
+    assert explain(starved()).line == (
+        "input-bound: waiting 90% of each step (Folder(ID:0) 90%); at most 10.0x faster"
+        " if loading were free."
+    )
+
+
+def test_without_a_step_there_is_no_verdict_yet() -> None:
+    seen = at_ease()
+    nothing = replace(seen, trainer=TrainerObservation(0, 0, 0.0, 0.0))
+    found = explain(nothing)
+    assert found.cause.startswith("nothing is known yet")
+    assert "no verdict yet" in str(found)
+
+
+def test_a_trainer_that_has_waited_for_its_first_batch_is_input_bound() -> None:
+    nothing = replace(starved(), trainer=TrainerObservation(0, 0, 0.0, 0.0))
+    found = explain(nothing)
+    assert (found.verdict, found.bottleneck) == ("input-bound", READ)
+    assert found.line == "no verdict yet: no step was finished."
+
+
+def test_the_picture_marks_the_bottleneck_and_ends_with_what_to_do() -> None:
+    lines = str(explain(starved())).splitlines()
+    assert [line[0] for line in lines[1:3]] == [">", " "]
+    assert lines[3].strip() == "trainer: 64 samples/s, 1000.0 ms a step"
+    assert lines[-1].startswith("try: ")
+
+
+def test_the_dict_is_json_with_one_entry_a_segment() -> None:
+    row = json.loads(json.dumps(explain(starved()).to_dict()))
+    assert row["verdict"] == "input-bound"
+    assert [stage["name"] for stage in row["stages"]] == [READ, DECODE]
+    assert row["stages"][0]["items_per_s"] == 64
+    assert row["stages"][0]["num_parallel_workers"] == 1
+    assert row["stages"][0]["prefetch_size"] == 2
+    assert row["stages"][0]["executor"] == "thread"
+    assert row["trainer"]["wait_s"] == 0.9
+
+
+def test_a_full_outbox_takes_the_blame_off_the_memory_budget() -> None:
+    seen = starved()
+    last = replace(seen.segments[1], output=connector(0.6))
+    held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
+    found = explain(replace(seen, segments=(held, last)))
+    assert not found.cause.startswith("the memory budget")

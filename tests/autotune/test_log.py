@@ -1,0 +1,168 @@
+"""The log: sentences word for word, rows, and the result's file."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.autotune import AutotuneLog, phrases, show_by_default
+from penstock.autotune.decision import Decision, Measure, Outcome
+from penstock.autotune.situation import KnobView, Situation
+from support.windows import DECODE, READ, situation, starved
+
+DECISION = Decision(
+    DECODE, "num_parallel_workers", 2, 4, "slow", "seen", 2.0, {"diff": 0.5}
+)
+OUTCOME = Outcome(
+    DECISION, kept=True, before=Measure(812, 0.41, 0.2), after=Measure(1450, 0.06, 0.1)
+)
+LOGGER = logging.getLogger("penstock.autotune")
+
+
+@contextmanager
+def bare_logging() -> Iterator[logging.Logger]:
+    """Logging as in a fresh process: nobody has set anything up."""
+    root, kept = logging.getLogger(), (LOGGER.handlers[:], LOGGER.level)
+    root_handlers = root.handlers[:]
+    root.handlers.clear()
+    LOGGER.handlers.clear()
+    try:
+        yield LOGGER
+    finally:
+        root.handlers[:] = root_handlers
+        LOGGER.handlers[:], LOGGER.level = kept
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_sentences_stand_word_for_word() -> None:
+    assert phrases.slow("Map(ID:2) decode", 0.975806, 0.298387, 0.35) == (
+        "Op (Map(ID:2) decode) is slow, input connector utilization=0.975806, output"
+        " connector utilization=0.298387, diff=0.677419 > 0.35 threshold."
+    )
+    assert phrases.cpu_low("Batch(ID:3)", 0.0164, 0.35) == (
+        "Op (Batch(ID:3)) getting low average worker cpu utilization 1.64% < 35%"
+        " threshold."
+    )
+    assert phrases.bottleneck("Map(ID:2) decode", 0.00187, 3.6, 1) == (
+        "Op (Map(ID:2) decode) is the bottleneck: CPU 1.87 ms a sample, needs 3.6"
+        " workers for this trainer, has 1."
+    )
+    assert phrases.request(DECISION) == (
+        f'Added request to change "num_parallel_workers" of Operator: {DECODE}'
+        " From old value: [2] to new value: [4]."
+    )
+    assert phrases.outcome(OUTCOME) == (
+        f"{DECODE}: num_parallel_workers 2 -> 4 kept: 812 -> 1450 samples/s, trainer"
+        " wait 41% -> 6% of the step."
+    )
+    assert phrases.released(0.004, 3, 1181116006) == (
+        "not input-bound (wait 0.4%): released 3 workers and 1.1 GiB."
+    )
+    assert phrases.released(0.0, 1, 5) == (
+        "not input-bound (wait 0.0%): released 1 worker."
+    )
+
+
+def test_rows_are_written_as_they_fall(tmp_path: Path) -> None:
+    with AutotuneLog(str(tmp_path / "run"), rank=3) as log:
+        log.decision(DECISION, 1.5)
+        log.outcome(OUTCOME, 2.5)
+        decision, outcome = rows(tmp_path / "run_3.jsonl")
+    assert (
+        decision.items()
+        >= {
+            "time_s": 1.5,
+            "event": "decision",
+            "op": DECODE,
+            "knob": "num_parallel_workers",
+            "old": 2,
+            "new": 4,
+            "reason": "seen",
+            "expected": 2.0,
+        }.items()
+    )
+    assert outcome["event"] == "outcome"
+    assert outcome["kept"] is True
+    assert outcome["after"] == {"rows_per_s": 1450, "wait_share": 0.06, "step_s": 0.1}
+
+
+def test_a_situation_survives_its_row() -> None:
+    told = Situation(
+        starved(), situation(starved()).knobs, situation(starved()).budget, (OUTCOME,)
+    )
+    assert Situation.from_row(json.loads(json.dumps(told.to_row()))) == told
+
+
+def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
+    knobs = {
+        (READ, "num_parallel_workers"): KnobView(5, 1, 8, tunable=True),
+        (READ, "prefetch_size"): KnobView(2, 1, 8, tunable=True),
+    }
+    with AutotuneLog(str(tmp_path / "run")) as log:
+        log.outcome(OUTCOME, 1.0)
+        log.result(knobs)
+    result = json.loads((tmp_path / "run_0.json").read_text())
+    assert result["summary"] == [f"{READ} (num_parallel_workers: 5, prefetch_size: 2)"]
+    assert result["knobs"][0] == {
+        "op": READ,
+        "knob": "num_parallel_workers",
+        "value": 5,
+    }
+    assert "nothing was changed" not in result["remark"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run_0.json",
+        "run_0.jsonl",
+    ]
+
+
+def test_the_result_says_where_nothing_was_changed(tmp_path: Path) -> None:
+    with AutotuneLog(str(tmp_path / "run")) as log:
+        log.result({})
+    remark = json.loads((tmp_path / "run_0.json").read_text())["remark"]
+    assert remark.endswith("nothing was changed.")
+
+
+def test_a_disk_that_takes_nothing_ends_the_files_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with AutotuneLog(str(tmp_path / "missing" / "run")) as log:
+        log.decision(DECISION, 1.0)
+        log.result({})
+    assert [r.levelname for r in caplog.records].count("WARNING") == 1
+    assert not (tmp_path / "missing").exists()
+
+
+def test_without_a_prefix_there_are_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with AutotuneLog() as log:
+        log.decision(DECISION, 1.0)
+        log.result({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_log_is_shown_once_where_nobody_set_logging_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with bare_logging() as logger:
+        show_by_default(rank=0)
+        show_by_default(rank=0)
+        AutotuneLog().say("seen")
+        assert len(logger.handlers) == 1
+    assert capsys.readouterr().err == "[autotune] seen\n"
+
+
+def test_other_ranks_and_those_who_set_logging_up_are_left_alone() -> None:
+    with bare_logging() as logger:
+        show_by_default(rank=1)
+        assert logger.handlers == []
+        logging.getLogger().addHandler(logging.NullHandler())
+        show_by_default(rank=0)
+        assert logger.handlers == []

@@ -1,0 +1,114 @@
+"""Trials: kept, rolled back, or not yet to be told."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.autotune.decision import Decision
+from penstock.autotune.trial import Trial, Verdict
+from penstock.autotune.window import cost_s, enough, joined
+from penstock.pipeline.observation import Observation, TrainerObservation
+from support.windows import READ, at_ease, starved
+
+GROWTH = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
+RELEASE = Decision(READ, "num_parallel_workers", 8, 2, "release", "as seen", 1.0)
+
+
+def rate(rows: int) -> Observation:
+    """A starving window in which each segment finished so many rows."""
+    seen = starved()
+    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
+    return replace(seen, segments=segments)
+
+
+def eased(wait_s: float) -> Observation:
+    trainer = TrainerObservation(5, 320, wait_s, 1 - wait_s)
+    return replace(at_ease(), trainer=trainer)
+
+
+def verdict(
+    decision: Decision, before: list[Observation], after: list[Observation]
+) -> Verdict:
+    return Trial((decision,), tuple(before), tuple(after)).verdict()
+
+
+def test_a_clear_gain_is_kept_after_one_window() -> None:
+    assert verdict(GROWTH, [rate(64)], [rate(128)]) is Verdict.KEEP
+
+
+def test_growth_that_gains_nothing_is_taken_back_in_the_end() -> None:
+    same = [rate(100)]
+    assert verdict(GROWTH, same, same * 3) is Verdict.MORE
+    assert verdict(GROWTH, same, same * 4) is Verdict.ROLL_BACK
+
+
+def test_harm_is_taken_back_after_two_windows_not_one() -> None:
+    assert verdict(GROWTH, [rate(100)], [rate(60)]) is Verdict.MORE
+    assert verdict(GROWTH, [rate(100)], [rate(60)] * 2) is Verdict.ROLL_BACK
+
+
+def test_harm_within_the_noise_is_no_harm_yet() -> None:
+    noisy = [rate(60), rate(100), rate(140)]
+    assert verdict(GROWTH, noisy, [rate(60), rate(120)]) is Verdict.MORE
+
+
+def test_a_release_that_costs_nothing_is_kept() -> None:
+    assert verdict(RELEASE, [eased(0.0)], [eased(0.0)] * 2) is Verdict.MORE
+    assert verdict(RELEASE, [eased(0.0)], [eased(0.0)] * 3) is Verdict.KEEP
+
+
+def test_a_release_that_makes_the_trainer_wait_is_taken_back() -> None:
+    after = [eased(0.0), eased(0.0), eased(0.04)]
+    assert verdict(RELEASE, [eased(0.0)], after) is Verdict.ROLL_BACK
+
+
+def test_what_a_budget_demands_is_never_taken_back() -> None:
+    forced = replace(RELEASE, forced=True)
+    assert verdict(forced, [rate(100)], [rate(50)]) is Verdict.KEEP
+
+
+def test_outcomes_measure_both_sides() -> None:
+    trial = Trial((GROWTH,), (rate(64),), (rate(128),))
+    (outcome,) = trial.outcomes(kept=True)
+    assert outcome.before.rows_per_s == pytest.approx(64)
+    assert outcome.after.rows_per_s == pytest.approx(128)
+
+
+def test_a_starving_window_is_evidence_by_its_rows_and_any_other_by_its_steps() -> None:
+    assert enough(rate(8))
+    assert not enough(rate(7))
+    assert enough(eased(0.0))
+    assert not enough(replace(eased(0.0), trainer=TrainerObservation(1, 64, 0.0, 0.2)))
+
+
+def test_two_seconds_make_one_row_evidence() -> None:
+    assert enough(replace(rate(1), window_s=2.0))
+    assert not enough(replace(rate(0), window_s=2.0))
+
+
+def test_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
+    assert cost_s(eased(0.0)) == pytest.approx(1 / 320)
+    assert cost_s(rate(50)) == pytest.approx(1 / 50)
+
+
+def test_a_connector_that_runs_empty_does_not_flatter_the_rate() -> None:
+    seen = rate(50)
+    draining = replace(seen.segments[-1], rows=150)
+    assert cost_s(replace(seen, segments=(seen.segments[0], draining))) == 1 / 50
+
+
+def test_joined_windows_add_counts_and_average_levels_over_time() -> None:
+    first, second = starved(), replace(at_ease(), window_s=3.0)
+    whole = joined(first, second)
+    assert whole.window_s == 4.0
+    assert whole.trainer.steps == 6
+    assert whole.segments[0].rows == 384
+    assert whole.segments[1].output.utilization == pytest.approx(0.75)
+    feeding = whole.segments[1].input
+    assert feeding is not None
+    assert feeding.utilization == pytest.approx(0.75)
+
+
+def test_windows_of_another_pipeline_are_not_joined() -> None:
+    other = replace(starved(), segments=starved().segments[:1])
+    assert joined(starved(), other) is other

@@ -1,0 +1,267 @@
+"""The loop, on a fluid pipeline and a virtual clock."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from penstock.autotune import (
+    AutotuneLog,
+    Budget,
+    ConnectorRules,
+    Decision,
+    Situation,
+    Tuner,
+    TunerThread,
+)
+from penstock.autotune.policies.connector_rules import Memory
+from penstock.pipeline.knob import Knob
+from penstock.pipeline.observation import Observation
+from support.fluid_plant import FluidPlant, Work, steady
+
+READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
+STORE = (
+    Work(READ, steady(0.0152), cpu_s=0.0002),
+    Work(DECODE, steady(0.0006), cpu_s=0.0006),
+)
+"""Reads of 15 ms from a store, and a light decoder."""
+TWO_CORES = Budget(2.0, 10**9, whole_machine=True)
+
+
+def run(
+    plant: FluidPlant,
+    until_s: float,
+    *,
+    budget: Budget = TWO_CORES,
+    log: AutotuneLog | None = None,
+    interval_steps: int = 0,
+) -> None:
+    log = log or AutotuneLog()
+    tuner = Tuner(plant, ConnectorRules(), budget, log, interval_steps=interval_steps)
+    while plant.now_s < until_s:
+        plant.advance(tuner.step())
+    tuner.finish()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_from_one_worker_a_stage_the_trainer_is_fed_within_ten_seconds(
+    noise: float,
+) -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0, noise=noise)
+    run(plant, 30.0)
+    alone = FluidPlant(STORE, gap_s=64 / 600, cores=2.0, workers=32)
+    alone.advance(30.0)
+    assert plant.rows_per_s(10.0) >= 0.95 * alone.rows_per_s(10.0)
+    assert plant.workers()[1] == 1
+
+
+def test_the_first_decision_falls_within_two_seconds_of_slow_steps() -> None:
+    plant = FluidPlant((Work(READ, steady(0.1)),), gap_s=0.1)  # a step takes 6.4 s
+    run(plant, 5.0)
+    assert plant.changes[0][0] <= 2.5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_from_the_maximum_it_gives_back_what_the_trainer_does_not_need(
+    noise: float,
+) -> None:
+    plant = FluidPlant(
+        STORE, gap_s=64 / 400, cores=2.0, workers=32, prefetch=16, noise=noise
+    )
+    run(plant, 15.0, budget=Budget(2.0, 10**10))
+    assert plant.workers() == [8, 1]  # 400 rows/s need 6.1 and 0.24
+    run(plant, 40.0, budget=Budget(2.0, 10**10))
+    assert [segment.prefetch for segment in plant.segments] == [2, 2]
+    assert plant.rows_per_s(1.0) >= 0.97 * 400
+
+
+@pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (1, 0.3), (32, 0.3)])
+def test_in_the_last_half_of_a_steady_run_nothing_is_changed(
+    workers: int, noise: float
+) -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 500, cores=2.0, workers=workers, noise=noise)
+    run(plant, 120.0)
+    assert [change for change in plant.changes if change[0] > 60.0] == []
+
+
+@pytest.mark.parametrize("workers", [1, 4, 32])
+def test_it_never_falls_far_behind_the_start(workers: int) -> None:
+    def plant() -> FluidPlant:
+        return FluidPlant(STORE, gap_s=0.1, cores=2.0, workers=workers, noise=0.3)
+
+    tuned, untouched = plant(), plant()
+    run(tuned, 40.0)
+    untouched.advance(40.0)
+    assert tuned.rows_per_s(0.0) >= 0.95 * untouched.rows_per_s(0.0)
+
+
+CONTENTION_S = {1: 0.010, 2: 0.011, 3: 0.013, 4: 0.024, 5: 0.045}
+
+
+def test_workers_that_slow_each_other_down_are_rolled_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.autotune")
+    crowd = Work(READ, lambda workers: CONTENTION_S.get(workers, 0.1))
+    plant = FluidPlant((crowd,), gap_s=0.05)
+    run(plant, 40.0)
+    assert plant.workers() == [3]
+    assert plant.rows_per_s(10.0) >= 0.98 * 3 / 0.013
+    assert f"{READ}: num_parallel_workers 3 -> 5 rolled back: 230 -> 1" in caplog.text
+
+
+def test_workers_that_gain_nothing_are_taken_back() -> None:
+    sequential = Work(READ, lambda workers: 0.01 * workers)
+    plant = FluidPlant((sequential,), gap_s=0.05)
+    run(plant, 50.0)
+    assert plant.workers() == [1]
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [(1.0, [1, 1]), (4.0, [1, 4])],
+)
+def test_the_cpu_budget_bounds_workers_that_compute(
+    cores: float, expected: list[int]
+) -> None:
+    works = (
+        Work(READ, steady(0.0001), cpu_s=0.00001),
+        Work(DECODE, steady(0.002), cpu_s=0.002),
+    )
+    plant = FluidPlant(works, gap_s=0.001, cores=16.0)
+    run(plant, 30.0, budget=Budget(cores, 10**9))
+    assert plant.workers() == expected
+
+
+def test_a_start_beyond_the_cpu_budget_is_mended_and_stays_so() -> None:
+    works = (Work(DECODE, steady(0.002), cpu_s=0.002),)
+    plant = FluidPlant(works, gap_s=0.001, cores=16.0, workers=6)
+    run(plant, 30.0, budget=Budget(2.0, 10**9))
+    assert plant.workers() == [2]
+
+
+def test_one_bottleneck_after_the_other_is_found() -> None:
+    works = tuple(Work(f"Map(ID:{i})", steady(0.004 * (i + 1))) for i in range(5))
+    plant = FluidPlant(works, gap_s=64 / 300)
+    run(plant, 40.0)
+    assert plant.rows_per_s(25.0) >= 0.9 * 300
+
+
+def test_a_pinned_stage_is_never_touched() -> None:
+    pinned = Work(READ, steady(0.0152), tunable=False)
+    plant = FluidPlant((pinned,), gap_s=0.1)
+    run(plant, 20.0)
+    assert plant.changes == []
+
+
+def test_an_interval_keeps_decisions_so_many_steps_apart() -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    run(plant, 40.0, interval_steps=10)
+    turned = [when for when, _, _ in plant.changes]
+    between = [
+        sum(1 for when in plant.taken if a < when <= b) for a, b in pairwise(turned)
+    ]
+    assert between
+    assert min(between) >= 10
+
+
+def test_the_log_tells_the_evidence_the_change_and_what_it_did(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.autotune")
+    run(FluidPlant(STORE, gap_s=64 / 600, cores=2.0), 20.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0].startswith(
+        "input-bound: waiting 89% of each step (Folder(ID:0) 89%)"
+    )
+    assert told[1].startswith(f"Op ({READ}) is the bottleneck: blocked 15.")
+    assert told[2].startswith(
+        f"Op ({READ}) is slow, input connector utilization=1.000000"
+    )
+    assert told[3] == (
+        f'Added request to change "num_parallel_workers" of Operator: {READ}'
+        " From old value: [1] to new value: [3]."
+    )
+    assert told[4].startswith(f"{READ}: num_parallel_workers 1 -> 3 kept: 6")
+    assert told[-2:] == [
+        f"{READ} (num_parallel_workers: 9, prefetch_size: 2)",
+        f"{DECODE} (num_parallel_workers: 1, prefetch_size: 2)",
+    ]
+
+
+def test_what_was_given_back_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.autotune")
+    run(FluidPlant(STORE, gap_s=64 / 400, cores=2.0, workers=32), 30.0)
+    assert "not input-bound (wait 0.0%): released 55 workers" in caplog.text
+
+
+def test_a_runs_rows_put_to_the_policy_again_give_the_same_decisions(
+    tmp_path: Path,
+) -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 400, cores=2.0, workers=2, noise=0.3)
+    with AutotuneLog(str(tmp_path / "run")) as log:
+        run(plant, 40.0, log=log)
+    policy, replayed = ConnectorRules(), list[Decision]()
+    memory, decided = policy.start(), list[tuple[object, ...]]()
+    for row in map(json.loads, (tmp_path / "run_0.jsonl").read_text().splitlines()):
+        if row["event"] == "observation":
+            found, memory = policy.decide(Situation.from_row(row), memory)
+            replayed += found
+        elif row["event"] == "decision":
+            decided.append(tuple(row[key] for key in ("op", "knob", "old", "new")))
+    assert len(decided) >= 3
+    assert [(d.operator, d.knob, d.old, d.new) for d in replayed] == decided
+
+
+class PausedPlant:
+    """A plant in which nothing moves; `looked` is set at each look."""
+
+    steps = 0
+
+    def __init__(self, look: Callable[[], Observation | None] = lambda: None) -> None:
+        self.looked = threading.Event()
+        self._look = look
+
+    def observe(self) -> Observation | None:
+        self.looked.set()
+        return self._look()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return ()
+
+
+def tuning(plant: PausedPlant) -> TunerThread[Memory]:
+    log = AutotuneLog()
+    return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log), log)
+
+
+def test_the_thread_is_gone_after_close() -> None:
+    plant = PausedPlant()
+    with tuning(plant) as thread:
+        assert plant.looked.wait(5.0)
+        names = [t.name for t in threading.enumerate() if t.daemon]
+        assert "penstock-autotune" in names
+    thread.close()
+    assert "penstock-autotune" not in [t.name for t in threading.enumerate()]
+
+
+def test_a_tuner_that_breaks_ends_tuning_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> Observation | None:
+        message = "no such counter"
+        raise LookupError(message)
+
+    plant = PausedPlant(broken)
+    with tuning(plant):
+        assert plant.looked.wait(5.0)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == "autotune is off from here, training goes on"
+    assert "LookupError: no such counter" in caplog.text

@@ -1,0 +1,85 @@
+"""What holds around every test: nothing stays behind, nothing is left to chance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+from support.leaks import Footprint, leaks_since
+
+torch.set_num_threads(1)  # the cores belong to the workers under test
+
+hypothesis.settings.register_profile(
+    "penstock",
+    database=None,
+    deadline=None,  # the machine is shared
+    derandomize="CI" in os.environ,  # by hand new examples are looked for
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # as for the deadline
+)
+hypothesis.settings.load_profile("penstock")
+
+ROOT = Path(__file__).parents[1]
+BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "examples", "tests"}
+
+broke_off = pytest.StashKey[bool]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU if none is here; else wake it before the guard looks."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    torch.cuda.synchronize()  # the first call opens files that stay open
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note whether the test raised: its traceback then keeps its variables alive."""
+    item.stash[broke_off] = call.excinfo is not None
+    return (yield)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Generator[None]:
+    """Fail a test that leaves a thread, process, file or shared memory behind."""
+    before = Footprint.now()
+    yield
+    if request.node.stash.get(broke_off, False):
+        return
+    if leaks := leaks_since(before):
+        pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the repository, which is the package."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def packages() -> dict[str, Path]:
+    """Dotted name and folder of the package and of every folder of code below it."""
+    folders = {"penstock": ROOT}
+    for path in sorted(ROOT.glob("[!.]*/**/*.py")):
+        parts = path.relative_to(ROOT).parts[:-1]
+        if parts[0] not in BESIDE_THE_PACKAGE:
+            folders[".".join(("penstock", *parts))] = path.parent
+    return folders
+
+
+@pytest.fixture(scope="session")
+def modules(packages: dict[str, Path]) -> dict[str, Path]:
+    """Dotted name and file of every module; a package goes by its `__init__.py`."""
+    return {
+        package if path.stem == "__init__" else f"{package}.{path.stem}": path
+        for package, folder in packages.items()
+        for path in sorted(folder.glob("*.py"))
+    }

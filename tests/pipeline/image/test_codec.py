@@ -1,0 +1,154 @@
+"""Decoding: every format to RGB, and every damaged file to an error."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import NamedTuple
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from penstock.pipeline.errors import SampleError
+from penstock.pipeline.image import decode
+from penstock.pipeline.image.codec import decode_reduced, image_size
+from penstock.pipeline.image.sample import Image
+
+
+def encoded(pixels: Image, mode: str, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def by_pillow(data: bytes) -> Image:
+    return np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+FORMATS = [
+    ("RGB", "JPEG", {"quality": 90}),
+    ("RGB", "JPEG", {"progressive": True}),
+    ("RGB", "JPEG", {"restart_marker_blocks": 4}),
+    ("L", "JPEG", {}),
+    ("CMYK", "JPEG", {}),
+    ("RGB", "PNG", {}),
+    ("RGBA", "PNG", {}),
+    ("P", "GIF", {}),
+    ("RGB", "WEBP", {}),
+]
+JPEGS = FORMATS[:5]
+
+
+@pytest.mark.parametrize(("mode", "kind", "options"), FORMATS)
+def test_every_format_decodes_to_the_pixels_that_pillow_has(
+    photo: Image, mode: str, kind: str, options: dict[str, object]
+) -> None:
+    data = encoded(photo, mode, kind, **options)
+    pixels = decode(data)
+    assert isinstance(pixels, np.ndarray)
+    assert (pixels.dtype, pixels.shape) == (np.uint8, photo.shape)
+    assert pixels.flags.writeable
+    assert np.abs(pixels.astype(int) - by_pillow(data)).max() <= 1
+    assert image_size(data) == photo.shape[:2]
+
+
+@pytest.mark.parametrize(("mode", "kind", "options"), JPEGS)
+def test_a_jpeg_cut_anywhere_is_an_error(
+    photo: Image, mode: str, kind: str, options: dict[str, object]
+) -> None:
+    data = encoded(photo, mode, kind, **options)
+    cuts = {*range(0, len(data), len(data) // 40), *(len(data) - i for i in (1, 2, 3))}
+    for cut in sorted(cuts):
+        with pytest.raises(ValueError, match=rf"got {cut} bytes.*leave it out"):
+            decode(data[:cut])
+
+
+def test_a_truncated_jpeg_is_named_so(photo_file: bytes) -> None:
+    with pytest.raises(ValueError, match="got 5000 bytes: Premature end of JPEG file"):
+        decode(photo_file[:5000])
+
+
+def test_entropy_data_that_ends_early_is_an_error(photo_file: bytes) -> None:
+    data = photo_file[:20_000] + b"\xff\xd9"
+    with pytest.raises(ValueError, match="premature end of data segment"):
+        decode(data)
+
+
+def test_stray_bytes_that_cost_no_pixel_are_read_past(photo_file: bytes) -> None:
+    stray = photo_file[:-2] + bytes(30) + photo_file[-2:]
+    assert np.array_equal(decode(stray), decode(photo_file))
+
+
+def test_bytes_that_are_no_image_are_shown() -> None:
+    with pytest.raises(ValueError, match=re.escape("start with b'{\"label\"'")):
+        decode(b'{"label": 3}')
+    with pytest.raises(ValueError, match="must hold an image, got 0 bytes"):
+        decode(b"")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_picture_of_more_than_twice_pillows_limit_is_refused(
+    photo: Image, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encoded(photo, "RGB", kind)
+    height, width, _ = photo.shape
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", height * width // 2 - 1)
+    for read in (decode, image_size):
+        with pytest.raises(ValueError, match=r"187[45]\d\d"):
+            read(data)
+
+
+def test_an_orientation_in_exif_is_not_applied(photo: Image) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    pixels = decode(encoded(photo, "RGB", "JPEG", exif=exif))
+    assert isinstance(pixels, np.ndarray)
+    assert pixels.shape == photo.shape
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_reduced_picture_has_the_size_rounded_up_and_looks_the_same(
+    photo: Image, kind: str, factor: int
+) -> None:
+    data = encoded(photo, "RGB", kind)
+    small = decode_reduced(data, factor)
+    height, width, _ = photo.shape
+    assert small.shape == (-(-height // factor), -(-width // factor), 3)
+    expected = PIL.Image.fromarray(by_pillow(data)).reduce(factor)
+    assert np.abs(small.astype(int) - np.asarray(expected)).mean() < 1
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_kind_of_bytes_is_taken(photo_file: bytes, kind: type) -> None:
+    assert np.array_equal(decode(kind(photo_file)), decode(photo_file))
+
+
+def test_the_rest_of_a_tuple_passes_unchanged(photo_file: bytes) -> None:
+    label = object()
+    result = decode((photo_file, label, "name"))
+    assert isinstance(result, tuple)
+    assert np.array_equal(result[0], decode(photo_file))
+    assert result[1] is label
+    assert result[2] == "name"
+
+
+class Pair(NamedTuple):
+    image: object
+    label: int
+
+
+def test_a_namedtuple_stays_one(photo_file: bytes) -> None:
+    result = decode(Pair(photo_file, 3))
+    assert isinstance(result, Pair)
+    assert result.label == 3
+
+
+@pytest.mark.parametrize("sample", [{"image": b""}, (), None, "a.jpg", ("a.jpg", 1)])
+def test_a_sample_without_bytes_is_an_error_that_says_what_is_there(
+    sample: object,
+) -> None:
+    first = sample[0] if isinstance(sample, tuple) and sample else sample
+    with pytest.raises(SampleError, match=f"takes bytes, got {type(first).__name__}"):
+        decode(sample)

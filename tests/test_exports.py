@@ -1,0 +1,63 @@
+"""What each package exports is what it says it exports."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import penstock
+
+
+def test_every_exported_name_resolves(modules: dict[str, Path]) -> None:
+    missing = [
+        f"{module.__name__}.{name}"
+        for module in loaded(modules)
+        for name in exports(module)
+        if not hasattr(module, name)
+    ]
+    assert missing == []
+
+
+def test_exports_are_sorted(modules: dict[str, Path]) -> None:
+    unsorted = [
+        module.__name__
+        for module in loaded(modules)
+        if exports(module) != sorted(exports(module), key=as_ruff_sorts)
+    ]
+    assert unsorted == []
+
+
+def test_the_root_exports_exactly_its_public_names() -> None:
+    public = {
+        name
+        for name, value in vars(penstock).items()
+        if not name.startswith("_") and not is_bystander(name, value)
+    }
+    exported = {name for name in penstock.__all__ if not name.startswith("_")}
+    assert public <= exported
+    assert exported - public <= set(dir(penstock))
+
+
+def is_bystander(name: str, value: object) -> bool:
+    """Whether importing leaves it in the root without anyone having exported it."""
+    if isinstance(value, ModuleType):
+        return name not in penstock.__all__ and value.__name__ == f"penstock.{name}"
+    return name == "annotations"  # from __future__
+
+
+def loaded(modules: dict[str, Path]) -> list[ModuleType]:
+    """All modules, imported."""
+    return [importlib.import_module(name) for name in modules]
+
+
+def exports(module: ModuleType) -> list[str]:
+    """Its `__all__`; empty where it has none."""
+    return list(getattr(module, "__all__", []))
+
+
+def as_ruff_sorts(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest (ruff's rule RUF022)."""
+    if name.isupper():
+        return 0, name
+    return (1 if name[0].isupper() else 2), name

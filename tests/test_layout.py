@@ -1,0 +1,175 @@
+"""The root of the repository is the package: what that needs to stay true."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MAY_IMPORT = {
+    "penstock.autotune": (
+        "penstock.autotune",
+        "penstock.pipeline.errors",
+        "penstock.pipeline.knob",
+        "penstock.pipeline.observation",
+    ),
+    "penstock.cache": ("penstock.cache",),
+    "penstock.pipeline": ("penstock.cache", "penstock.pipeline"),
+}
+"""What the modules of each part may use of ours. Those of the root may use all."""
+
+LOADED_WHEN_USED = {"fsspec", "lmdb", "rich", "typer"}
+IMPORT_BUDGET_S = 0.05
+
+
+def test_no_module_of_ours_is_loaded_under_a_second_name(
+    modules: dict[str, Path],
+) -> None:
+    import penstock  # noqa: F401 - there must be something to look at
+
+    ours = set(modules.values())
+    names = {
+        name: Path(file).resolve()
+        for name, module in sys.modules.copy().items()
+        if (file := getattr(module, "__file__", None))
+    }
+    found = {name for name, path in names.items() if path in ours}
+    assert "penstock" in found
+    assert {name for name in found if name.split(".")[0] != "penstock"} == set()
+
+
+def test_every_folder_of_code_is_a_package_that_ships(
+    root: Path, packages: dict[str, Path]
+) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["packages"] == sorted(packages)
+    assert [p for p in packages.values() if not (p / "__init__.py").exists()] == []
+
+
+def test_the_tests_are_no_part_of_the_package(root: Path) -> None:
+    assert list((root / "tests").rglob("__init__.py")) == []
+    assert not (root / "conftest.py").exists()
+
+
+def test_dependencies_point_one_way(modules: dict[str, Path]) -> None:
+    wrong = [
+        f"{name} imports {used}"
+        for name, path in modules.items()
+        for part, allowed in MAY_IMPORT.items()
+        if is_within(name, part)
+        for used in imports_of_ours(name, path, modules)
+        if not any(is_within(used, each) for each in allowed)
+    ]
+    assert wrong == []
+
+
+def test_inside_the_package_imports_are_relative(modules: dict[str, Path]) -> None:
+    wrong = [
+        f"{path}:{node.lineno}"
+        for path in modules.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.ImportFrom) and not node.level)
+        or isinstance(node, ast.Import)
+        for name in imported_names(node)
+        if is_within(name, "penstock")
+    ]
+    assert wrong == []
+
+
+def test_import_loads_only_what_every_user_needs(tmp_path: Path) -> None:
+    loaded = run_python("import sys, penstock; print(*sys.modules)", tmp_path).split()
+    assert "penstock" in loaded
+    assert LOADED_WHEN_USED & set(loaded) == set()
+
+
+def test_import_takes_little_more_time_than_torch(tmp_path: Path) -> None:
+    # CPU time, as others may use the machine; twice, as the first run compiles.
+    code = (
+        "import time, torch, torch.utils.data; start_s = time.process_time();"
+        "import penstock; print(time.process_time() - start_s)"
+    )
+    first_s, second_s = (float(run_python(code, tmp_path)) for _ in range(2))
+    assert min(first_s, second_s) <= IMPORT_BUDGET_S
+
+
+def test_the_wheel_holds_the_package_and_imports(
+    root: Path, modules: dict[str, Path], tmp_path: Path
+) -> None:
+    unpacked = unpack(build_wheel(root, tmp_path), tmp_path / "site")
+    shipped = {p.relative_to(unpacked / "penstock") for p in files(unpacked)}
+    written = {p.relative_to(root) for p in modules.values()}
+    assert shipped == written | {Path("py.typed")}
+
+    names = sorted(name for name in modules if name != "penstock.__main__")
+    code = f"import {', '.join(names)}; print(penstock.__file__)"
+    file = run_python(code, tmp_path, PYTHONPATH=str(unpacked)).strip()
+    assert Path(file) == unpacked / "penstock" / "__init__.py"
+
+
+def imports_of_ours(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Modules of penstock that the module `name` imports, at any depth of its code."""
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            for used in imported_names(node, package):
+                # `from .a import b` may name a module or something in one
+                module = used if used in modules else used.rpartition(".")[0]
+                if is_within(module, "penstock"):
+                    yield module
+
+
+def imported_names(node: ast.ImportFrom | ast.Import, package: str = "") -> list[str]:
+    """Full dotted names that `node`, standing in a module of `package`, imports."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+    prefix = [*(above if node.level else []), *filter(None, [node.module])]
+    return [".".join([*prefix, name]) for name in names]
+
+
+def is_within(name: str, package: str) -> bool:
+    """Whether the module `name` is `package` or stands somewhere below it."""
+    return name == package or name.startswith(f"{package}.")
+
+
+def run_python(code: str, folder: Path, **environment: str) -> str:
+    """What `code` prints, run in `folder`, which also takes the compiled files."""
+    variables = os.environ | {"PYTHONPYCACHEPREFIX": str(folder / "pyc")} | environment
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", code]
+    return subprocess.check_output(command, cwd=folder, env=variables, text=True)
+
+
+def build_wheel(root: Path, folder: Path) -> Path:
+    """A wheel of the tree, built from a copy: what lies in `build/` would ship too."""
+    outputs = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info")
+    shutil.copytree(root, folder / "source", ignore=outputs)
+    code = "import sys; from setuptools.build_meta import *; build_wheel(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=folder / "source",
+        check=True,
+        capture_output=True,
+    )
+    return next(folder.glob("penstock-*.whl"))
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """What an installer does with a pure wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def files(site: Path) -> Iterator[Path]:
+    """Files in the folder of site-packages that are not about the distribution."""
+    for path in site.rglob("*"):
+        if path.is_file() and not path.relative_to(site).parts[0].endswith("-info"):
+            yield path

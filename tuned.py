@@ -1,0 +1,144 @@
+"""A tuned run: pipeline/ and autotune/ meet here, for both faces.
+
+    Slot        what a face holds: at most one run, closed when the face goes
+    TunedRun    a run and, while autotune is on, the thread that tunes it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from . import config
+from .autotune.log import AutotuneLog, show_by_default
+from .autotune.policies import ConnectorRules
+from .autotune.tuner import Tuner, TunerThread
+from .pipeline.compile import Recipe
+from .pipeline.feed import Delivery
+from .pipeline.observation import Observation
+from .pipeline.plan import Cursor
+from .pipeline.run import Run
+
+__all__ = ["Slot", "TunedRun"]
+
+
+class TunedRun:
+    """A run whose tuner follows `set_enable_autotune`, also while it runs.
+
+    `next` belongs to the trainer's thread; `close` may be called from any.
+    """
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, rank: int) -> None:
+        self._rank = rank
+        self.run = Run(recipe, config.purse(), cursor)
+        self._tuning: contextlib.ExitStack | None = None
+        self._settings: config.Settings | None = None
+        self.last: Observation | None = None
+        """How it stood when it was closed."""
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        settings = config.settings()
+        if settings is not self._settings:
+            self._follow(settings)
+        return self.run.next()
+
+    def close(self) -> None:
+        """Stop tuning, then the workers. Idempotent."""
+        if self.last is None:
+            self.last = self.run.recent()
+        self._stop_tuning()
+        self.run.close()
+
+    def observation(self) -> Observation:
+        """Return the last seconds of training."""
+        return self.last if self.last is not None else self.run.recent()
+
+    def _follow(self, settings: config.Settings) -> None:
+        """Settings have changed: start, restart or stop the tuner as they say."""
+        before, self._settings = self._settings, settings
+        was_on = before is not None and before.autotune
+        if was_on and settings.autotune and same_tuning(before, settings):
+            return
+        self._stop_tuning()
+        if settings.autotune:
+            self._start_tuning(settings)
+
+    def _start_tuning(self, settings: config.Settings) -> None:
+        show_by_default(self._rank)
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(
+                AutotuneLog(settings.filepath_prefix, self._rank)
+            )
+            tuner = Tuner(
+                self.run,
+                ConnectorRules(),
+                config.budget(),
+                log,
+                interval_steps=settings.autotune_interval,
+            )
+            stack.enter_context(TunerThread(tuner, log))
+            self._tuning = stack.pop_all()
+
+    def _stop_tuning(self) -> None:
+        stack, self._tuning = self._tuning, None
+        if stack is not None:
+            stack.close()
+
+    def __repr__(self) -> str:
+        return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
+
+
+def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
+    """Whether a tuner made for the one may go on under the other."""
+    return before is not None and (
+        before.filepath_prefix,
+        before.autotune_interval,
+        before.cpu_budget,
+    ) == (now.filepath_prefix, now.autotune_interval, now.cpu_budget)
+
+
+class Slot:
+    """Holds a face's run, apart from the face, so that a finaliser can close it.
+
+    A run is busy while an iterator is in the middle of it. Between epochs it is idle, but
+    alive: the first batches of the next epoch are loaded.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.run: TunedRun | None = None
+        self._busy = False
+        self._last: Observation | None = None
+
+    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+        """Return a run that goes on at `cursor`; ends the loop that is busy now."""
+        run = self.run
+        if run is None or self._busy:
+            self.close()
+            run = self.run = TunedRun(recipe, cursor, rank)
+        else:
+            run.run.begin(cursor)
+        self._busy = True
+        return run
+
+    def release(self, run: TunedRun) -> None:
+        """An iterator is through its epoch: its run is idle."""
+        if self.run is run:
+            self._busy = False
+
+    def abandon(self, run: TunedRun) -> None:
+        """An iterator was dropped in the middle: its run is closed."""
+        if self.run is run:
+            self.close()
+
+    def close(self) -> None:
+        """Stop and forget the run, if there is one. Not for a forked child to do."""
+        run, self.run, self._busy = self.run, None, False
+        if run is not None and os.getpid() == self._owner:
+            run.close()
+            self._last = run.last
+
+    def observation(self) -> Observation | None:
+        """Return the last seconds of training, of this run or the one before."""
+        return self._last if self.run is None else self.run.observation()
