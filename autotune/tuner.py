@@ -49,7 +49,8 @@ class Plant(Protocol):
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if nothing moved or it is paused.
 
-        Its segments are at least one.
+        Its segments are at least one. The trainer's wait and own time are best those of
+        the steps it counts: a cut step makes short windows of slow steps uneven.
         """
         ...
 

@@ -37,7 +37,8 @@ class Gate:
         self.broken: BaseException | None = None
         """What went wrong inside the engine itself; the trainer is told."""
         everyone = range(FEED, len(flow.segments))
-        self.conditions = {at: threading.Condition(self.lock) for at in everyone}
+        self._conditions = {at: threading.Condition(self.lock) for at in everyone}
+        self._waiting = dict.fromkeys(everyone, 0)
         self.bells: dict[int, list[Callable[[], None]]] = {at: [] for at in everyone}
         """Rung with the lock held, so they must not wait for anything."""
 
@@ -62,10 +63,24 @@ class Gate:
         wakes = self.flow.wakes
         if wakes:
             for at, count in wakes.items():
-                self.conditions[at].notify(count)
+                if self._waiting[at]:
+                    self._conditions[at].notify(count)
                 for bell in self.bells[at]:
                     bell()
             wakes.clear()
+
+    def wait(self, at: int) -> None:
+        """Wait, with the lock held, until segment `at` (or FEED) is woken."""
+        self._waiting[at] += 1
+        try:
+            self._conditions[at].wait()
+        finally:
+            self._waiting[at] -= 1
+
+    def wake(self, at: int) -> None:
+        """Wake one who waits there. The lock is held."""
+        if self._waiting[at]:
+            self._conditions[at].notify()
 
     def poke(self) -> None:
         """Bytes came free elsewhere: the source may be granted credit now."""
@@ -88,7 +103,6 @@ class Connector:
         self.gate = gate
         self.segment = segment
         self._finish = finish
-        self._condition = gate.conditions[segment]
         self._meters: set[WorkerMeter] = set()
         self._gone = WorkerReading()
 
@@ -119,7 +133,7 @@ class Connector:
                 lease = self._attempt(flow, meter)
                 if lease is not None:
                     return lease
-                self._condition.wait()
+                self.gate.wait(self.segment)
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Take work if there is any now."""

@@ -99,7 +99,7 @@ class Engine:
                     break
                 self._check(flow)
                 if not self._rung and not self._step_wanted:
-                    self.gate.conditions[FEED].wait()
+                    self.gate.wait(FEED)
                 self._rung = False
             self._step_wanted = self._work_inline()
         self._check_budget(popped[0])
@@ -152,7 +152,7 @@ class Engine:
     def _ring(self) -> None:
         """A segment may have work: if it is inline, the trainer has to do it."""
         self._rung = True
-        self.gate.conditions[FEED].notify()
+        self.gate.wake(FEED)
 
     def _check(self, flow: Flow) -> None:
         if self.gate.broken is not None:

@@ -52,58 +52,51 @@ class Reading:
 class TrainerMeter:
     """Measures `next()` from outside: how long it made the trainer wait.
 
-    Used by the trainer's thread alone; another may read it at any time, and then sees some
-    step's values.
+    A step's times are counted when its batch is handed over, together with the batch, so a
+    window never holds half a step. Written by the trainer's thread alone; another may read
+    at any time.
     """
 
     def __init__(self) -> None:
         self.epoch = self.step = 0
-        self.steps = self.rows = 0
-        self._wait_ns = self._gap_ns = 0
-        self._since: int | None = None
-        self._waiting = False
+        self._totals = TrainerObservation(0, 0, 0.0, 0.0)
+        self._left_ns: int | None = None
+        self._asked_ns = self._gap_ns = 0
 
     @property
     def training(self) -> bool:
         """Whether the trainer is in its loop."""
-        return self._since is not None
+        return self._left_ns is not None
+
+    @property
+    def steps(self) -> int:
+        """Batches handed over."""
+        return self._totals.steps
 
     def ask(self, now_ns: int) -> None:
         """The trainer calls `next()`."""
-        self._close(now_ns)
-        self._waiting = True
+        self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
+        self._asked_ns = self._left_ns = now_ns
 
     def get(self, now_ns: int, rows: int, epoch: int, step: int) -> None:
         """It is given a batch."""
-        self._close(now_ns)
-        self._waiting = False
-        self.steps += 1
-        self.rows += rows
+        before = self._totals
+        self._totals = TrainerObservation(
+            before.steps + 1,
+            before.rows + rows,
+            before.wait_s + (now_ns - self._asked_ns) / 1e9,
+            before.gap_s + self._gap_ns / 1e9,
+        )
+        self._left_ns = now_ns
         self.epoch, self.step = epoch, step
 
-    def stop(self, now_ns: int) -> None:
+    def stop(self) -> None:
         """It left the loop: what comes now is no part of a step."""
-        self._close(now_ns)
-        self._since = None
+        self._left_ns = None
 
-    def read(self, now_ns: int) -> TrainerObservation:
-        """Return the totals, the open interval included."""
-        wait, gap = self._wait_ns, self._gap_ns
-        since = self._since
-        if since is not None:
-            if self._waiting:
-                wait += now_ns - since
-            else:
-                gap += now_ns - since
-        return TrainerObservation(self.steps, self.rows, wait / 1e9, gap / 1e9)
-
-    def _close(self, now_ns: int) -> None:
-        if self._since is not None:
-            if self._waiting:
-                self._wait_ns += now_ns - self._since
-            else:
-                self._gap_ns += now_ns - self._since
-        self._since = now_ns
+    def read(self) -> TrainerObservation:
+        """Return the totals of whole steps."""
+        return self._totals
 
 
 class Monitor:
@@ -127,7 +120,7 @@ class Monitor:
             now_ns / 1e9,
             trainer.epoch,
             trainer.step,
-            trainer.read(now_ns),
+            trainer.read(),
             rows,
             account.held_bytes,
             account.peak_bytes,

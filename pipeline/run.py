@@ -52,7 +52,7 @@ class Run:
         now_ns = time.perf_counter_ns()
         if delivery is None:
             self._note(now_ns)
-            trainer.stop(now_ns)
+            trainer.stop()
             return None
         if now_ns - self._noted_ns > NOTE_NS:
             self._note(now_ns)
@@ -70,10 +70,7 @@ class Run:
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if the trainer is elsewhere."""
         observation = self._window.observe()
-        trainer = observation.trainer
-        if trainer.wait_s + trainer.gap_s == 0.0:
-            return None
-        return observation
+        return observation if self._trainer.training else None
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be turned."""

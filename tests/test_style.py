@@ -91,6 +91,8 @@ def test_public_names_are_documented(trees: dict[str, ast.Module]) -> None:
 
 @pytest.mark.parametrize("what", UNWANTED)
 def test_no_text_holds_what_means_nothing_to_a_reader(what: str, root: Path) -> None:
+    if not (root / ".git").exists():
+        pytest.skip("git knows which files are ours, and this is no checkout")
     found = [
         f"{path.relative_to(root)}:{number}: {line.strip()}"
         for path in tracked_texts(root)

@@ -1,7 +1,10 @@
 """Image operators for `Pipeline.map`: decode, crop, flip, and these fused into one.
 
     pipe.map(ps.image.decode).map(ps.image.random_resized_crop(224))
-    pipe.map(ps.image.decode_random_resized_crop(224, flip=0.5))   # the same, faster
+    pipe.map(ps.image.decode_random_resized_crop(224, flip=0.5))
+
+The second decodes less where photos are large for the crops (a fifth of the time saved
+with 12 megapixels and 224); with 500 x 375 and 224 both cost the same.
 
 Every operator works on a bare image or on the first element of a tuple, whose other
 elements it hands on unchanged. All may run on any number of threads at once: the work

@@ -183,7 +183,17 @@ class Plan:
         """Return the positions of `plan` and of the batches after it in its epoch."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
         stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
+        if self.shard.size == 1:
+            return self._consecutive(plan, stop)
         return [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+
+    def _consecutive(self, plan: BatchPlan, stop: int) -> list[NDArray[np.int64]]:
+        """Return the positions of one rank's whole batches: they leave no gap."""
+        batches = range(plan.batch, stop)
+        ends = [self.timeline.span(plan.epoch, batch).stop for batch in batches]
+        positions = np.arange(plan.start, ends[-1], dtype=np.int64)
+        bounds = [end - plan.start for end in ends[:-1]]
+        return np.split(positions, bounds)
 
     def _positions(self, epoch: int, batch: int) -> NDArray[np.int64]:
         span = self.timeline.span(epoch, batch)

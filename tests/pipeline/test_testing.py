@@ -98,7 +98,7 @@ def test_photos_have_the_size_and_the_spectrum_of_photos(tmp_path: Path) -> None
 
 
 def slope(data: bytes) -> float:
-    """Return the exponent of the amplitude spectrum of the photo's middle frequencies."""
+    """Return the exponent of the amplitude spectrum, middle frequencies."""
     light = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("L"), float)[:256, :256]
     window = np.hanning(256)[:, None] * np.hanning(256)
     amplitude = np.abs(np.fft.fft2((light - light.mean()) * window))

@@ -89,6 +89,7 @@ class FluidPlant:
         self._noise = noise
         self._random = random.Random(0)
         self._busy_s = gap_s
+        self._waited_s = self._own_s = 0.0  # of the step that is not finished
         self._clear()
 
     def advance(self, seconds: float) -> None:
@@ -178,14 +179,17 @@ class FluidPlant:
         last = self.segments[-1]
         if self._busy_s > 0:
             self._busy_s -= TICK_S
-            self._gap_s += TICK_S
+            self._own_s += TICK_S
         elif last.level >= self.batch:
             last.level -= self.batch
             self.steps += 1
             self.taken.append(self.now_s)
+            self._wait_s += self._waited_s
+            self._gap_s += self._own_s
+            self._waited_s = self._own_s = 0.0
             self._busy_s = self.gap_s
         else:
-            self._wait_s += TICK_S
+            self._waited_s += TICK_S
 
     def _visible(self, at: int) -> float:
         """What waits behind a segment: whole batches alone, before the trainer."""
