@@ -9,6 +9,9 @@ for batch in pipe:
 print(pipe.explain())
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from . import config
 from .config import (
     get_autotune_interval,
@@ -25,7 +28,6 @@ from .config import (
     set_seed,
 )
 from .pipe import Pipeline
-from .pipeline import image, testing
 from .pipeline.errors import (
     BudgetError,
     PenstockError,
@@ -35,6 +37,9 @@ from .pipeline.errors import (
     WorkerError,
 )
 from .pipeline.plan import BatchPlan, Shard
+
+if TYPE_CHECKING:
+    from .pipeline import image, testing
 
 __all__ = [
     "BatchPlan",
@@ -62,3 +67,11 @@ __all__ = [
     "set_seed",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
+    if name in ("image", "testing"):
+        return import_module(f".pipeline.{name}", __name__)
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

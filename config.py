@@ -9,9 +9,9 @@ import threading
 from dataclasses import dataclass, replace
 
 from .autotune.budget import Budget, parse_bytes
-from .pipeline.compile import Defaults
 from .pipeline.credits import Purse
 from .pipeline.errors import SpecError
+from .pipeline.spec import Defaults
 
 __all__ = [
     "get_autotune_interval",
@@ -64,8 +64,6 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
         filepath_prefix: where to write `<prefix>_<rank>.json` (the settings arrived at)
             and `<prefix>_<rank>.jsonl` (every decision); None writes no files.
     """
-    if not isinstance(enable, bool):
-        raise SpecError(f"`enable` must be True or False, got {enable!r}")
     _set(autotune=enable, filepath_prefix=filepath_prefix)
 
 
@@ -75,7 +73,7 @@ def get_enable_autotune() -> bool:
 
 
 def set_autotune_interval(steps: int) -> None:
-    """Let the autotuner decide at most every so many steps; 0: whenever it sees cause."""
+    """Let the autotuner decide at most every so many steps; 0: at any time."""
     _set(autotune_interval=_count("interval", steps, 0))
 
 
@@ -85,7 +83,7 @@ def get_autotune_interval() -> int:
 
 
 def set_num_parallel_workers(num: int) -> None:
-    """Set the workers of stages that do not say (default: the CPUs this process has)."""
+    """Set the workers of stages that do not say (default: one a usable CPU)."""
     _set(num_parallel_workers=_count("num_parallel_workers", num, 1))
 
 

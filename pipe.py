@@ -1,8 +1,8 @@
 """The pipeline face: describe what to load, then loop over it.
 
-    pipe = (penstock.Pipeline.from_folder("photos/")
-              .shuffle(seed=0).map(decode).batch(64))
-    for batch in pipe: ...        # one epoch
+pipe = (penstock.Pipeline.from_folder("photos/")
+          .shuffle(seed=0).map(decode).batch(64))
+for batch in pipe: ...        # one epoch
 """
 
 from __future__ import annotations
@@ -11,18 +11,13 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
 from . import config
-from .autotune.explain import Explanation, explain
-from .pipeline.compile import Recipe, compile_recipe
 from .pipeline.errors import SpecError
-from .pipeline.feed import Delivery, Feed
-from .pipeline.monitor import Reading, unmeasured
 from .pipeline.plan import BatchPlan, Cursor, Shard
-from .pipeline.repack import repack_restore, repack_state
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
     BatchStage,
@@ -42,14 +37,22 @@ from .pipeline.spec import (
 )
 from .tuned import Slot, TunedRun
 
+# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
+if TYPE_CHECKING:
+    from .autotune.explain import Explanation
+    from .pipeline.compile import Recipe
+    from .pipeline.feed import Delivery, Feed
+    from .pipeline.monitor import Reading
+
 __all__ = ["Pipeline"]
 
 
 class Pipeline:
     """What to load, stage by stage. Iterating it runs one epoch and yields batches.
 
-    Each method returns a new pipeline and leaves this one as it is; nothing runs until a
-    loop begins. A batch is what `torch.utils.data.default_collate` makes of its samples.
+    Each method returns a new pipeline and leaves this one as it is; nothing runs until
+    a loop begins. A batch is what `torch.utils.data.default_collate` makes of its
+    samples.
     """
 
     def __init__(self, stages: tuple[Stage, ...], shard: Shard) -> None:
@@ -60,7 +63,8 @@ class Pipeline:
         """Which epoch the next loop runs, unless `_next` says where to go on."""
         self._next: Cursor | None = None
         self._feed: Feed | None = None
-        """The feed of the loop now running, or of the last one if that was left early."""
+        """The feed of the loop now running, or of the last one if that was left
+        early."""
         self._plan: BatchPlan | None = None
         self._slot = Slot()
         self._finalizer = weakref.finalize(self, self._slot.close)
@@ -196,7 +200,7 @@ class Pipeline:
         return self._with(ShuffleStage(chosen))
 
     def take(self, count: int) -> Self:
-        """Use only the first `count` samples (of each epoch's order, after a shuffle)."""
+        """Use only the first `count` samples: of each epoch's order, if shuffled."""
         return self._with(TakeStage(count))
 
     def repeat(self, count: int) -> Self:
@@ -242,8 +246,8 @@ class Pipeline:
     def __iter__(self) -> Iterator[Any]:
         """Run one epoch: the next one, or what a loaded state left of its own.
 
-        A pipeline runs one loop at a time: a new one ends the one before. Leaving a loop
-        early, by `break` or an exception, stops its workers.
+        A pipeline runs one loop at a time: a new one ends the one before. Leaving a
+        loop early, by `break` or an exception, stops its workers.
         """
         recipe = self._compiled()
         cursor = self._next or recipe.plan.start(self._epoch)
@@ -266,7 +270,7 @@ class Pipeline:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop at the start of this epoch."""
-        if not isinstance(epoch, int) or epoch < 0:
+        if epoch < 0:
             raise SpecError(f"`epoch` must be an int >= 0, got {epoch!r}")
         self._epoch, self._next, self._feed = epoch, None, None
 
@@ -281,10 +285,7 @@ class Pipeline:
         Taken at consumption: batches only prefetched are not counted.
         """
         recipe = self._compiled()
-        cursor = self._here(recipe)
-        if recipe.repack:
-            return repack_state(recipe.plan, cursor)
-        return recipe.plan.state(cursor)
+        return recipe.state(self._here(recipe))
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Let the next loop go on where `state` was taken.
@@ -292,16 +293,15 @@ class Pipeline:
         Raises:
             StateError: it is of another pipeline, version, or damaged.
         """
-        recipe = self._compiled()
-        if recipe.repack:
-            cursor = repack_restore(recipe.plan, state)
-        else:
-            cursor = recipe.plan.restore(state)
+        cursor = self._compiled().restore(state)
         self._slot.close()
         self._next, self._feed = cursor, None
 
     def explain(self) -> Explanation:
-        """Say what held training up in the last seconds: print it, or read its fields."""
+        """Say what held training up lately: print it, or read its fields."""
+        from .autotune.explain import explain
+        from .pipeline.monitor import unmeasured
+
         observation = self._slot.observation()
         if observation is None:
             observation = unmeasured(self._compiled())
@@ -336,6 +336,8 @@ class Pipeline:
         return type(self)((*self._stages, stage), self._shard)
 
     def _compiled(self) -> Recipe:
+        from .pipeline.compile import compile_recipe
+
         if self._recipe is None:
             self._recipe = compile_recipe(self._stages, config.defaults(), self._shard)
         return self._recipe

@@ -1,23 +1,22 @@
 """A tuned run: pipeline/ and autotune/ meet here, for both faces.
 
-    Slot        what a face holds: at most one run, closed when the face goes
-    TunedRun    a run and, while autotune is on, the thread that tunes it
+Slot        what a face holds: at most one run, closed when the face goes
+TunedRun    a run and, while autotune is on, the thread that tunes it
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from . import config
-from .autotune.log import AutotuneLog, show_by_default
-from .autotune.policies import ConnectorRules
-from .autotune.tuner import Tuner, TunerThread
-from .pipeline.compile import Recipe
-from .pipeline.feed import Delivery
-from .pipeline.observation import Observation
 from .pipeline.plan import Cursor
-from .pipeline.run import Run
+
+if TYPE_CHECKING:
+    from .pipeline.compile import Recipe
+    from .pipeline.feed import Delivery
+    from .pipeline.observation import Observation
 
 __all__ = ["Slot", "TunedRun"]
 
@@ -29,6 +28,8 @@ class TunedRun:
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, rank: int) -> None:
+        from .pipeline.run import Run  # loaded when a pipeline runs
+
         self._rank = rank
         self.run = Run(recipe, config.purse(), cursor)
         self._tuning: contextlib.ExitStack | None = None
@@ -65,11 +66,14 @@ class TunedRun:
             self._start_tuning(settings)
 
     def _start_tuning(self, settings: config.Settings) -> None:
+        # Loaded when wanted: a fifth of what importing penstock would take.
+        from .autotune.log import AutotuneLog, show_by_default
+        from .autotune.policies import ConnectorRules
+        from .autotune.tuner import Tuner, TunerThread
+
         show_by_default(self._rank)
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(
-                AutotuneLog(settings.filepath_prefix, self._rank)
-            )
+            log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
             tuner = Tuner(
                 self.run,
                 ConnectorRules(),
@@ -101,8 +105,8 @@ def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
 class Slot:
     """Holds a face's run, apart from the face, so that a finaliser can close it.
 
-    A run is busy while an iterator is in the middle of it. Between epochs it is idle, but
-    alive: the first batches of the next epoch are loaded.
+    A run is busy while an iterator is in the middle of it. Between epochs it is idle,
+    but alive: the first batches of the next epoch are loaded.
     """
 
     def __init__(self) -> None:

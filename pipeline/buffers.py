@@ -1,14 +1,14 @@
 """Buffers: a batch being filled, row by row, by whoever has rows for it.
 
-The layout of a batch is learned from the first sample placed, once for each image size; from
-then on samples are written straight into the batch's memory. Distinct rows are written by
-distinct workers, so writing needs no lock; only the opening of the memory does.
+The layout of a batch is learned from the first sample placed, once for each image size;
+from then on samples are written straight into the batch's memory. Distinct rows are
+written by distinct workers, so writing needs no lock; only the opening of the memory
+does.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from .chunk import Failure
-from .flow import Flight
+from .flight import Flight
 from .layout import Allocate, Layout, Misfit, learn, write_rows
 from .plan import BatchPlan
+from .sample import odd_ones, size_of
 
 __all__ = ["BatchBuffer", "Buffers", "Collate", "Failed", "Finished", "Lend", "heap"]
 
@@ -29,10 +30,11 @@ Collate = Callable[[list[Any]], Any]
 
 
 Lend = Callable[[int], tuple[Any, Allocate]]
-"""Given a batch's bytes: what the memory is part of, and an allocator for its leaves."""
+"""Given a batch's bytes: what the memory is part of, and an allocator for its
+leaves."""
 
 
-def heap(nbytes: int) -> tuple[None, Allocate]:
+def heap(_: int) -> tuple[None, Allocate]:
     """Lend ordinary memory."""
     return None, lambda shape, dtype: torch.empty(shape, dtype=dtype)
 
@@ -78,7 +80,7 @@ class Buffers:
         return BatchBuffer(self, plan)
 
     def finish(self, flight: Flight) -> Finished | Failed:
-        """Make the batch of a flight whose rows are all done. Runs the user's collate."""
+        """Make the batch of a flight whose rows are done: runs the user's collate."""
         plan, buffer = flight.plan, flight.buffer
         assert isinstance(buffer, BatchBuffer)
         failures = sorted(flight.failures, key=lambda failure: failure.row)
@@ -88,8 +90,8 @@ class Buffers:
         rows = tuple(failure.row for failure in failures)
         try:
             return Finished(buffer.collect(rows), tuple(failures))
-        except Exception as error:  # whatever the user's function raises is the batch
-            error.add_note(buffer.oddities(plan, flight.rows.indices))
+        except Exception as error:  # noqa: BLE001 what the user's raises is the batch
+            error.add_note(buffer.blame(plan, flight.rows.indices))
             return Failed(error)
 
 
@@ -172,48 +174,37 @@ class BatchBuffer:
                 layout.write(self._memory, row, [layout.read(self._memory, donor)])
         return self._memory
 
-    def oddities(self, plan: BatchPlan, indices: NDArray[np.int64] | None) -> str:
-        """Name the samples that differ from most, for an error of collation."""
-        rows = sorted(self._loose)
-        shapes = {row: describe(self._loose[row]) for row in rows}
-        usual = Counter(shapes.values()).most_common(1)
-        common = describe_layout(self._layout, self._memory) or (usual[0][0] if usual else "")
-        where = f"epoch {plan.epoch}, step {plan.step}"
+    def blame(self, plan: BatchPlan, indices: NDArray[np.int64] | None) -> str:
+        """Say, for an error of collation, in which batch and which samples are odd."""
+        where = f"in {self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:
-            first = f"first sample: {shapes.get(0)}"
-            return f"penstock: in the collate_fn of {self.maker.stage} ({where}), {first}"
-        named = (lambda row: "") if indices is None else lambda row: f" {indices[row]}"
-        odd = [
-            f"sample{named(row)} (row {row}): {shape}"
-            for row, shape in shapes.items()
-            if shape != common
-        ][:5]
-        seen = "; ".join(odd) if odd else f"all {len(rows)} samples: {common}"
-        return (
-            f"penstock: in {self.maker.stage} ({where}): the samples of a batch must be "
-            f"of one shape and type{f', most are {common}' if odd else ''}; {seen}. "
-            "Bring them to one shape in a map(), or give batch(collate_fn=...) a function "
-            "that pads."
-        )
+            return f"penstock: {where}, in its collate_fn"
+        return f"penstock: {where}: {odd_ones(self._samples(()), indices)}"
 
-    def _gather(self, failed: tuple[int, ...]) -> Any:
-        """Collect the samples in row order and collate them all at once."""
-        loose, layout = self._loose, self._layout
-        if self.maker.keep:
-            return dict(sorted(loose.items()))
+    def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
+        """Return the samples by row, those in the batch's memory too."""
+        loose, layout = dict(self._loose), self._layout
         if layout is not None:
             for row in range(self.rows):
                 if row not in loose and row not in failed:
                     loose[row] = layout.read(self._memory, row)
-        loose |= {row: loose[donor] for row, donor in donors(failed, self.rows)}
+        return dict(sorted(loose.items()))
+
+    def _gather(self, failed: tuple[int, ...]) -> Any:
+        """Collect the samples in row order and collate them all at once."""
+        samples = self._samples(failed)
+        if self.maker.keep:
+            return samples
+        samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
         collate = self.maker.collate or default_collate
-        return collate([loose[row] for row in range(self.rows)])
+        return collate([samples[row] for row in range(self.rows)])
 
 
 def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
     """Pair each failed row with the next healthy one, around the end.
 
-    A pure function of which rows failed, so the batch is the same however it was loaded.
+    A pure function of which rows failed, so the batch is the same however it was
+    loaded.
     """
     bad = set(failed)
     pairs = []
@@ -223,35 +214,3 @@ def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
             donor = (donor + 1) % rows
         pairs.append((row, donor))
     return pairs
-
-
-def size_of(sample: Any) -> int:
-    """Bytes a sample holds: arrays, tensors, text and bytes; 64 for anything else."""
-    nbytes = getattr(sample, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
-    if isinstance(sample, (bytes, bytearray, str)):
-        return len(sample)
-    if isinstance(sample, (tuple, list)):
-        return sum(map(size_of, sample))
-    if isinstance(sample, dict):
-        return sum(map(size_of, sample.values()))
-    return 64
-
-
-def describe(sample: Any) -> str:
-    """Say what a sample is, in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
-    shape = getattr(sample, "shape", None)
-    if shape is not None:
-        return f"{str(sample.dtype).removeprefix('torch.')} {list(shape)}"
-    if isinstance(sample, (tuple, list)):
-        return f"({', '.join(map(describe, sample))})"
-    if isinstance(sample, dict):
-        inner = ", ".join(f"{key}: {describe(value)}" for key, value in sample.items())
-        return f"{{{inner}}}"
-    return type(sample).__name__
-
-
-def describe_layout(layout: Layout | None, memory: Any) -> str | None:
-    """Say what the samples are that lie in the batch's memory."""
-    return None if layout is None else describe(layout.read(memory, 0))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from .flow import Flight
+    from .flight import Flight
     from .plan import Context
 
 __all__ = ["Chunk", "Failure", "Lease", "Outcome", "Signal", "runs"]

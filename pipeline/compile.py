@@ -1,15 +1,15 @@
 """From what the user wrote to what can run: stages in, a recipe out. Pure.
 
-Neighbouring stages of one executor kind are fused into one segment, so a sample passes through
-them without being handed over. Three things are borders: a setting of its own
-(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose reads
-wait while what follows computes.
+Neighbouring stages of one executor kind are fused into one segment, so a sample passes
+through them without being handed over. Three things are borders: a setting of its own
+(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
+reads wait while what follows computes.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,20 @@ import torch
 
 from .buffers import Buffers
 from .errors import SpecError
-from .plan import Constant, Order, Plan, Setting, Shard
+from .plan import (
+    Constant,
+    Cursor,
+    Order,
+    Plan,
+    Setting,
+    Shard,
+    read_state,
+    write_state,
+)
 from .program import Filter, Map, Operation, Program, Read, ReadOn
 from .spec import (
     BatchStage,
+    Defaults,
     DeviceStage,
     Executor,
     FilterStage,
@@ -34,21 +44,12 @@ from .spec import (
     Workers,
 )
 
-__all__ = ["Defaults", "Recipe", "SegmentRecipe", "compile_recipe"]
+__all__ = ["Recipe", "SegmentRecipe", "compile_recipe"]
 
 MOST_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
 ENDLESS = 1 << 62
 """Length an iterable is planned with; it says itself when it ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What is taken where the user says nothing."""
-
-    num_parallel_workers: int
-    prefetch_size: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,21 @@ class Recipe:
     iterable: bool
     device: torch.device | None
 
+    def state(self, cursor: Cursor) -> dict[str, object]:
+        """Return `cursor` as O(1) JSON."""
+        return write_state(cursor, self.plan.hash, self.plan.facts())
+
+    def restore(self, state: Mapping[str, object]) -> Cursor:
+        """Return the cursor in `state`; StateError if it does not belong here."""
+        if self.repack:  # its batches are not the plan's, so the plan cannot check them
+            return read_state(state, self.plan.hash, self.plan.facts())
+        return self.plan.restore(state)
+
 
 PerSample = SourceStage | MapStage | FilterStage
 
 
-def compile_recipe(
-    stages: Sequence[Stage], defaults: Defaults, shard: Shard
-) -> Recipe:
+def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) -> Recipe:
     """Build the recipe of a pipeline.
 
     Raises:
@@ -219,9 +228,9 @@ def _segment(
 def _executor(stages: list[PerSample]) -> Executor:
     """Which kind of workers a segment starts with."""
     source = stages[0]
-    chosen = next((s.executor for s in stages if s.executor != "auto"), "auto")
-    if chosen != "auto":
-        return chosen
+    for stage in stages:
+        if stage.executor != "auto":
+            return stage.executor
     if isinstance(source, SourceStage):
         if source.thread_safe is False:
             return "process"
@@ -260,9 +269,7 @@ def _operation(stage: PerSample, number: int, name: str) -> Operation:
             return Read(name, stage.dataset.__getitem__, many)
         case MapStage():
             wanted = _parameters(stage.function)
-            return Map(
-                name, number, stage.function, "rng" in wanted, "ctx" in wanted
-            )
+            return Map(name, number, stage.function, "rng" in wanted, "ctx" in wanted)
         case FilterStage():
             return Filter(name, stage.predicate)
 

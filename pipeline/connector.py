@@ -1,9 +1,10 @@
 """The one seam between the engine and its workers: `take` a lease, `settle` it.
 
-A monitor over the pure state of flow.py. One lock an engine guards the flow, the instruments
-and the count of workers to retire; nothing blocks and no user code runs while it is held. A
-worker that finds nothing waits on its segment's condition and is woken by event; one that must
-not block (a selector) subscribes a bell instead and uses `try_take`.
+A monitor over the pure state of flow.py. One lock an engine guards the flow, the
+instruments and the count of workers to retire; nothing blocks and no user code runs
+while it is held. A worker that finds nothing waits on its segment's condition and is
+woken by event; one that must not block (a selector) subscribes a bell instead and uses
+`try_take`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from .chunk import Lease, Outcome, Signal
-from .flow import FEED, Flight, Flow
+from .flight import Flight
+from .flow import FEED, Flow
 from .metrics import Wait, WorkerMeter, WorkerReading
 
 __all__ = ["Connector", "Gate"]
@@ -123,7 +125,7 @@ class Connector:
                 self._gone += meter.read(self.gate.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
-        """Wait for work. `surplus()` says, under the lock, whether to retire instead."""
+        """Wait for work; `surplus()`, asked under the lock: retire instead?"""
         with self.gate as flow:
             while True:
                 if flow.closed:
@@ -143,8 +145,8 @@ class Connector:
     def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
         """Hand in what became of a lease; the one who completes a batch finishes it.
 
-        Never waits for another worker. Finishing may run the user's `collate_fn`, in this
-        worker, with no lock held.
+        Never waits for another worker. Finishing may run the user's `collate_fn`, in
+        this worker, with no lock held.
         """
         clock = self.gate.clock
         with self.gate as flow:

@@ -1,9 +1,10 @@
 """Credits: the bytes that batches in flight may hold, one purse for a whole process.
 
-A batch is charged an estimate when its first row is handed out, in ticket order, trued up as
-its rows are finished, and let go when the trainer takes it. The oldest batch of a pipeline is
-always granted, so every pipeline can move whatever the others hold: the bytes held stay under
-the budget plus one batch of each pipeline, and nothing can deadlock.
+A batch is charged an estimate when its first row is handed out, in ticket order, trued
+up as its rows are finished, and let go when the trainer takes it. The oldest batch of a
+pipeline is always granted, so every pipeline can move whatever the others hold: the
+bytes held stay under the budget plus one batch of each pipeline, and nothing can
+deadlock.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ __all__ = ["Account", "AccountStatistics", "Purse"]
 class Purse:
     """A number of bytes that several pipelines share.
 
-    The lock guards `held_bytes`, `limit_bytes` and the waiting list. It is taken inside an
-    engine's lock and never the other way round: nothing is called while it is held.
+    The lock guards `held_bytes`, `limit_bytes` and the waiting list. It is taken inside
+    an engine's lock and never the other way round: nothing is called while it is held.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -2,10 +2,11 @@
 
     with Engine(recipe, purse, step) as engine:   # compiled, forked, started
         flight, finished = engine.pop()           # in order; blocks until ready
-        engine.restart(step)                      # drop what is in flight, go on elsewhere
+        engine.restart(step)                      # drop what is in flight, go on
+        elsewhere
 
-It holds no reference to the pipeline or to the trainer's iterator, and its threads hold none
-to it, so letting go of an iterator is enough to have it closed (feed.py).
+It holds no reference to the pipeline or to the trainer's iterator, and its threads hold
+none to it, so letting go of an iterator is enough to have it closed (feed.py).
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
+from typing import Self
 
 from .buffers import Failed, Finished
 from .compile import Recipe, SegmentRecipe
 from .connector import Connector, Gate
 from .credits import Account, Purse
 from .errors import BudgetError, PenstockError
-from .flow import FEED, Buffer, Flight, Flow, SegmentState
+from .flight import Buffer, Flight
+from .flow import FEED, Flow
 from .knob import Knob
 from .metrics import Gauge
 from .monitor import Monitor, TrainerMeter
 from .plan import BatchPlan
 from .program import ReadOn
 from .segment import Kind, Segment
+from .segment_state import SegmentState
 from .workers.crew import Crew
 from .workers.inline import Inline
 from .workers.processes import Processes
@@ -62,7 +66,7 @@ class Engine:
         buffers = recipe.buffers
         if self._slabs is not None:
             buffers = replace(buffers, lend=self._slabs.lend)
-        self.account = Account(purse, lambda: self.gate.poke())
+        self.account = Account(purse, self._poke)
         self.gate = Gate(self._flow(recipe, buffers.of, step))
         self.segments = [
             self._segment(at, segment, buffers.finish)
@@ -74,7 +78,8 @@ class Engine:
         self.trainer = TrainerMeter()
         self.monitor = Monitor(self.gate, self.segments, self.trainer)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
+        """Let the workers begin."""
         for segment in self.segments:
             segment.start()
         return self
@@ -154,6 +159,9 @@ class Engine:
         self._rung = True
         self.gate.wake(FEED)
 
+    def _poke(self) -> None:
+        self.gate.poke()
+
     def _check(self, flow: Flow) -> None:
         if self.gate.broken is not None:
             raise self.gate.broken
@@ -162,12 +170,13 @@ class Engine:
             raise PenstockError(text)
 
     def _check_budget(self, flight: Flight) -> None:
-        needed, limit = self.account.statistics().batch_bytes, self.account.purse.limit_bytes
+        needed = self.account.statistics().batch_bytes
+        limit = self.account.purse.limit_bytes
         if needed > limit:
             text = (
-                f"the memory budget must hold one batch: {flight.plan.n_rows} samples of "
-                f"this pipeline need {needed} bytes on their way, got {limit}; raise it "
-                "with set_memory_budget() or make the batch smaller"
+                f"the memory budget must hold one batch: {flight.plan.n_rows} samples "
+                f"of this pipeline need {needed} bytes on their way, got {limit}; "
+                "raise it with set_memory_budget() or make the batch smaller"
             )
             raise BudgetError(text)
 

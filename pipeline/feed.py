@@ -63,9 +63,9 @@ class Faults:
         if self._count > self.allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
             error.add_note(
-                f"penstock: {self._count} samples of epoch {plan.epoch} have failed, the "
-                f"error budget allows {self.allowed}; mend them, leave them out with "
-                "select(), or raise batch(error_budget=...)"
+                f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
+                f"the error budget allows {self.allowed}; mend them, leave them out "
+                "with select(), or raise batch(error_budget=...)"
             )
             raise error
 

@@ -1,125 +1,47 @@
 """The engine's pure core: which rows are where, who may work on what, what is ready.
 
-No lock, no clock, no thread: every event comes in with its time, and what has to be woken
-is left in `wakes` for the shell (connector.py) to act on. Segments are numbered along the
-data; rows wait between them as *pieces*, kept by address (step, row), so work may finish in
-any order. What holds for every state:
+No lock, no clock, no thread: every event comes in with its time, and what has to be
+woken is left in `wakes` for the shell (connector.py) to act on. Segments are numbered
+along the data; rows wait between them as *pieces*, kept by address (step, row), so work
+may finish in any order. What holds for every state:
 
-- a row opened is in exactly one place: not yet handed out, a piece of one segment, one lease,
-  or finished (placed, failed or dropped);
-- a lease is settled once: a second settling, or one from before `restart`, changes nothing;
-- the oldest unfinished batch may always be worked on, in every segment, whatever the bounds
-  and credits say, so something can always move (the proof is in `_limit` and `Account.open`).
+- a row opened is in exactly one place: not yet handed out, a piece of one segment, one
+  lease, or finished (placed, failed or dropped);
+- a lease is settled once: a second settling, or one from before `restart`, changes
+  nothing;
+- the oldest unfinished batch may always be worked on, in every segment, whatever the
+  bounds and credits say, so something can always move (the proof is in `_limit` and
+  `Account.open`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .chunk import Chunk, Failure, Lease, Outcome, runs
+from .chunk import Lease, Outcome, runs
 from .credits import Account
-from .metrics import Gauge, Wait
+from .flight import Buffer, Flight
+from .metrics import Wait
 from .plan import BatchPlan, Rows
+from .segment_state import SegmentState
 
-__all__ = ["FEED", "Batches", "Buffer", "Flight", "Flow", "SegmentState"]
+__all__ = ["FEED", "Batches", "Flow"]
 
 FEED = -1
 """Stands for the trainer's end among the segment numbers in `wakes`."""
-
-LEASE_NS = 1_500_000
-"""Work in one lease: long against the hand-over (some 20 us), short against a batch."""
 
 
 class Batches(Protocol):
     """Where work comes from: a plan (pipeline/plan)."""
 
-    def batch(self, step: int) -> BatchPlan: ...
+    def batch(self, step: int) -> BatchPlan:
+        """Return the batch of a global step."""
+        ...
 
-    def rows(self, plan: BatchPlan, /) -> Rows: ...
-
-
-class Buffer(Protocol):
-    """Where a batch's rows go; the flow only carries it."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A batch on its way."""
-
-    plan: BatchPlan
-    rows: Rows
-    buffer: Buffer
-    remaining: list[int]
-    """Rows still to be finished, by segment."""
-    next_row: int = 0
-    """First row the source has not handed out."""
-    failures: list[Failure] = field(default_factory=list)
-    dropped: int = 0
-    ended: bool = False
-    """The source ran dry within this batch (iterables alone)."""
-
-    def chunk(self, start: int, stop: int) -> Chunk:
-        """Return rows `start` to `stop` as work for the first segment."""
-        rows = self.rows
-        return Chunk(
-            self.plan.step,
-            start,
-            rows.indices[start:stop],
-            rows.rounds[start:stop],
-            self.plan.ctx,
-        )
-
-
-Piece = tuple[int, int, Chunk, list[Any] | None, int]
-"""(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
-
-
-class SegmentState:
-    """One segment's share of the flow: what waits before it, how far it may go."""
-
-    __slots__ = ("gauge", "head", "ns_per_row", "pieces", "prefetch", "waiting", "workers")
-
-    def __init__(self, head: int, prefetch: int, workers: int, gauge: Gauge) -> None:
-        self.head = head
-        """Oldest step it has not finished."""
-        self.prefetch = prefetch
-        """Batches it may work ahead of its reader."""
-        self.workers = workers
-        self.pieces: list[Piece] = []
-        """A heap: rows ready to be worked on."""
-        self.waiting = 0
-        """Rows in `pieces`."""
-        self.ns_per_row: float | None = None
-        self.gauge = gauge
-        """Rows waiting behind it: for the next segment, or finished for the trainer."""
-
-    def lease_rows(self, rows: int) -> int:
-        """How many rows make a lease; one, until the first has told what it costs."""
-        if self.ns_per_row is None:
-            return 1
-        return max(1, min(rows, int(LEASE_NS / max(self.ns_per_row, 1.0))))
-
-    def window(self, rows: int) -> int:
-        """Batches it may be ahead: as asked, and enough for every worker to hold work."""
-        needed = self.workers * self.lease_rows(rows)
-        return max(self.prefetch, -(-needed // rows))
-
-    def learn(self, run_ns: int, rows: int) -> None:
-        """Take a settled lease into account for the size of the next ones."""
-        seen = run_ns / rows
-        known = self.ns_per_row
-        if known is None or seen > known:
-            self.ns_per_row = seen if known is None else known + 0.3 * (seen - known)
-        else:
-            # Down at once, since the first rows of all pay for what is warmed up; but to
-            # no less than an eighth: one lucky row is no evidence.
-            self.ns_per_row = max(seen, known / 8)
+    def rows(self, plan: BatchPlan, /) -> Rows:
+        """Return this rank's samples of it."""
+        ...
 
 
 class Flow:
@@ -313,48 +235,10 @@ class Flow:
         state.gauge.capacity = state.prefetch * self.batch_rows
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
-        """Lease the earliest piece, joined with those that follow it without a gap."""
-        step, first, chunk, inputs, nbytes = heapq.heappop(state.pieces)
-        flight = self.flights[step]
-        wanted = state.lease_rows(len(flight.rows.indices))
-        if len(chunk) > wanted:
-            chunk, rest = chunk.split(wanted)
-            kept = nbytes * wanted // (wanted + len(rest))
-            left = None if inputs is None else inputs[wanted:]
-            inputs = None if inputs is None else inputs[:wanted]
-            heapq.heappush(
-                state.pieces, (step, rest.first_row, rest, left, nbytes - kept)
-            )
-            nbytes = kept
-        else:
-            chunk, inputs, nbytes = self._join(state, flight, chunk, inputs, nbytes, wanted)
-        self._move(at, -len(chunk), now_ns)
+        flight = self.flights[state.pieces[0][0]]
+        _, _, chunk, inputs, nbytes = state.pop(flight)
+        self._show_waiting(at, now_ns)
         return self._lend(Lease(at, chunk, inputs, flight, nbytes), now_ns)
-
-    @staticmethod
-    def _join(
-        state: SegmentState,
-        flight: Flight,
-        chunk: Chunk,
-        inputs: list[Any] | None,
-        nbytes: int,
-        wanted: int,
-    ) -> tuple[Chunk, list[Any] | None, int]:
-        first, stop = chunk.first_row, chunk.first_row + len(chunk)
-        pieces = state.pieces
-        while (
-            pieces
-            and pieces[0][:2] == (chunk.step, stop)
-            and stop - first + len(pieces[0][2]) <= wanted
-        ):
-            _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
-            stop += len(more)
-            nbytes += more_bytes
-            if inputs is not None and more_inputs is not None:
-                inputs = inputs + more_inputs
-        if stop - first > len(chunk):
-            chunk = flight.chunk(first, stop)
-        return chunk, inputs, nbytes
 
     def _lend(self, lease: Lease, now_ns: int) -> Lease:
         lease.taken_ns = now_ns
@@ -362,7 +246,7 @@ class Flow:
         return lease
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
-        """Return unfinished rows to the front; tell what bytes of input were used up."""
+        """Return unfinished rows to the front; tell how much input was used up."""
         done, rows = outcome.done, len(lease.chunk)
         if done == rows:
             return lease.input_bytes
@@ -371,8 +255,8 @@ class Flow:
         used = lease.input_bytes * done // rows
         inputs = None if lease.inputs is None else lease.inputs[done:]
         piece = (rest.step, rest.first_row, rest, inputs, lease.input_bytes - used)
-        heapq.heappush(state.pieces, piece)
-        self._move(at, len(rest), now_ns)
+        state.push(piece)
+        self._show_waiting(at, now_ns)
         self._wake(at, 1)
         return used
 
@@ -383,19 +267,17 @@ class Flow:
             return
         at = lease.segment + 1
         each = max(0, outcome.nbytes) // len(outputs)
-        pieces = self.segments[at].pieces
+        state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
             samples = outputs if stop - start == len(outputs) else outputs[start:stop]
             nbytes = each * (stop - start)
-            heapq.heappush(
-                pieces, (chunk.step, chunk.first_row, chunk, samples, nbytes)
-            )
+            state.push((chunk.step, chunk.first_row, chunk, samples, nbytes))
             self._wake(at, 1)
-        self._move(at, len(outputs), now_ns)
+        self._show_waiting(at, now_ns)
 
     def _count(self, flight: Flight, at: int, outcome: Outcome) -> None:
-        """Take finished rows off; rows that failed or were dropped are finished for all."""
+        """Take off finished rows; those failed or dropped are finished for all."""
         gone = len(outcome.failures) + outcome.dropped
         remaining = flight.remaining
         remaining[at] -= outcome.done
@@ -412,12 +294,9 @@ class Flow:
         if number > 0:
             self._wake(number - 1)
 
-    def _move(self, at: int, rows: int, now_ns: int) -> None:
-        """So many rows more (or fewer) wait before segment `at`."""
-        state = self.segments[at]
-        state.waiting += rows
+    def _show_waiting(self, at: int, now_ns: int) -> None:
         if at > 0:
-            self.segments[at - 1].gauge.move(state.waiting, now_ns)
+            self.segments[at - 1].gauge.move(self.segments[at].waiting, now_ns)
 
     def _show_outbox(self, now_ns: int) -> None:
         self.segments[-1].gauge.move(len(self.outbox) * self.batch_rows, now_ns)

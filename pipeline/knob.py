@@ -1,4 +1,4 @@
-"""Knobs: the only way in which anything outside the engine changes a running pipeline."""
+"""Knobs: the only way in which anything outside changes a running pipeline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Knob:
         return self.read()
 
     def turn(self, value: int) -> int:
-        """Ask for `value`, kept within `lower` and `upper`; return what was asked for."""
+        """Ask for `value`, kept within the bounds; return what was asked for."""
         asked = min(max(value, self.lower), self.upper)
         if asked != self.read():
             self.write(asked)

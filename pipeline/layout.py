@@ -1,9 +1,9 @@
 """How one sample lies in a batch: learned from a sample, used to write rows in place.
 
-A layout is a tree of the containers of a sample with a *leaf* for each array or number. It
-gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch at once;
-what it does not know is left to default_collate itself (`learn` returns None, or `write`
-raises `Misfit`), so the bytes, types and errors are torch's in every case.
+A layout is a tree of the containers of a sample with a *leaf* for each array or number.
+It gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch
+at once; what it does not know is left to default_collate itself (`learn` returns None,
+or `write` raises `Misfit`), so the bytes, types and errors are torch's in every case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from .chunk import runs
 
@@ -27,9 +26,10 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name)
     for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 "
-        "float16 float32 float64 complex64 complex128"
-    ).split()
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
 }
 NUMBERS: dict[type, torch.dtype] = {
     int: torch.int64,
@@ -43,7 +43,7 @@ JOINED_BYTES = 1 << 18
 
 
 class Misfit(Exception):
-    """A sample does not lie as the layout says: the batch goes through default_collate."""
+    """A sample does not lie as the layout says; default_collate must do it."""
 
 
 class Layout(Protocol):
@@ -137,7 +137,7 @@ class TensorLeaf:
 
 @dataclass(frozen=True, slots=True)
 class NumberLeaf:
-    """A Python int, float or bool: int64, float64 or bool, as torch.tensor makes them."""
+    """A Python int, float or bool: int64, float64 or bool, as torch has it."""
 
     kind: type
 
@@ -170,7 +170,7 @@ class ObjectLeaf:
     def row_bytes(self) -> int:
         return 64
 
-    def open(self, rows: int, allocate: Allocate) -> list[Any]:
+    def open(self, rows: int, allocate: Allocate) -> list[Any]:  # noqa: ARG002
         return [None] * rows
 
     def write(self, memory: list[Any], first: int, samples: Sequence[Any]) -> None:
@@ -201,7 +201,8 @@ class SequenceNode:
         return self.kind(*opened) if hasattr(self.kind, "_fields") else opened
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        # Like default_collate, by the first sample's type: others need its length alone.
+        # Like default_collate, by the first sample's type: others need its length
+        # alone.
         if type(samples[0]) is not self.kind:
             raise Misfit
         try:
@@ -259,7 +260,7 @@ def write_rows(
 
 
 def learn(sample: Any) -> Layout | None:
-    """Return how `sample` lies in a batch; None: leave such batches to default_collate."""
+    """Return how `sample` lies in a batch; None: default_collate must do it."""
     try:
         return _learn(sample)
     except Misfit:

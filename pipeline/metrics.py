@@ -1,8 +1,8 @@
 """The monitor's instruments: cumulative counters, updated under the engine's lock.
 
-Each costs well under a microsecond an event (benchmarks/engine_overhead.py). Intervals still
-open when an instrument is read are counted up to the reading, so that a worker that has waited
-for a minute, or a connector empty since long ago, never looks healthy.
+Each costs well under a microsecond an event (benchmarks/engine_overhead.py). Intervals
+still open when an instrument is read are counted up to the reading, so that a worker
+that has waited for a minute, or a connector empty since long ago, never looks healthy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The monitor: reads the instruments of an engine, and makes windows of what it read."""
+"""The monitor: reads an engine's instruments, and makes windows of what it read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from .observation import (
 )
 from .segment import Segment
 
-__all__ = ["Monitor", "Reading", "SegmentReading", "TrainerMeter", "Window", "difference", "unmeasured"]
+__all__ = [
+    "Monitor",
+    "Reading",
+    "SegmentReading",
+    "TrainerMeter",
+    "Window",
+    "difference",
+    "unmeasured",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +60,9 @@ class Reading:
 class TrainerMeter:
     """Measures `next()` from outside: how long it made the trainer wait.
 
-    A step's times are counted when its batch is handed over, together with the batch, so a
-    window never holds half a step. Written by the trainer's thread alone; another may read
-    at any time.
+    A step's times are counted when its batch is handed over, together with the batch,
+    so a window never holds half a step. Written by the trainer's thread alone; another
+    may read at any time.
     """
 
     def __init__(self) -> None:

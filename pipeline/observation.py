@@ -1,8 +1,9 @@
 """What the monitor saw during one window of time: frozen, plain numbers.
 
-The tuner and `explain()` see a running pipeline only through these. All times are seconds,
-all rates are derived, nothing here holds a lock or a live object. A window is the difference
-of two readings of cumulative counters, so windows may be added, replayed and simulated.
+The tuner and `explain()` see a running pipeline only through these. All times are
+seconds, all rates are derived, nothing here holds a lock or a live object. A window is
+the difference of two readings of cumulative counters, so windows may be added, replayed
+and simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ConnectorObservation:
     capacity: float
     """Rows that may wait at most, at the end of the window."""
     empty: float
-    """Share of the window, 0 to 1, with no row waiting: near 1, what reads it starves."""
+    """Share of the window, 0 to 1, with no row waiting: near 1, what reads it
+    starves."""
     full: float
     """Share of the window, 0 to 1, at capacity: near 1, what fills it is held back."""
     nbytes: float
@@ -61,9 +63,11 @@ class SegmentObservation:
     worker_s: float
     """Worker-seconds: how long its workers existed, summed over them."""
     run_s: float
-    """Worker-seconds inside the stages' functions: CPU and everything that blocks in them."""
+    """Worker-seconds inside the stages' functions: CPU and everything that blocks in
+    them."""
     cpu_s: float
-    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run queue."""
+    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
+    queue."""
     wait_input_s: float
     """Worker-seconds waiting for rows to work on."""
     wait_credit_s: float

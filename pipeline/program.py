@@ -1,8 +1,8 @@
 """A segment's body: which functions run on a chunk, one after the other.
 
-A program holds no queue and no lock, so the same one runs in the trainer's thread, in worker
-threads and in other processes. Each operation runs over all rows of the chunk before the next
-does; a row whose function raised is set aside and the others go on.
+A program holds no queue and no lock, so the same one runs in the trainer's thread, in
+worker threads and in other processes. Each operation runs over all rows of the chunk
+before the next does; a row whose function raised is set aside and the others go on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any, Protocol
 
-from .buffers import size_of
 from .chunk import Chunk, Failure, Outcome
 from .errors import SampleError
 from .randomness import SampleRandom
+from .sample import size_of
 
 __all__ = ["Filter", "Map", "Operation", "Program", "Read", "ReadOn", "Sink", "Work"]
 
@@ -84,10 +84,11 @@ FAILED = object()
 
 
 def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
-    """Replace the samples by what `count` lazy calls give, setting aside those that raise.
+    """Replace the samples by what `count` lazy calls give, setting failures aside.
 
     `list.extend` keeps what an iterator gave before it raised, and the iterator goes on
-    behind the item that raised, so the loop over all rows runs in C while all goes well.
+    behind the item that raised, so the loop over all rows runs in C while all goes
+    well.
     """
     calls = iter(calls)
     results: list[Any] = []
@@ -95,7 +96,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
     while len(results) < count:
         try:
             results.extend(calls)
-        except BaseException as error:  # SystemExit too: it belongs to the trainer
+        except BaseException as error:  # noqa: BLE001 SystemExit too is the trainer's
             failed.add(len(results))
             work.fail(len(results), error, stage)
             results.append(FAILED)
@@ -130,7 +131,7 @@ class Read:
         if self.get_many is not None:
             try:
                 samples = list(self.get_many(indices))
-            except Exception:  # asked one by one, the guilty sample will say so itself
+            except Exception:  # noqa: BLE001 one by one, the guilty sample says so itself
                 samples = []
             if len(samples) == len(indices):
                 work.samples = samples
@@ -142,7 +143,8 @@ class Read:
 class ReadOn:
     """Ask an iterable for its next samples; one worker, in order.
 
-    The iterator is opened when the first row of an epoch is wanted and dropped at its end.
+    The iterator is opened when the first row of an epoch is wanted and dropped at its
+    end.
     """
 
     stage: str
@@ -167,7 +169,7 @@ class ReadOn:
             before = len(samples)
             try:
                 samples.extend(islice(self._iterator, wanted - before))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 it is the trainer's
                 work.fail(len(samples), error, self.stage)
                 # A generator that raised is finished, so its epoch is, too.
                 self._iterator = None
@@ -269,7 +271,7 @@ class Program:
         sink: Sink | None,
         random: SampleRandom,
     ) -> Outcome:
-        """Work on a chunk; place the results in `sink`, or return them if it is None."""
+        """Work on a chunk; place the results in `sink`, or return them without one."""
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         work = Work(chunk, random, inputs or [])
         for operation in self.operations:

@@ -1,24 +1,23 @@
 """Batches from what is left over at run time: after a filter, or from an iterable.
 
-The engine loads blocks of planned tickets; here the samples that survived are dealt into
-batches of the size asked for, in ticket order. So batches do not depend on where blocks begin,
-and a state needs nothing but the number of tickets used up.
+The engine loads blocks of planned tickets; here the samples that survived are dealt
+into batches of the size asked for, in ticket order. So batches do not depend on where
+blocks begin, and a state needs nothing but the number of tickets used up.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from .buffers import BatchBuffer, Buffers, Failed
 from .engine import Engine
 from .feed import Delivery, Faults
-from .plan import BatchPlan, Cursor, Plan, read_state, write_state
+from .plan import BatchPlan, Cursor, Plan
 from .stamp import stamped, to_device
 
-__all__ = ["RepackFeed", "repack_restore", "repack_state"]
+__all__ = ["RepackFeed"]
 
 
 class RepackFeed:
@@ -52,7 +51,8 @@ class RepackFeed:
         length = recipe.plan.order.epoch_length
         step, skip = place(self._plan, cursor)
         if recipe.iterable:
-            # An iterable has no index: what was read before is read again, and left out.
+            # An iterable has no index: what was read before is read again, and left
+            # out.
             if not (self._clean and cursor.position == 0):
                 self._engine.restart(step, cursor.position - skip)
         elif step != self._engine.head:
@@ -122,8 +122,10 @@ class RepackFeed:
         buffer.place(range(len(samples)), samples)
         try:
             return buffer.collect(())
-        except Exception as error:  # whatever collate raises, with the odd samples named
-            error.add_note(buffer.oddities(plan, None))
+        except (
+            Exception
+        ) as error:  # whatever collate raises, with the odd samples named
+            error.add_note(buffer.blame(plan, None))
             raise
 
 
@@ -136,13 +138,3 @@ def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
     """Return the block that a cursor's tickets lie in, and how many of it are used."""
     block, skip = divmod(cursor.position, block_rows(plan))
     return plan.first_step(cursor.epoch) + block, skip
-
-
-def repack_state(plan: Plan, cursor: Cursor) -> dict[str, object]:
-    """Return `cursor` as O(1) JSON."""
-    return write_state(cursor, plan.hash, plan.facts())
-
-
-def repack_restore(plan: Plan, state: Mapping[str, object]) -> Cursor:
-    """Return the cursor in `state`; StateError if it is of another pipeline."""
-    return read_state(state, plan.hash, plan.facts())

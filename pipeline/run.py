@@ -25,8 +25,8 @@ NOTE_NS = 1_000_000_000
 class Run:
     """What iterating a pipeline starts, and keeps between epochs.
 
-    `next` and `begin` belong to the trainer's thread; `observe`, `knobs` and `steps` to the
-    tuner's; `close` may be called from any.
+    `next` and `begin` belong to the trainer's thread; `observe`, `knobs` and `steps` to
+    the tuner's; `close` may be called from any.
     """
 
     def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:

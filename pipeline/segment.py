@@ -7,8 +7,8 @@ from typing import Literal
 
 from .compile import SegmentRecipe
 from .connector import Connector
-from .flow import SegmentState
 from .knob import Knob
+from .segment_state import SegmentState
 from .workers.crew import Crew
 from .workers.inline import Inline
 
@@ -30,8 +30,9 @@ SURE_NS = 3_000_000
 class Segment:
     """One segment of a running engine.
 
-    A segment with executor `auto` begins inline and moves to threads once it has shown that
-    a batch costs more than handing it over: nothing is known of a function before it runs.
+    A segment with executor `auto` begins inline and moves to threads once it has shown
+    that a batch costs more than handing it over: nothing is known of a function before
+    it runs.
     """
 
     def __init__(self, recipe: SegmentRecipe, connector: Connector, hire: Hire) -> None:

@@ -1,7 +1,7 @@
 """Sources: what a pipeline may read from, and how.
 
-A map-style source is anything with `__len__` and `__getitem__`: a torch dataset, a list, an
-array, an HF dataset. An iterable source is anything else with `__iter__`.
+A map-style source is anything with `__len__` and `__getitem__`: a torch dataset, a
+list, an array, an HF dataset. An iterable source is anything else with `__iter__`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from .errors import SpecError
 
 __all__ = ["Folder", "is_iterable", "list_images"]
 
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"))
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+)
 """Files taken for images, in any case of letters."""
 
 
@@ -93,7 +95,8 @@ def empty(top: Path, folders: list[str]) -> str:
     if folders:
         return (
             f"`from_folder` found no image below {str(top)!r}: {len(folders)} "
-            f"sub-folders ({', '.join(folders[:3])}, ...) hold no file ending in {kinds}"
+            f"sub-folders ({', '.join(folders[:3])}, ...) hold no file ending in "
+            f"{kinds}"
         )
     if list_images(top):
         return (
@@ -102,8 +105,8 @@ def empty(top: Path, folders: list[str]) -> str:
             "from_dataset with a list of paths and a map() that reads them"
         )
     return (
-        f"`from_folder` found nothing in {str(top)!r}: it is empty of class folders and "
-        f"images; give the folder that holds one sub-folder per class, with files "
+        f"`from_folder` found nothing in {str(top)!r}: it is empty of class folders "
+        f"and images; give the folder that holds one sub-folder per class, with files "
         f"ending in {kinds}"
     )
 

@@ -1,8 +1,8 @@
 """What the user wrote: frozen stages, which hold no thread, file or lock.
 
-A pipeline's description is a tuple of these. They compare, and print as the code that makes
-them; `compile.py` turns them into something that can run. Each checks its own arguments when
-it is made, so a mistake shows in the user's line that holds it.
+A pipeline's description is a tuple of these. They compare, and print as the code that
+makes them; `compile.py` turns them into something that can run. Each checks its own
+arguments when it is made, so a mistake shows in the user's line that holds it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .errors import SpecError
 
 __all__ = [
     "BatchStage",
+    "Defaults",
     "DeviceStage",
     "Executor",
     "FilterStage",
@@ -37,6 +38,15 @@ EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process")
 OnError = Literal["raise", "substitute"]
 Workers = int | tuple[int, int] | None
 """Exactly n; between lo and hi, starting at lo; or as configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What is taken where the user says nothing."""
+
+    num_parallel_workers: int
+    prefetch_size: int
+    seed: int
 
 
 def check(condition: object, text: str) -> None:
@@ -93,7 +103,9 @@ def call(method: str, *args: object, **options: tuple[object, object]) -> str:
     """Print a method call, leaving out options that have their default."""
     given = [repr(arg) for arg in args]
     given += [
-        f"{key}={value!r}" for key, (value, default) in options.items() if value != default
+        f"{key}={value!r}"
+        for key, (value, default) in options.items()
+        if value != default
     ]
     return f"{method}({', '.join(given)})"
 
@@ -116,19 +128,19 @@ class SourceStage:
             check(
                 self.num_parallel_workers in (None, 1),
                 "an iterable dataset is read by one worker, in its order, got "
-                f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out here "
-                "and give it to the map() that does the work",
+                f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out "
+                "here and give it to the map() that does the work",
             )
             check(
                 self.executor != "process",
-                'an iterable dataset is read in the trainer\'s process: executor="process"'
-                " is for its map(), not for from_dataset()",
+                "an iterable dataset is read in the trainer's process: "
+                'executor="process" is for its map(), not for from_dataset()',
             )
             return
         check(
             len(self.dataset) > 0,
-            f"the dataset {type(self.dataset).__name__} is empty; it must hold at least "
-            "one sample",
+            f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
+            "least one sample",
         )
 
     @property
@@ -313,8 +325,8 @@ class BatchStage:
         )
         check(
             0 <= self.error_budget <= 1,
-            "`error_budget` is the share of an epoch's samples that may fail, from 0 to "
-            f"1, got {self.error_budget!r}",
+            "`error_budget` is the share of an epoch's samples that may fail, from 0 "
+            f"to 1, got {self.error_budget!r}",
         )
 
     def __repr__(self) -> str:
@@ -346,8 +358,8 @@ class DeviceStage:
             raise SpecError(text) from error
         check(
             found.type != "cuda" or torch.cuda.is_available(),
-            f"to_device({device!r}): this machine has no CUDA device that torch can use; "
-            'use to_device("cpu") or leave it out',
+            f"to_device({device!r}): this machine has no CUDA device that torch can "
+            'use; use to_device("cpu") or leave it out',
         )
         return cls(found)
 
@@ -386,6 +398,6 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
             and source.iterable
             and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
         ),
-        f"{shown} needs samples with an index, which an iterable dataset does not have; "
-        "let the dataset do it, or use a map-style one",
+        f"{shown} needs samples with an index, which an iterable dataset does not "
+        "have; let the dataset do it, or use a map-style one",
     )

@@ -1,15 +1,14 @@
 """Stamped batches: what collate gives, with its `.plan` attached.
 
-A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples come as
-subclasses of their type that have one. Anything else keeps its type and gets the attribute if
-it can hold one.
+A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples
+come as subclasses of their type that have one. Anything else keeps its type and gets
+the attribute if it can hold one.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,14 +30,19 @@ class StampedDict(dict[Any, Any]):
     __slots__ = ("plan",)
 
 
-class StampedTuple(tuple[Any, ...]):
+class StampedTuple(tuple[Any, ...]):  # noqa: SLOT001 a tuple's cannot hold any
     """A tuple with a `.plan`."""
 
 
-@lru_cache(maxsize=64)
+_types: dict[type, type] = {}
+
+
 def _with_plan(kind: type) -> type:
     """Return a subclass of a namedtuple whose instances can hold a `.plan`."""
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__})
+    if kind not in _types:
+        names = {"__module__": kind.__module__}
+        _types[kind] = type(kind.__name__, (kind,), names)
+    return _types[kind]
 
 
 def stamped(data: Any, plan: BatchPlan) -> Any:
@@ -63,7 +67,7 @@ def to_device(data: Any, device: torch.device) -> Any:
 
 
 def map_tensors(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `data` with `change` applied to each tensor in its lists, tuples, dicts."""
+    """Return `data` with each tensor in its lists, tuples and dicts changed."""
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):

@@ -25,7 +25,7 @@ class Inline:
 
     @property
     def tally(self) -> tuple[int, int]:
-        """Rows worked on and nanoseconds spent, without the first lease, which is cold."""
+        """Rows done and nanoseconds spent, without the first lease, which is cold."""
         return self._rows, self._run_ns
 
     def step(self) -> bool:

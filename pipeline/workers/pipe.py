@@ -1,7 +1,8 @@
 """A two-way pipe between the trainer and one of its own children.
 
-Frames of pickled objects, and file descriptors between them. Only our own processes, forked
-from the trainer, hold an end: nothing from a disk or a network comes through here.
+Frames of pickled objects, and file descriptors between them. Only our own processes,
+forked from the trainer, hold an end: nothing from a disk or a network comes through
+here.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def pipe() -> tuple[Pipe, Pipe]:
 def close_inherited(keep: Pipe) -> None:
     """In a forked child: close every end but one.
 
-    A child that held a copy of another's end would keep that other from ever seeing that
-    the trainer is gone.
+    A child that held a copy of another's end would keep that other from ever seeing
+    that the trainer is gone.
     """
     for end in list(_ends):
         if end is not keep:

@@ -1,7 +1,8 @@
 """Processes as workers: for functions that hold the GIL, or that no thread may share.
 
-One selector thread in the trainer serves all children of a segment. It never waits for a
-lease: it is rung by the gate when there may be work, and by its pipes when work is done.
+One selector thread in the trainer serves all children of a segment. It never waits for
+a lease: it is rung by the gate when there may be work, and by its pipes when work is
+done.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Child:
 class Processes:
     """A number of worker processes.
 
-    `_asked` is guarded by the gate's lock; everything else belongs to the selector thread.
+    `_asked` is guarded by the gate's lock; everything else belongs to the selector
+    thread.
     """
 
     executor = "process"
@@ -105,7 +107,7 @@ class Processes:
                     self._hand_out()
                     for key, _ in selector.select():
                         self._hear(selector, key.fd)
-            except BaseException as error:  # ours alone: user code runs in the children
+            except BaseException as error:  # noqa: BLE001 ours: user code runs in children
                 self._gate.fail(error)
             finally:
                 self._end_all(selector)
@@ -132,8 +134,8 @@ class Processes:
                 end = self._template.hire(self._connector.segment)
             except EOFError as error:
                 text = (
-                    "the process from which workers are forked has died (out of memory?);"
-                    " iterate again to start a new one"
+                    "the process that worker processes are forked from has died (out "
+                    "of memory?); iterate again to start a new one"
                 )
                 raise WorkerError(text) from error
             child = Child(end, self._connector.enter())
@@ -213,11 +215,10 @@ class Processes:
 
     def _blame(self, lease: Lease, child: Child) -> list[Failure]:
         chunk, stage = lease.chunk, self._program.operations[-1].stage
-        indices = ", ".join(map(str, chunk.indices[:5].tolist()))
         text = (
-            f"worker processes of {stage} died {DEATHS} times on the same samples (last: "
-            f"pid {child.pid}; indices {indices}{', ...' if len(chunk) > 5 else ''}); "
-            "look for a crash in native code or for the system's out-of-memory killer"
+            f"worker processes of {stage} died {DEATHS} times on the same samples "
+            f"(last: pid {child.pid}; indices from {chunk.indices[0]} on); look"
+            " for a crash in native code or for the system's out-of-memory killer"
         )
         return [
             Failure(WorkerError(text), stage, int(index), chunk.first_row + at)

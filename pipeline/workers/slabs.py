@@ -1,9 +1,9 @@
 """Slabs: batches' memory shared with worker processes, anonymous from birth.
 
-A slab is a memfd, mapped by the trainer and by every worker that writes rows into it. It is
-lent to the trainer with the batch and comes back when the batch's last array dies; what the
-trainer keeps for long is given away, its descriptor closed, so neither memory nor descriptors
-of ours grow with what the user collects.
+A slab is a memfd, mapped by the trainer and by every worker that writes rows into it.
+It is lent to the trainer with the batch and comes back when the batch's last array
+dies; what the trainer keeps for long is given away, its descriptor closed, so neither
+memory nor descriptors of ours grow with what the user collects.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def map_shared(descriptor: int, nbytes: int) -> Block:
 def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
     """Return an allocator that deals out `block` from its start, and the array it cuts.
 
-    The array lives for as long as any tensor made on it: its own base is no array, so numpy
-    makes it, and not the block, the base of all its views. The same calls give the same places in every process that maps the same slab.
+    The array lives for as long as any tensor made on it: its own base is no array, so
+    numpy makes it, and not the block, the base of all its views. The same calls give
+    the same places in every process that maps the same slab.
     """
     place = 0
-    memory = np.frombuffer(block, np.uint8)
+    memory = np.frombuffer(memoryview(block), np.uint8)
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nonlocal place
@@ -76,7 +77,7 @@ def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
 
 
 def room_for(nbytes: int, leaves: int = 16) -> int:
-    """Bytes of a slab for a batch of `nbytes`, whole pages, room to align the leaves."""
+    """Bytes of a slab for a batch: whole pages, with room to align the leaves."""
     page = mmap.PAGESIZE
     return -(-(nbytes + leaves * ALIGN) // page) * page
 
@@ -91,7 +92,8 @@ class Slab:
         self.nbytes = nbytes
         self.descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
         try:
-            # Every page is claimed now: a full tmpfs is an error here, not a SIGBUS later.
+            # Every page is claimed now: a full tmpfs is an error here, not a SIGBUS
+            # later.
             os.posix_fallocate(self.descriptor, 0, nbytes)
             self.block = map_shared(self.descriptor, nbytes)
         except BaseException:
@@ -111,8 +113,9 @@ class Slab:
 class SlabPool:
     """The slabs of one engine.
 
-    The lock guards all but `_returned`, to which whatever thread drops a batch's last array
-    appends (one atomic call: it may happen anywhere, also while the lock is held).
+    The lock guards all but `_returned`, to which whatever thread drops a batch's last
+    array appends (one atomic call: it may happen anywhere, also while the lock is
+    held).
     """
 
     def __init__(self, keep: int = 16) -> None:

@@ -45,14 +45,14 @@ class RemoteTraceback(Exception):
 def travel(failure: Failure) -> Failure:
     """In the worker: make a failure fit to be pickled, its traceback kept as text.
 
-    An exception that does not come out of pickle as what went in (many with arguments of
-    their own do not) travels as a `WorkerError` that quotes it.
+    An exception that does not come out of pickle as what went in (many with arguments
+    of their own do not) travels as a `WorkerError` that quotes it.
     """
     error = failure.error
     text = "".join(traceback.format_exception(error))
     try:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301 our own exception
-    except Exception:  # whatever its reduction raises, it cannot travel
+    except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
         error = WorkerError(f"{type(error).__qualname__}: {error}")

@@ -1,8 +1,9 @@
-"""The template: a child of the trainer, forked at `iter()`, from which workers are forked.
+"""The template: a child forked at `iter()`, from which worker processes are forked.
 
-It inherits the dataset and the functions as they are, nothing is pickled and memory is shared
-until written; it runs no threads, so forking from it is safe at any time, while the trainer
-goes on with its own. It ends when the trainer closes the pipe or dies, and so do the workers.
+It inherits the dataset and the functions as they are, nothing is pickled and memory is
+shared until written; it runs no threads, so forking from it is safe at any time, while
+the trainer goes on with its own. It ends when the trainer closes the pipe or dies, and
+so do the workers.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ..buffers import size_of
 from ..chunk import Chunk, Failure, Outcome
 from ..errors import SampleError
 from ..layout import Layout, Misfit, write_rows
 from ..program import Program
 from ..randomness import SampleRandom
+from ..sample import size_of
 from .pipe import Pipe, close_inherited, pipe
 from .slabs import Block, allocate_on, map_shared
 from .task import Placement, travel
@@ -67,10 +68,12 @@ class Template:
 
 
 def _run_child(end: Pipe, body: Callable[[], None]) -> None:
-    """Run a forked process: never returns into the code of the one it was forked from."""
+    """Run a forked process; never returns into the code it was forked from."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C is the trainer's to handle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect or finalise
         close_inherited(keep=end)
@@ -79,7 +82,7 @@ def _run_child(end: Pipe, body: Callable[[], None]) -> None:
         status = 0
     except EOFError:
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 the last one who can tell
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -91,9 +94,12 @@ def _serve_template(end: Pipe, programs: Sequence[Program], seed: int) -> None:
     while True:
         descriptor, segment = end.receive_descriptor()
         if os.fork() == 0:
-            work = Pipe(socket.socket(fileno=descriptor))
-            _run_child(work, lambda: _serve_worker(work, programs[segment], seed))
+            _run_worker(Pipe(socket.socket(fileno=descriptor)), programs[segment], seed)
         os.close(descriptor)
+
+
+def _run_worker(end: Pipe, program: Program, seed: int) -> None:
+    _run_child(end, lambda: _serve_worker(end, program, seed))
 
 
 def _serve_worker(end: Pipe, program: Program, seed: int) -> None:
@@ -119,7 +125,7 @@ def reply(end: Pipe, program: Program, chunk: Chunk, outcome: Outcome) -> None:
         end.send(outcome)
     except EOFError:
         raise
-    except Exception as error:  # whatever the user's objects raise when pickled
+    except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
         text = (
             f"a sample made by {program.operations[-1].stage} cannot be sent to the "
             f"trainer's process ({type(error).__name__}: {error}); return arrays, "
@@ -134,13 +140,11 @@ def reply(end: Pipe, program: Program, chunk: Chunk, outcome: Outcome) -> None:
             )
             for at in range(len(chunk))
         ]
-        end.send(
-            Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns)
-        )
+        end.send(Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns))
 
 
 class SlabSink:
-    """Writes rows into the batch's slab; keeps those that do not fit to be sent back."""
+    """Writes rows into the batch's slab; keeps those that do not fit, to send."""
 
     def __init__(
         self, end: Pipe, placement: Placement | None, slabs: dict[int, Block]

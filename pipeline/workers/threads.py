@@ -19,11 +19,31 @@ JOIN_S = 10.0
 """How long `close` waits for functions in progress; a thread cannot be interrupted."""
 
 
+_torch_threads = threading.Lock()
+
+
+def use_one_torch_thread() -> None:
+    """Let torch's operators run on this thread alone.
+
+    Parallelism is between rows; a pool of threads for each worker would only compete.
+    The setting is each thread's own, but also becomes the default of threads that have
+    not used torch yet, so one more thread puts that back. The lock keeps two workers
+    from taking each other's setting for the default.
+    """
+    with _torch_threads:
+        default = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restore = threading.Thread(target=torch.set_num_threads, args=(default,))
+        restore.start()
+        restore.join()
+
+
 class Threads:
     """A number of threads, each taking and settling leases.
 
     The gate's lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
-    finds, at its next `take`, that there is a surplus; whichever comes first takes it on.
+    finds, at its next `take`, that there is a surplus; whichever comes first takes it
+    on.
     """
 
     executor = "thread"
@@ -74,15 +94,13 @@ class Threads:
         )
 
     def _work(self) -> None:
-        # Parallelism is between rows; threads within an operator would only compete.
-        # The setting is each thread's own.
-        torch.set_num_threads(1)
+        use_one_torch_thread()
         meter = self._connector.enter()
         random = SampleRandom(self._seed)
         try:
             while self._serve(meter, random):
                 pass
-        except BaseException as error:  # ours alone: user code is caught in Program
+        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
             self._gate.fail(error)
         finally:
             self._connector.leave(meter)

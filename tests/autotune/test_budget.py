@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune import (
+from penstock.autotune.budget import (
     Budget,
     effective_cpus,
     effective_memory_bytes,

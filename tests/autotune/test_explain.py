@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 
-from penstock.autotune import Budget, explain
+from penstock.autotune.budget import Budget
+from penstock.autotune.explain import explain
 from penstock.pipeline.observation import Observation, TrainerObservation
 from support.windows import DECODE, READ, at_ease, computing, connector, starved
 

@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune import (
-    AutotuneLog,
-    Budget,
-    ConnectorRules,
-    Decision,
-    Situation,
-    Tuner,
-    TunerThread,
-)
+from penstock.autotune.budget import Budget
+from penstock.autotune.decision import Decision
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import ConnectorRules
+from penstock.autotune.situation import Situation
+from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.autotune.policies.connector_rules import Memory
 from penstock.pipeline.knob import Knob
 from penstock.pipeline.observation import Observation

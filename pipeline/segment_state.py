@@ -1,0 +1,111 @@
+"""One segment's share of the flow: what waits before it, how far it may go. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from .chunk import Chunk
+from .flight import Flight
+from .metrics import Gauge
+
+__all__ = ["Piece", "SegmentState"]
+
+LEASE_NS = 1_500_000
+"""Work in one lease: long against the hand-over (some 20 us), short against a batch."""
+
+Piece = tuple[int, int, Chunk, list[Any] | None, int]
+"""(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
+
+
+class SegmentState:
+    """One segment's share of the flow: what waits before it, how far it may go."""
+
+    __slots__ = (
+        "gauge",
+        "head",
+        "ns_per_row",
+        "pieces",
+        "prefetch",
+        "waiting",
+        "workers",
+    )
+
+    def __init__(self, head: int, prefetch: int, workers: int, gauge: Gauge) -> None:
+        self.head = head
+        """Oldest step it has not finished."""
+        self.prefetch = prefetch
+        """Batches it may work ahead of its reader."""
+        self.workers = workers
+        self.pieces: list[Piece] = []
+        """A heap: rows ready to be worked on."""
+        self.waiting = 0
+        """Rows in `pieces`."""
+        self.ns_per_row: float | None = None
+        self.gauge = gauge
+        """Rows waiting behind it: for the next segment, or finished for the trainer."""
+
+    def lease_rows(self, rows: int) -> int:
+        """How many rows make a lease; one, until the first has told what it costs."""
+        if self.ns_per_row is None:
+            return 1
+        return max(1, min(rows, int(LEASE_NS / max(self.ns_per_row, 1.0))))
+
+    def window(self, rows: int) -> int:
+        """Batches it may be ahead: as asked, and enough for all its workers."""
+        needed = self.workers * self.lease_rows(rows)
+        return max(self.prefetch, -(-needed // rows))
+
+    def learn(self, run_ns: int, rows: int) -> None:
+        """Take a settled lease into account for the size of the next ones."""
+        seen = run_ns / rows
+        known = self.ns_per_row
+        if known is None or seen > known:
+            self.ns_per_row = seen if known is None else known + 0.3 * (seen - known)
+        else:
+            # Down at once, since the first rows of all pay for what is warmed up; but
+            # to no less than an eighth: one lucky row is no evidence.
+            self.ns_per_row = max(seen, known / 8)
+
+    def push(self, piece: Piece) -> None:
+        """Let rows wait here."""
+        heapq.heappush(self.pieces, piece)
+        self.waiting += len(piece[2])
+
+    def pop(self, flight: Flight) -> Piece:
+        """Take the earliest rows, as many as make a lease, all of this flight."""
+        piece = heapq.heappop(self.pieces)
+        wanted = self.lease_rows(len(flight.rows.indices))
+        if len(piece[2]) > wanted:
+            piece = self._split(piece, wanted)
+        else:
+            piece = self._join(piece, flight, wanted)
+        self.waiting -= len(piece[2])
+        return piece
+
+    def _split(self, piece: Piece, wanted: int) -> Piece:
+        step, first, chunk, inputs, nbytes = piece
+        chunk, rest = chunk.split(wanted)
+        kept = nbytes * wanted // (wanted + len(rest))
+        left = None if inputs is None else inputs[wanted:]
+        heapq.heappush(self.pieces, (step, rest.first_row, rest, left, nbytes - kept))
+        taken = None if inputs is None else inputs[:wanted]
+        return step, first, chunk, taken, kept
+
+    def _join(self, piece: Piece, flight: Flight, wanted: int) -> Piece:
+        """Add the pieces that follow without a gap, while they fit."""
+        step, first, chunk, inputs, nbytes = piece
+        pieces, stop = self.pieces, first + len(chunk)
+        while (
+            pieces
+            and pieces[0][:2] == (step, stop)
+            and stop - first + len(pieces[0][2]) <= wanted
+        ):
+            _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
+            stop += len(more)
+            nbytes += more_bytes
+            if inputs is not None and more_inputs is not None:
+                inputs = inputs + more_inputs
+        if stop - first > len(chunk):
+            chunk = flight.chunk(first, stop)
+        return step, first, chunk, inputs, nbytes

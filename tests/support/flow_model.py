@@ -1,0 +1,485 @@
+"""A flow next to the trivial model of it: a dictionary that says where each row is.
+
+A `Course` is one pipeline's real `Flow`, the workers and the trainer around it, and the
+model. Workers and trainer are as faithful as can be without threads: who finds nothing
+sleeps, and moves again only when the flow wakes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from penstock.pipeline.chunk import Failure, Lease, Outcome
+from penstock.pipeline.credits import Account, Purse
+from penstock.pipeline.flow import FEED, Flight, Flow, SegmentState
+from penstock.pipeline.metrics import Gauge, Wait
+from penstock.pipeline.plan import BatchPlan, Rows
+
+__all__ = ["DONE", "SOURCE", "Course", "Script", "Settling"]
+
+SOURCE, DONE = "source", "done"
+Place = tuple[str, int]
+"""`(source, 0)`, `(ready, segment)`, `(lent, segment)` or `(done, 0)`."""
+Address = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Batches of `sizes` rows, over and over; the last of a round ends an epoch."""
+
+    sizes: tuple[int, ...]
+    image_sizes: tuple[int | None, ...] = (None,)
+
+    def batch(self, step: int) -> BatchPlan:
+        epoch, batch = divmod(step, len(self.sizes))
+        n = self.sizes[batch]
+        return BatchPlan(
+            epoch=epoch,
+            step=step,
+            batch=batch,
+            start=sum(self.sizes[:batch]),
+            last=batch == len(self.sizes) - 1,
+            n_global=n,
+            n_rows=n,
+            n_local=n,
+            loss_weight=1.0,
+            image_size=self.image_sizes[step % len(self.image_sizes)],
+            lr_mult=1.0,
+            momentum=None,
+        )
+
+    def rows(self, plan: BatchPlan, /) -> Rows:
+        indices = plan.step * 1000 + np.arange(plan.n_rows, dtype=np.int64)
+        return Rows(indices, np.full(plan.n_rows, plan.epoch, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """What a worker makes of a lease."""
+
+    done: int = 1 << 30
+    """At most so many rows; the rest were not touched."""
+    failing: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+    """Offsets within the lease."""
+    ns_per_row: int = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Tray:
+    """Stands for a batch's buffer: which rows were put into it."""
+
+    placed: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """The model of one batch in flight."""
+
+    places: list[Place]
+    estimate: int
+    """Bytes it was opened with."""
+    oldest: bool
+    peak: int = 0
+    delivered: bool = False
+
+
+class Course:
+    """One pipeline: the flow, those around it, and where the model has each row."""
+
+    def __init__(
+        self, script: Script, row_bytes: tuple[int, ...], purse: Purse, step: int = 0
+    ) -> None:
+        """Make one segment for each of `row_bytes`: what a row holds behind it."""
+        self.script = script
+        self.row_bytes = row_bytes
+        self.account = Account(purse, self._poke)
+        segments = [SegmentState(step, 1, 1, Gauge(1, 0)) for _ in row_bytes]
+        self.flow = Flow(script, lambda plan: Tray(), segments, self.account, step)
+        self.batches: dict[int, Batch] = {}
+        self.head = step
+        self.ready_rows = 0
+        """Rows in the outbox, as its gauge counts them: by the size of batches."""
+        self.in_hand: list[Lease] = []
+        """Leases that workers hold, also from before a restart."""
+        self.settled: list[tuple[Lease, Outcome]] = []
+        self.complete: list[Flight] = []
+        """All rows done, not yet delivered."""
+        self.crew = [1] * len(row_bytes)
+        self.asleep = [0] * len(row_bytes)
+        self.trainer_waits = False
+        self.clock = count(1)
+
+    @property
+    def depth(self) -> int:
+        """Number of segments."""
+        return len(self.row_bytes)
+
+    # What happens
+
+    def take(self, at: int) -> None:
+        """A free worker of segment `at` asks for work, and is given what it should be."""
+        step, purse = self.flow.next_step, self.account.purse
+        estimate = self.account.expected(self.script.batch(step).image_size)
+        expected = self.grantable(at)
+        held = purse.held_bytes
+        given = self.flow.take(at, next(self.clock))
+        if self.flow.next_step > step:
+            self._note_opened(step, estimate or 0)
+        else:
+            assert purse.held_bytes == held
+        if isinstance(given, Wait):
+            assert expected is None, f"{expected} was not given out: {given}"
+            self.asleep[at] += 1
+        else:
+            self._note_lease(given, at, expected)
+        self.ring()
+
+    def settle(self, number: int, how: Settling) -> None:
+        """A worker hands in a lease: the `number`th of those in hand."""
+        lease = self.in_hand.pop(number)
+        outcome = self._outcome(lease, how)
+        self.settled.append((lease, outcome))
+        if lease in self.flow.leases:
+            self._settle(lease, outcome)
+        else:
+            self.settle_late(len(self.settled) - 1)
+        self.ring()
+
+    def settle_late(self, number: int) -> None:
+        """A lease that is settled, or from before a restart, is settled again."""
+        before = self.snapshot()
+        assert self.flow.settle(*self.settled[number], next(self.clock)) is None
+        assert self.snapshot() == before
+
+    def deliver(self, number: int) -> None:
+        """The worker that completed a batch puts it in the outbox."""
+        flight = self.complete.pop(number)
+        step = flight.plan.step
+        current = self.flow.flights.get(step) is flight
+        before = self.snapshot()
+        self.flow.deliver(flight, ("batch", step), next(self.clock))
+        if current:
+            self.batches[step].delivered = True
+            self._count_outbox()
+        else:
+            assert self.snapshot() == before
+        self.ring()
+
+    def pop(self) -> bool:
+        """The trainer asks for its next batch."""
+        batch = self.batches.get(self.head)
+        popped = self.flow.pop(next(self.clock))
+        if batch is None or not batch.delivered:
+            assert popped is None
+            self.trainer_waits = True
+            return False
+        assert popped is not None
+        flight, payload = popped
+        assert payload == ("batch", self.head)
+        self._check_whole(flight)
+        del self.batches[self.head]
+        self.head += 1
+        self._count_outbox()
+        self.ring()
+        return True
+
+    def set_prefetch(self, at: int, batches: int) -> None:
+        """The tuner turns a queue."""
+        self.flow.set_prefetch(at, batches)
+        self.ring()
+
+    def set_workers(self, at: int, workers: int) -> None:
+        """The tuner adds or retires workers; those in the middle of a lease go later."""
+        self.flow.set_workers(at, workers)
+        self.crew[at] = workers
+        self.asleep[at] = 0  # all are woken, to see whether they are to go
+        self.ring()
+
+    def restart(self, step: int) -> None:
+        """The trainer goes on elsewhere. Workers keep what they have in hand."""
+        self.flow.restart(step, next(self.clock))
+        self.batches.clear()
+        self.head, self.ready_rows = step, 0
+        self.trainer_waits = False
+        self.ring()
+
+    def close(self) -> None:
+        """The engine is closed."""
+        self.flow.close()
+        self.batches.clear()
+        self.ring()
+
+    def move(self) -> bool:
+        """Let everyone who is awake do what they can; False if all sleep."""
+        active = False
+        while self.in_hand:
+            self.settle(0, Settling())
+            active = True
+        while self.complete:
+            self.deliver(0)
+            active = True
+        for at in range(self.depth):
+            while self.awake(at):
+                self.take(at)
+                active = True
+        if not self.trainer_waits:
+            self.pop()
+            active = True
+        return active
+
+    # What holds
+
+    def awake(self, at: int) -> int:
+        """Workers of a segment that are free and not asleep."""
+        busy = sum(lease.segment == at for lease in self.in_hand)
+        return max(0, self.crew[at] - busy - self.asleep[at])
+
+    def grantable(self, at: int) -> Address | None:
+        """Where the rows begin that segment `at` must be given now, by the model."""
+        ready = self._at(("ready", at))
+        if ready:
+            return ready[0] if ready[0][0] <= self.limit(at) else None
+        if at > 0:
+            return None
+        if begun := self._at((SOURCE, 0)):
+            return begun[0]
+        step = self.head + len(self.batches)
+        if step > self.limit(0):
+            return None
+        return (step, 0) if step == self.head or self._affordable(step) else None
+
+    def limit(self, at: int) -> int:
+        """The last step that segment `at` may work on."""
+        window = self.flow.segments[at].window(self.flow.batch_rows)
+        if at + 1 == self.depth:
+            return self.head + window - 1
+        reader = self.head
+        while reader in self.batches and self._past(reader, at + 1):
+            reader += 1
+        return reader + window
+
+    def charge(self, step: int) -> int:
+        """Bytes a batch is charged: what it holds once it is complete, else the most."""
+        batch = self.batches[step]
+        if batch.delivered:
+            return self.held(step)
+        return max(batch.estimate, batch.peak)
+
+    def held(self, step: int) -> int:
+        """Bytes the rows of a batch hold where they are now."""
+        last = self.row_bytes[-1]
+        placed = len(self._tray(step).placed)
+        between = sum(
+            self.row_bytes[at - 1]
+            for kind, at in self.batches[step].places
+            if kind in ("ready", "lent") and at > 0
+        )
+        return last * placed + between
+
+    def overdraft(self) -> int:
+        """Bytes that may be charged beyond the limit: the oldest, and bad estimates."""
+        return sum(
+            self.charge(step)
+            if batch.oldest
+            else max(0, self.charge(step) - batch.estimate)
+            for step, batch in self.batches.items()
+        )
+
+    def check(self) -> None:
+        """Compare the flow with the model."""
+        flow = self.flow
+        modelled = [(where, place) for where, place in self._everything()]
+        assert sorted(self._found()) == sorted(
+            (where, place) for where, place in modelled if place[0] != DONE
+        )
+        assert flow.head == self.head
+        assert sorted(flow.flights) == sorted(self.batches)
+        delivered = {step for step, batch in self.batches.items() if batch.delivered}
+        assert set(flow.outbox) == delivered
+        for at in range(1, self.depth):
+            waiting = len(self._at(("ready", at)))
+            assert flow.segments[at].waiting == waiting
+            assert flow.segments[at - 1].gauge.level == waiting
+        assert flow.segments[-1].gauge.level == self.ready_rows
+        charged = sum(map(self.charge, self.batches))
+        assert self.account.statistics().held_bytes == charged
+
+    def check_alive(self) -> None:
+        """Someone can move: a worker at work or awake, or the trainer."""
+        assert (
+            self.in_hand
+            or self.complete
+            or not self.trainer_waits
+            or any(map(self.awake, range(self.depth)))
+        ), f"all sleep: {self.flow}"
+
+    def check_head(self) -> None:
+        """The oldest batch is granted wherever rows of it are ready, whatever binds."""
+        for at in range(self.depth):
+            ready = [row for step, row in self._at(("ready", at)) if step == self.head]
+            if ready:
+                assert self.grantable(at) == (self.head, ready[0])
+        if not self.batches and not self._at(("ready", 0)):
+            assert self.grantable(0) == (self.head, 0)
+
+    def snapshot(self) -> object:
+        """Everything an event could change."""
+        flow = self.flow
+        return (
+            sorted(self._found()),
+            flow.head,
+            flow.next_step,
+            sorted(flow.outbox),
+            [(s.head, s.waiting, s.ns_per_row, s.gauge.level) for s in flow.segments],
+            [tuple(flight.remaining) for flight in flow.flights.values()],
+            [len(flight.failures) for flight in flow.flights.values()],
+            self.account.statistics(),
+            self.account.purse.held_bytes,
+            dict(flow.wakes),
+        )
+
+    def ring(self) -> None:
+        """Wake whom the flow says, as the gate does."""
+        for at, number in self.flow.wakes.items():
+            if at == FEED:
+                self.trainer_waits = False
+            else:
+                self.asleep[at] -= min(number, self.asleep[at])
+        self.flow.wakes.clear()
+        for poke in self.account.take_pokes():
+            poke()
+
+    # The parts of these
+
+    def _poke(self) -> None:
+        self.flow.wakes[0] = 1 << 30
+        self.ring()
+
+    def _note_opened(self, step: int, estimate: int) -> None:
+        assert step == self.head + len(self.batches)
+        rows = self.script.batch(step).n_rows
+        oldest = step == self.head
+        self.batches[step] = Batch([(SOURCE, 0)] * rows, estimate, oldest)
+
+    def _note_lease(self, lease: Lease, at: int, expected: Address | None) -> None:
+        chunk = lease.chunk
+        step, first = chunk.step, chunk.first_row
+        assert (step, first) == expected
+        assert lease.flight is self.flow.flights[step]
+        assert lease.segment == at
+        assert 1 <= len(chunk) <= self.script.batch(step).n_rows - first
+        whole = self.script.rows(lease.flight.plan)
+        stop = first + len(chunk)
+        assert chunk.indices.tolist() == whole.indices[first:stop].tolist()
+        assert chunk.rounds.tolist() == whole.rounds[first:stop].tolist()
+        if at > 0:
+            assert lease.inputs == [(step, row, at) for row in range(first, stop)]
+            assert lease.input_bytes == self.row_bytes[at - 1] * len(chunk)
+        places = self.batches[step].places
+        for row in range(first, stop):
+            assert places[row] in (("ready", at), (SOURCE, at))
+            places[row] = ("lent", at)
+        self.in_hand.append(lease)
+
+    def _outcome(self, lease: Lease, how: Settling) -> Outcome:
+        """Make an outcome as a program would."""
+        chunk, at = lease.chunk, lease.segment
+        done = min(how.done, len(chunk))
+        failing = sorted(offset for offset in how.failing if offset < done)
+        lost = {offset for offset in how.dropped if offset < done} - set(failing)
+        kept = [o for o in range(done) if o not in lost and o not in failing]
+        outcome = Outcome(
+            done,
+            nbytes=self.row_bytes[at] * len(kept),
+            failures=[
+                Failure(ValueError(), "Map", 0, chunk.first_row + offset)
+                for offset in failing
+            ],
+            dropped=len(lost),
+            run_ns=how.ns_per_row * done,
+        )
+        if at + 1 < self.depth:
+            outcome.offsets = None if len(kept) == done else kept
+            outcome.outputs = [
+                (chunk.step, chunk.first_row + offset, at + 1) for offset in kept
+            ]
+        elif lease in self.flow.leases:
+            tray = self._tray(chunk.step)
+            tray.placed += [chunk.first_row + offset for offset in kept]
+        return outcome
+
+    def _settle(self, lease: Lease, outcome: Outcome) -> None:
+        chunk, at = lease.chunk, lease.segment
+        step, first = chunk.step, chunk.first_row
+        batch = self.batches[step]
+        moved = {row: ("ready", at) for row in range(first, first + len(chunk))}
+        moved |= dict.fromkeys(range(first, first + outcome.done), (DONE, 0))
+        for _, row, to in outcome.outputs or ():
+            moved[row] = ("ready", to)
+        for row, place in moved.items():
+            batch.places[row] = place
+        flight = self.flow.settle(lease, outcome, next(self.clock))
+        batch.peak = max(batch.peak, self.held(step))
+        finished = all(kind == DONE for kind, _ in batch.places)
+        assert (flight is not None) == finished
+        if flight is not None:
+            self.complete.append(flight)
+
+    def _check_whole(self, flight: Flight) -> None:
+        """Each row of the batch is in it once, or failed, or was dropped."""
+        tray = flight.buffer
+        assert isinstance(tray, Tray)
+        rows = [*tray.placed, *(failure.row for failure in flight.failures)]
+        assert len(set(rows)) == len(rows)
+        assert len(rows) + flight.dropped == flight.plan.n_rows
+        assert flight.remaining == [0] * self.depth
+
+    def _count_outbox(self) -> None:
+        self.ready_rows = len(self.flow.outbox) * self.flow.batch_rows
+
+    def _affordable(self, step: int) -> bool:
+        purse = self.account.purse
+        expected = self.account.expected(self.script.batch(step).image_size)
+        return expected is not None and purse.held_bytes + expected <= purse.limit_bytes
+
+    def _past(self, step: int, at: int) -> bool:
+        """Whether segment `at` has finished a batch."""
+        return all(
+            kind == DONE or (kind != SOURCE and where > at)
+            for kind, where in self.batches[step].places
+        )
+
+    def _at(self, place: Place) -> list[Address]:
+        return [where for where, here in self._everything() if here == place]
+
+    def _everything(self) -> Iterator[tuple[Address, Place]]:
+        for step in sorted(self.batches):
+            for row, place in enumerate(self.batches[step].places):
+                yield (step, row), place
+
+    def _found(self) -> Iterator[tuple[Address, Place]]:
+        """Every row that the flow itself has somewhere."""
+        flow = self.flow
+        for step, flight in flow.flights.items():
+            for row in range(flight.next_row, flight.plan.n_rows):
+                yield (step, row), (SOURCE, 0)
+        for at, state in enumerate(flow.segments):
+            for step, first, chunk, inputs, _ in state.pieces:
+                assert inputs is None or len(inputs) == len(chunk)
+                for row in range(first, first + len(chunk)):
+                    yield (step, row), ("ready", at)
+        for lease in flow.leases:
+            first = lease.chunk.first_row
+            for row in range(first, first + len(lease.chunk)):
+                yield (lease.chunk.step, row), ("lent", lease.segment)
+
+    def _tray(self, step: int) -> Tray:
+        tray = self.flow.flights[step].buffer
+        assert isinstance(tray, Tray)
+        return tray
