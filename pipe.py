@@ -368,7 +368,13 @@ class Epoch(Iterator[Any]):
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        delivery = self._run.next()
+        try:
+            delivery = self._run.next()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
+            self._abandon()
+            raise
         self._pipe._hand_over(delivery)  # noqa: SLF001 its other half
         if delivery is None:
             self._over = True

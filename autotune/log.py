@@ -28,6 +28,10 @@ REMARK = "Written by penstock's autotune: the values in force at the end of the 
 UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 
+_begun: set[Path] = set()
+"""Files of this process: another pipeline, or the same one's next loop, goes on in them."""
+
+
 class AutotuneLog:
     """Owns the two files of one rank. One thread writes to it: the tuner's.
 
@@ -41,8 +45,10 @@ class AutotuneLog:
         if prefix is not None:
             try:
                 # Line by line: a run that is killed leaves its rows behind.
-                path = Path(f"{prefix}_{rank}.jsonl")
-                self._rows = path.open("w", buffering=1)
+                path = Path(f"{prefix}_{rank}.jsonl").absolute()
+                mode = "a" if path in _begun else "w"
+                self._rows = path.open(mode, buffering=1)
+                _begun.add(path)
             except OSError as error:
                 self._give_up(error)
 

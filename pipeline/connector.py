@@ -54,9 +54,11 @@ class Gate:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.ring()
-        pokes = self.flow.account.take_pokes()
-        self.lock.release()
+        try:
+            self.ring()
+            pokes = self.flow.account.take_pokes()
+        finally:  # Ctrl-C may come in between
+            self.lock.release()
         for poke in pokes:
             poke()
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -73,8 +74,8 @@ class Engine:
             for at, segment in enumerate(recipe.segments)
         ]
         self._rung = self._step_wanted = True
-        for segment in range(len(self.segments)):
-            self.gate.bells[segment].append(self._ring)
+        for at, segment in enumerate(self.segments):
+            self.gate.bells[at].append(partial(self._ring, segment))
         self.trainer = TrainerMeter()
         self.monitor = Monitor(self.gate, self.segments, self.trainer)
 
@@ -113,13 +114,18 @@ class Engine:
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
 
-        An iterable begins anew, and leaves out its first `skip` samples.
+        An iterable begins anew, and leaves out its first `skip` samples. Its reader has
+        a place in it, so what it still reads for the rows dropped must be read first.
         """
         reader = self.recipe.segments[0].program.operations[0]
         with self.gate as flow:
-            flow.restart(step, self.gate.clock())
             if isinstance(reader, ReadOn):
+                flow.holding = True
+                while flow.reading:
+                    self.gate.wait(FEED)
+                flow.holding = False
                 reader.restart(skip)
+            flow.restart(step, self.gate.clock())
 
     @property
     def head(self) -> int:
@@ -154,10 +160,11 @@ class Engine:
                 return True
         return False
 
-    def _ring(self) -> None:
+    def _ring(self, segment: Segment) -> None:
         """A segment may have work: if it is inline, the trainer has to do it."""
-        self._rung = True
-        self.gate.wake(FEED)
+        if segment.inline is not None:
+            self._rung = True
+            self.gate.wake(FEED)
 
     def _poke(self) -> None:
         self.gate.poke()

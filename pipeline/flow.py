@@ -60,6 +60,8 @@ class Flow:
         self.segments = segments
         self.account = account
         self.closed = False
+        self.holding = False
+        """The source is given no more rows for now."""
         self.outbox: dict[int, Any] = {}
         """Finished batches by step: popped in order, the only reordering there is."""
         self.flights: dict[int, Flight] = {}
@@ -83,7 +85,7 @@ class Flow:
             return Wait.CREDIT
         if at > 0:
             return Wait.INPUT
-        flight = self._frontier()
+        flight = None if self.holding else self._frontier()
         if flight is None:
             return Wait.CREDIT
         start = flight.next_row
@@ -97,6 +99,8 @@ class Flow:
         if lease not in self.leases:
             return None
         self.leases.discard(lease)
+        if self.holding:
+            self._wake(FEED)
         flight, at = lease.flight, lease.segment
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
@@ -175,7 +179,12 @@ class Flow:
         self.segments[at].workers = workers
         self._wake(at)
 
-    # What the monitor asks
+    # What the monitor and the engine ask
+
+    @property
+    def reading(self) -> bool:
+        """Whether a worker is reading from the source."""
+        return any(lease.segment == 0 for lease in self.leases)
 
     def row_bytes(self, at: int) -> float:
         """Bytes of one row that waits behind segment `at`, on average."""

@@ -43,6 +43,8 @@ class Run:
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free where that is what has been prefetched."""
         self.feed.begin(cursor)
+        self._history.clear()
+        self._note(time.perf_counter_ns())
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end; measured."""

@@ -15,9 +15,11 @@ import numpy as np
 
 from penstock.pipeline.chunk import Failure, Lease, Outcome
 from penstock.pipeline.credits import Account, Purse
-from penstock.pipeline.flow import FEED, Flight, Flow, SegmentState
+from penstock.pipeline.flight import Flight
+from penstock.pipeline.flow import FEED, Flow
 from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.plan import BatchPlan, Rows
+from penstock.pipeline.segment_state import SegmentState
 
 __all__ = ["DONE", "SOURCE", "Course", "Script", "Settling"]
 

@@ -1,0 +1,86 @@
+"""Runs candidates in turn and prints their medians beside a peer's."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = ["Result", "show", "versus"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One candidate over all rounds."""
+
+    name: str
+    rates: tuple[float, ...]
+    """Samples a second, by round."""
+    cores: float
+    """Cores that it, children included, kept busy: the median."""
+
+    @property
+    def rate(self) -> float:
+        """The median."""
+        return statistics.median(self.rates)
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and all its children, ended ones too."""
+    process = psutil.Process()
+    times = process.cpu_times()
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in process.children(recursive=True):
+        try:
+            spent = child.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += spent.user + spent.system
+    return total
+
+
+def versus(
+    candidates: Mapping[str, Callable[[], object]], samples: int, rounds: int = 5
+) -> list[Result]:
+    """Run every candidate once a round, after one round that does not count.
+
+    Args:
+        candidates: each runs one whole epoch.
+        samples: in an epoch.
+        rounds: that count.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in candidates}
+    cores: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name, epoch in candidates.items():
+            print(f"round {number} of {rounds}: {name}", file=sys.stderr, flush=True)
+            start, cpu = time.perf_counter(), cpu_s()
+            epoch()
+            spent = time.perf_counter() - start
+            if number:
+                rates[name].append(samples / spent)
+                cores[name].append((cpu_s() - cpu) / spent)
+    return [
+        Result(name, tuple(rates[name]), statistics.median(cores[name]))
+        for name in candidates
+    ]
+
+
+def show(title: str, results: list[Result], peers: list[str]) -> Result:
+    """Print a table of ratios to the best of `peers`; return that peer."""
+    best = max((r for r in results if r.name in peers), key=lambda result: result.rate)
+    print(f"\n{title} (medians of {len(best.rates)}, interleaved; cores kept busy)")
+    width = max(len(result.name) for result in results)
+    for result in results:
+        low, high = min(result.rates), max(result.rates)
+        print(
+            f"  {result.name:<{width}}  {result.rate:>12,.0f}/s"
+            f"  ({low:,.0f} to {high:,.0f})"
+            f"  {result.rate / best.rate:6.2f}x  {result.cores:.2f} cores"
+        )
+    print(f"  1.00x is the best of: {', '.join(peers)}")
+    return best
