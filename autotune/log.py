@@ -29,7 +29,7 @@ UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 
 _begun: set[Path] = set()
-"""Files of this process: another pipeline, or the same one's next loop, goes on in them."""
+"""Files of this process: a further loop, or another pipeline, goes on in them."""
 
 
 class AutotuneLog:

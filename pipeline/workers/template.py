@@ -8,11 +8,13 @@ so do the workers.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +39,11 @@ class Template:
     def __init__(self, programs: Sequence[Program], seed: int) -> None:
         """Fork it. Called before the engine starts any thread."""
         self._pipe, theirs = pipe()
-        self._pid = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside threads. The child uses no lock that one
+            # of the trainer's threads may hold: it reads its pipe, and forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
         if self._pid == 0:
             _run_child(theirs, lambda: _serve_template(theirs, programs, seed))
         theirs.close()
@@ -61,7 +67,8 @@ class Template:
     def close(self) -> None:
         """Let it end, and wait until it has."""
         self._pipe.close()
-        os.waitpid(self._pid, 0)
+        with contextlib.suppress(ChildProcessError):  # others may wait for any child
+            os.waitpid(self._pid, 0)
 
     def __repr__(self) -> str:
         return f"<Template pid {self._pid}>"

@@ -1,0 +1,143 @@
+"""What does penstock itself cost, beside the work it is given?
+
+    python benchmarks/engine_overhead.py
+
+Prints, each beside its bound: the monitor's cost of one chunk event (1 us) and of a second
+of training (0.5 % CPU), the tuner's CPU a second (5 ms), `next()` when a batch is ready
+(50 us), and the time a batch of two numbers takes inline and on one thread, beside torch's
+DataLoader without workers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from torch.utils.data import DataLoader
+from versus import show, versus
+
+import penstock as ps
+from penstock.pipeline.metrics import Gauge, Wait, WorkerMeter
+
+ROUNDS = 5
+
+
+def ns_per_call(call: Callable[[], object], calls: int) -> float:
+    """Return the median over rounds of the time one call takes, in nanoseconds."""
+    seen = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        seen.append((time.perf_counter_ns() - start) / calls)
+    return statistics.median(seen)
+
+
+def chunk_event_ns() -> float:
+    """Return the instruments' share of an event: a chunk has two, taking and settling."""
+    meter, before, behind = WorkerMeter(0), Gauge(64, 0), Gauge(64, 0)
+
+    def lease() -> None:
+        now_ns = time.perf_counter_ns()
+        meter.wait(Wait.INPUT, now_ns)
+        meter.start(now_ns)
+        before.move(3, now_ns)
+        meter.stop(8, 1000, 1000)
+        behind.move(3, now_ns)
+
+    return ns_per_call(lease, 20_000) / 2
+
+
+def reading_ns() -> float:
+    """Return what one reading of all instruments takes: two segments, 16 workers."""
+    pipe = (
+        ps.Pipeline.from_dataset(list(range(10_000)), num_parallel_workers=8)
+        .map(abs, num_parallel_workers=8)
+        .batch(64)
+    )
+    batches = iter(pipe)
+    next(batches)
+    cost = ns_per_call(pipe.stats, 200)
+    pipe.close()
+    return cost
+
+
+def wait_a_little(number: int) -> int:
+    """Stand for a read that takes a while."""
+    time.sleep(0.002)
+    return number
+
+
+def tuner_cpu_s(seconds: float = 15.0) -> float:
+    """Return the CPU-seconds a second of the tuner's thread, beside a live pipeline."""
+    ps.set_enable_autotune(True)
+    pipe = (
+        ps.Pipeline.from_dataset(list(range(1_000_000)), num_parallel_workers=(1, 64))
+        .map(wait_a_little, num_parallel_workers=(1, 64))
+        .map(abs, num_parallel_workers=(1, 64))
+        .batch(16)
+    )
+    end, spent = time.monotonic() + seconds, 0.0
+    for _ in pipe:
+        tuner = [t for t in threading.enumerate() if t.name == "penstock-autotune"]
+        if tuner and tuner[0].ident is not None:
+            spent = time.clock_gettime(time.pthread_getcpuclockid(tuner[0].ident))
+        if time.monotonic() > end:
+            break
+    ps.set_enable_autotune(False)
+    return spent / seconds
+
+
+def ready_next_us() -> float:
+    """Return the median time of `next()` when the batch has long been ready."""
+    ps.set_prefetch_size(64)
+    data = [float(n) for n in range(64 * 64)]
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=1).batch(64)
+    batches = iter(pipe)
+    next(batches)
+    seen = []
+    for _ in range(50):
+        while pipe.stats().held_bytes < 60 * 64 * 8:
+            threading.Event().wait(0.001)
+        start = time.perf_counter_ns()
+        next(batches)
+        seen.append(time.perf_counter_ns() - start)
+    pipe.close()
+    ps.set_prefetch_size(2)
+    return statistics.median(seen) / 1e3
+
+
+def batch_cost() -> None:
+    """Print the cost of a batch that holds next to nothing."""
+    data = list(range(20_000))
+    inline = ps.Pipeline.from_dataset(data, executor="inline").batch(2)
+    thread = ps.Pipeline.from_dataset(data, num_parallel_workers=1).batch(2)
+    torch_loader = DataLoader(data, 2)  # type: ignore[arg-type]
+    candidates = {
+        "penstock inline": lambda: list(inline),
+        "penstock, one thread": lambda: list(thread),
+        "DataLoader num_workers=0": lambda: list(torch_loader),
+    }
+    results = versus(candidates, len(data) // 2, ROUNDS)
+    show("batches of two numbers a second", results, ["DataLoader num_workers=0"])
+
+
+def main() -> None:
+    """Print the figures."""
+    event = chunk_event_ns()
+    print(f"monitor: {event / 1e3:.2f} us a chunk event (bound 1 us)")
+    reading = reading_ns()
+    # One reading a second for explain(), two for the tuner; a thousand chunk events.
+    share = (3 * reading + 1000 * event) / 1e9
+    print(
+        f"monitor: {share:.2%} of a core (bound 0.5 %), a reading {reading / 1e3:.0f} us"
+    )
+    print(f"tuner: {tuner_cpu_s() * 1e3:.1f} ms of CPU a second (bound 5 ms)")
+    print(f"next(): {ready_next_us():.0f} us, median, batch ready (bound 50 us)")
+    batch_cost()
+
+
+if __name__ == "__main__":
+    main()
