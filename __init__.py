@@ -9,8 +9,8 @@ for batch in pipe:
 print(pipe.explain())
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import importlib as _importlib
+import typing as _typing
 
 from . import config
 from .config import (
@@ -38,7 +38,7 @@ from .pipeline.errors import (
 )
 from .pipeline.plan import BatchPlan, Shard
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from .pipeline import image, testing
 
 __all__ = [
@@ -72,6 +72,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
     if name in ("image", "testing"):
-        return import_module(f".pipeline.{name}", __name__)
+        return _importlib.import_module(f".pipeline.{name}", __name__)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    """Return what there is, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -2,10 +2,11 @@
 
     python benchmarks/imagenet_folder.py --data DIR
 
-Class folders of JPEGs: read, decode, random resized crop to 224, flip, batch of 64, uint8;
-whole epochs. The first part gives penstock and torch's DataLoader (0 to 4 workers, kept
-between epochs) the same function on Pillow; then penstock its own fused operator, beside a
-bare loop on two threads over the same operator. Files are in the page cache.
+Class folders of JPEGs: read, decode, random resized crop to 224, flip, batch of 64,
+uint8; whole epochs. The first part gives penstock and torch's DataLoader (0 to 4
+workers, kept between epochs) the same function on Pillow; then penstock its own fused
+operator, beside a bare loop on two threads over the same operator. Files are in the
+page cache.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/tiny_samples.py
 
-200,000 samples of `float32 [32]` and an int, in memory, shuffled, batch 256, whole epochs,
-beside torch's DataLoader with 0 to 4 workers (kept between epochs) and beside a bare loop
-over `__getitem__`.
+200,000 samples of `float32 [32]` and an int, in memory, shuffled, batch 256, whole
+epochs, beside torch's DataLoader with 0 to 4 workers (kept between epochs) and beside a
+bare loop over `__getitem__`.
 """
 
 from __future__ import annotations

@@ -171,26 +171,11 @@ def difference(before: Reading, now: Reading) -> Observation:
         connector(a, b, window_s)
         for a, b in zip(before.segments, now.segments, strict=True)
     ]
-    segments = []
-    for at, (a, b) in enumerate(zip(before.segments, now.segments, strict=True)):
-        work = b.total - a.total
-        segments.append(
-            SegmentObservation(
-                b.name,
-                b.queue_name,
-                b.executor,
-                b.num_parallel_workers,
-                b.prefetch_size,
-                work.rows,
-                work.alive_s,
-                work.run_s,
-                work.cpu_s,
-                work.wait_input_s,
-                work.wait_credit_s,
-                outputs[at - 1] if at else None,
-                outputs[at],
-            )
-        )
+    pairs = zip(before.segments, now.segments, strict=True)
+    segments = tuple(
+        segment(a, b, outputs[at - 1] if at else None, outputs[at])
+        for at, (a, b) in enumerate(pairs)
+    )
     ours, theirs = before.trainer, now.trainer
     trainer = TrainerObservation(
         theirs.steps - ours.steps,
@@ -204,9 +189,34 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.epoch,
         now.step,
         trainer,
-        tuple(segments),
+        segments,
         now.held_bytes,
         now.peak_bytes,
+    )
+
+
+def segment(
+    before: SegmentReading,
+    now: SegmentReading,
+    feeding: ConnectorObservation | None,
+    output: ConnectorObservation,
+) -> SegmentObservation:
+    """Return what one segment did during a window."""
+    work = now.total - before.total
+    return SegmentObservation(
+        now.name,
+        now.queue_name,
+        now.executor,
+        now.num_parallel_workers,
+        now.prefetch_size,
+        work.rows,
+        work.alive_s,
+        work.run_s,
+        work.cpu_s,
+        work.wait_input_s,
+        work.wait_credit_s,
+        feeding,
+        output,
     )
 
 

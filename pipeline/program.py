@@ -24,7 +24,9 @@ __all__ = ["Filter", "Map", "Operation", "Program", "Read", "ReadOn", "Sink", "W
 class Sink(Protocol):
     """Takes the rows of a batch."""
 
-    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int: ...
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
+        ...
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from .errors import SpecError
+from .printing import Bare, call, name_of
 
 __all__ = [
     "BatchStage",
@@ -82,32 +83,6 @@ def check_workers(workers: Workers, executor: Executor) -> None:
         f'executor="inline" has one worker, the trainer itself, got '
         f'`num_parallel_workers={workers!r}`; leave it out, or use executor="thread"',
     )
-
-
-def name_of(function: Any) -> str:
-    """Return what the log calls a function."""
-    name = getattr(function, "__name__", None) or type(function).__name__
-    return "lambda" if name == "<lambda>" else str(name)
-
-
-class Bare(str):
-    """Text that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def call(method: str, *args: object, **options: tuple[object, object]) -> str:
-    """Print a method call, leaving out options that have their default."""
-    given = [repr(arg) for arg in args]
-    given += [
-        f"{key}={value!r}"
-        for key, (value, default) in options.items()
-        if value != default
-    ]
-    return f"{method}({', '.join(given)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

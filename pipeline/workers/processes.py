@@ -102,15 +102,18 @@ class Processes:
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             try:
-                while not self._gate.flow.closed:
-                    self._staff(selector)
-                    self._hand_out()
-                    for key, _ in selector.select():
-                        self._hear(selector, key.fd)
-            except BaseException as error:  # noqa: BLE001 ours: user code runs in children
+                self._serve(selector)
+            except BaseException as error:  # noqa: BLE001 ours: user code is in children
                 self._gate.fail(error)
             finally:
                 self._end_all(selector)
+
+    def _serve(self, selector: selectors.BaseSelector) -> None:
+        while not self._gate.flow.closed:
+            self._staff(selector)
+            self._hand_out()
+            for key, _ in selector.select():
+                self._hear(selector, key.fd)
 
     def _hear(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         if descriptor == self._bell:

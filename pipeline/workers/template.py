@@ -40,8 +40,8 @@ class Template:
         """Fork it. Called before the engine starts any thread."""
         self._pipe, theirs = pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside threads. The child uses no lock that one
-            # of the trainer's threads may hold: it reads its pipe, and forks.
+            # Python 3.12 warns of forking beside threads. The child uses no lock that
+            # one of the trainer's threads may hold: it reads its pipe, and forks.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:

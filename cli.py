@@ -1,0 +1,172 @@
+"""The command line: `penstock demo`, `penstock doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import torch
+import typer
+
+from . import config
+from .autotune.budget import effective_cpus
+from .pipeline.errors import PenstockError
+
+__all__ = ["main"]
+
+GIB = 1 << 30
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written
+SHARED_MEMORY_WANTED = GIB // 2
+MEMORY_WANTED = GIB // 4
+CORES_WANTED = 2
+PACKAGES = ("numpy", "pillow", "simplejpeg", "lmdb")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
+
+app = typer.Typer(
+    name="penstock",
+    help="An input pipeline for PyTorch that tunes itself while the model trains.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 misused, 130 stopped."""
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        app(prog_name="penstock")
+    except PenstockError as error:
+        sys.exit(f"penstock: {error}")
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print("penstock: stopped", file=sys.stderr)
+        raise
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Stop at the first Ctrl-C; more of them would only break the tidying up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@app.command()
+def demo(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Class sub-folders of images; default: photos drawn once."),
+    ] = None,
+    latency_ms: Annotated[
+        float, typer.Option(min=0, help="What each read waits, as in an object store.")
+    ] = 15.0,
+    seconds: Annotated[
+        float, typer.Option(min=5, help="How long to train, drawing not counted.")
+    ] = 40.0,
+) -> None:
+    """Train on photos that are slow to read, then let autotune mend it."""
+    from .demo import tell
+
+    tell(data, latency_s=latency_ms / 1000, seconds=seconds)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what penstock finds on this machine, and what would make it better."""
+    for finding in findings():
+        print(finding)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the doctor looked at."""
+
+    what: str
+    value: str
+    cure: str = ""
+    """What to do about it; empty where all is well."""
+
+    def __str__(self) -> str:
+        cure = f"\n{'':17}cure: {self.cure}" if self.cure else ""
+        return f"{self.what:17}{self.value}{cure}"
+
+
+def findings() -> Iterator[Finding]:
+    """Look at everything that loading depends on."""
+    budget = config.budget()
+    yield Finding("Python", f"{platform.python_version()}, {platform.system()}")
+    yield Finding("torch", f"{torch.__version__}, {accelerators()}")
+    yield of_cpus(budget.cpu_cores)
+    yield of_torch_threads(torch.get_num_threads(), budget.cpu_cores)
+    yield of_memory(budget.memory_bytes)
+    yield of_shared_memory(SHARED_MEMORY)
+    yield of_worker_processes(multiprocessing.get_all_start_methods())
+    for package in PACKAGES:
+        yield of_package(package)
+
+
+def accelerators() -> str:
+    """Name the GPUs that torch can use."""
+    names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    return ", ".join(names) or "no CUDA device"
+
+
+def of_cpus(budget_cores: float) -> Finding:
+    """Compare the cores in the machine with those that may be used."""
+    value = (
+        f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and quota, "
+        f"budget {budget_cores:g}"
+    )
+    few = budget_cores < CORES_WANTED
+    cure = "training and loading take turns: allow this process more cores"
+    return Finding("CPUs", value, cure if few else "")
+
+
+def of_torch_threads(threads: int, budget_cores: float) -> Finding:
+    """Compare torch's threads with the cores there are for them."""
+    most = max(1, int(budget_cores))
+    cure = f"more threads than cores hinder each other: torch.set_num_threads({most})"
+    return Finding("torch threads", str(threads), cure if threads > most else "")
+
+
+def of_memory(budget_bytes: int) -> Finding:
+    """Look whether a few batches fit."""
+    cure = 'that is few batches: free some memory, or ps.set_memory_budget("512MB")'
+    value = f"budget {budget_bytes / GIB:.1f} GiB for batches in flight"
+    return Finding("memory", value, cure if budget_bytes < MEMORY_WANTED else "")
+
+
+def of_shared_memory(folder: str) -> Finding:
+    """Look at what containers often have too little of."""
+    try:
+        total = shutil.disk_usage(folder).total
+    except OSError:
+        return Finding(folder, "not on this system; penstock does not need it")
+    cure = "torch's own DataLoader needs more, penstock does not: docker --shm-size=1g"
+    short = total < SHARED_MEMORY_WANTED
+    return Finding(folder, f"{total / GIB:.1f} GiB", cure if short else "")
+
+
+def of_worker_processes(methods: list[str]) -> Finding:
+    """Look whether worker processes can run: they are forked and share memory files."""
+    able = "fork" in methods and hasattr(os, "memfd_create")
+    cure = 'worker processes need Linux: use executor="thread"'
+    return Finding("start methods", ", ".join(methods), "" if able else cure)
+
+
+def of_package(name: str) -> Finding:
+    """Look which version is installed."""
+    try:
+        return Finding(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", f"pip install {name}")

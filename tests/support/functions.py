@@ -1,0 +1,111 @@
+"""Functions for the stages of whole pipelines, and what tests ask of batches.
+
+Those that cross to worker processes and the exceptions they raise live here, where both
+sides find them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from .datasets import Sample
+
+__all__ = [
+    "BadSample",
+    "Tongue",
+    "UnpicklableError",
+    "augment",
+    "digest",
+    "fails_on",
+    "indices",
+    "pids",
+    "waits",
+]
+
+
+class BadSample(ValueError):
+    """What a user's function raises, with an argument of its own."""
+
+
+class UnpicklableError(Exception):
+    """Cannot be built from its `args` alone, so pickle does not bring it back."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"{reason} {index}")
+
+
+class Tongue(Exception):
+    """Holds what no pickle can hold."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, lambda: index)
+
+
+def augment(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Add noise of the sample's own."""
+    values, index = sample
+    return values + rng.random(values.shape, np.float32), index
+
+
+def waits(sample: Any, wait_s: float) -> Any:
+    """Wait, as a read from a network does, and hand the sample on."""
+    time.sleep(wait_s)
+    return sample
+
+
+def fails_on(
+    *bad: int, error: Callable[[int], BaseException] = BadSample
+) -> Callable[[Sample], Sample]:
+    """Return a function that raises on these indices."""
+    return partial(_fail, bad=frozenset(bad), error=error)
+
+
+def _fail(
+    sample: Sample, bad: frozenset[int], error: Callable[[int], BaseException]
+) -> Sample:
+    if sample[1] in bad:
+        raise error(sample[1])
+    return sample
+
+
+def pids(sample: Sample) -> tuple[int, int]:
+    """Return the sample's index and the process that works on it."""
+    return sample[1], os.getpid()
+
+
+def indices(batches: Iterable[Any]) -> Iterator[list[int]]:
+    """Return the indices in each batch of `Numbers`."""
+    return (batch[1].tolist() for batch in batches)
+
+
+def digest(batches: Iterable[Any]) -> str:
+    """Return a hash of all bytes, types and stamps, in order."""
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(repr(batch.plan).encode())
+        _add(found, batch)
+    return found.hexdigest()
+
+
+def _add(found: Any, data: Any) -> None:
+    found.update(type(data).__name__.encode())
+    if isinstance(data, torch.Tensor):
+        found.update(f"{data.dtype} {tuple(data.shape)}".encode())
+        found.update(data.numpy().tobytes())
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            found.update(repr(key).encode())
+            _add(found, value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            _add(found, value)
+    else:
+        found.update(repr(data).encode())

@@ -1,0 +1,134 @@
+"""The tuner at work on a running pipeline: it decides, and no byte changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from support.datasets import WORKERS, Numbers
+from support.functions import augment, digest, indices, waits
+
+LENGTH = 64
+DEADLINE_S = 20.0
+"""The tuner decides within 2 or 3 s; a machine with other work gets more."""
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps.config, "_settings", ps.config.Settings())
+    monkeypatch.setattr(logging.getLogger("penstock.autotune"), "propagate", False)
+
+
+def slow_pipe(workers: Mapping[str, Any], wait_s: float = 0.004) -> ps.Pipeline:
+    return (
+        ps.Pipeline.from_dataset(Numbers(LENGTH), executor="inline")
+        .shuffle(seed=3)
+        .map(augment, executor="inline")
+        .map(partial(waits, wait_s=wait_s), **workers)
+        .batch(8)
+    )
+
+
+def rows(prefix: Path) -> list[dict[str, Any]]:
+    text = Path(f"{prefix}_0.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def decisions(prefix: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(prefix) if row["event"] == "decision"]
+
+
+def train(pipe: ps.Pipeline, prefix: Path, least: int = 1) -> Iterator[str]:
+    """Run epochs until the tuner has decided `least` times; yield the digest of each."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(decisions(prefix)) < least and time.monotonic() < deadline_s:
+        yield digest(pipe)
+
+
+def untuned(epochs: int) -> list[str]:
+    """Return the digests of the first epochs, loaded by nobody but the trainer."""
+    ps.set_enable_autotune(False)
+    with slow_pipe(WORKERS["inline"], wait_s=0.0) as pipe:
+        return [digest(pipe) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize(
+    "workers", ["1 thread", "2 threads", "16 threads", "3 processes"]
+)
+def test_epochs_are_byte_identical_while_the_tuner_decides(
+    workers: str, tmp_path: Path
+) -> None:
+    prefix = tmp_path / "tuned"
+    ps.set_enable_autotune(True, str(prefix))
+    with slow_pipe(WORKERS[workers]) as pipe:
+        found = [digest(pipe), *train(pipe, prefix), digest(pipe), digest(pipe)]
+    assert decisions(prefix)
+    assert found == untuned(len(found))
+
+
+def test_the_trainer_inline_is_left_alone_and_gets_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "tuned"))
+    with slow_pipe(WORKERS["inline"], wait_s=0.001) as pipe:
+        found = [digest(pipe) for _ in range(5)]
+    assert found == untuned(5)
+    assert decisions(tmp_path / "tuned") == []
+
+
+def test_a_pipeline_that_starves_its_trainer_becomes_faster(tmp_path: Path) -> None:
+    prefix = tmp_path / "tuned"
+    ps.set_enable_autotune(True, str(prefix))
+    with slow_pipe(WORKERS["1 thread"]) as pipe:
+        list(pipe)
+        list(train(pipe, prefix, least=2))
+        stats = pipe.stats()
+    assert stats is not None
+    assert stats.segments[-1].num_parallel_workers > 1
+    kept = [row for row in rows(prefix) if row["event"] == "outcome" and row["kept"]]
+    assert kept
+
+
+def test_pinned_stages_and_bounds_are_respected(tmp_path: Path) -> None:
+    prefix = tmp_path / "tuned"
+    ps.set_enable_autotune(True, str(prefix))
+    wait = partial(waits, wait_s=0.004)
+    pipe = (
+        ps.Pipeline.from_dataset(Numbers(LENGTH), executor="inline")
+        .map(wait, executor="thread", num_parallel_workers=1, tune=False, name="pinned")
+        .map(wait, executor="thread", num_parallel_workers=(1, 2), name="bounded")
+        .batch(8)
+    )
+    with pipe:
+        list(pipe)
+        list(train(pipe, prefix))
+        stats = pipe.stats()
+    assert stats is not None
+    found = {segment.name: segment for segment in stats.segments}
+    assert found["Map(ID:1) pinned"].num_parallel_workers == 1
+    assert found["Map(ID:2) bounded"].num_parallel_workers <= 2
+    assert all("pinned" not in row["op"] for row in decisions(prefix))
+
+
+def test_tuning_may_be_turned_on_and_off_in_mid_loop(tmp_path: Path) -> None:
+    prefix = tmp_path / "tuned"
+    with slow_pipe(WORKERS["1 thread"]) as pipe:
+        loop = iter(pipe)
+        first = next(loop)
+        ps.set_enable_autotune(True, str(prefix))
+        second = next(loop)
+        ps.set_enable_autotune(False)
+        rest = list(loop)
+    found = [index for batch in indices([first, second, *rest]) for index in batch]
+    assert sorted(found) == list(range(LENGTH))
+    assert json.loads(Path(f"{prefix}_0.json").read_text())["knobs"]

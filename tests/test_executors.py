@@ -1,0 +1,106 @@
+"""Whatever works on them, the batches are the same, bytes included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from support.datasets import WORKERS, Numbers
+from support.functions import augment, digest, indices, waits
+
+
+def augmented(first: Mapping[str, Any], second: Mapping[str, Any]) -> ps.Pipeline:
+    return (
+        ps.Pipeline.from_dataset(Numbers(50), **first)
+        .shuffle(seed=3)
+        .map(augment, **second)
+        .batch(8)
+    )
+
+
+def two_epochs(pipe: ps.Pipeline) -> str:
+    with pipe:
+        return digest([*pipe, *pipe])
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return two_epochs(augmented(WORKERS["inline"], WORKERS["inline"]))
+
+
+@pytest.mark.parametrize("workers", [*WORKERS, "auto"])
+def test_two_epochs_are_byte_identical_under_all_workers(
+    workers: str, expected: str
+) -> None:
+    chosen = WORKERS.get(workers, {})
+    assert two_epochs(augmented(chosen, chosen)) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("inline", "2 threads"),
+        ("2 threads", "inline"),
+        ("2 threads", "3 processes"),
+        ("3 processes", "2 threads"),
+        ("3 processes", "inline"),
+        ("16 threads", "1 thread"),
+    ],
+)
+def test_stages_of_different_kinds_hand_on_the_same_bytes(
+    first: str, second: str, expected: str
+) -> None:
+    assert two_epochs(augmented(WORKERS[first], WORKERS[second])) == expected
+
+
+@pytest.mark.parametrize("prefetch", [1, 7])
+def test_how_far_ahead_is_loaded_changes_no_byte(
+    prefetch: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ps.config, "_settings", ps.config.settings())
+    ps.set_prefetch_size(prefetch)
+    assert two_epochs(augmented(WORKERS["2 threads"], {})) == expected
+
+
+@pytest.mark.parametrize("seed", [4, 2**64 - 1])
+def test_another_seed_gives_another_order_and_other_draws(
+    seed: int, expected: str
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(50)).shuffle(seed).map(augment).batch(8)
+    assert two_epochs(pipe) != expected
+
+
+def test_epochs_differ_in_order_and_in_draws() -> None:
+    with augmented({}, {}) as pipe:
+        first, second = list(pipe), list(pipe)
+    noise = [
+        {i: v for b in epoch for i, v in zip(b[1].tolist(), b[0].tolist(), strict=True)}
+        for epoch in (first, second)
+    ]
+    assert list(indices(first)) != list(indices(second))
+    assert not any(noise[0][index] == noise[1][index] for index in range(50))
+
+
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
+def test_samples_that_take_unequal_time_come_in_order(workers: str) -> None:
+    def uneven(sample: Any, rng: Any) -> Any:
+        return waits(sample, wait_s=0.003 * float(rng.random()) ** 4)
+
+    pipe = ps.Pipeline.from_dataset(Numbers(200)).map(uneven, **WORKERS[workers])
+    with pipe.batch(8) as pipe:
+        found = [index for batch in indices(pipe) for index in batch]
+    assert found == list(range(200))
+
+
+def test_a_slow_function_starts_inline_and_moves_to_threads() -> None:
+    slow = partial(waits, wait_s=0.001)
+    with ps.Pipeline.from_dataset(Numbers(96)).map(slow).batch(8) as pipe:
+        for batch, expected in zip(pipe, range(0, 96, 8), strict=True):
+            assert batch[1].tolist() == list(range(expected, expected + 8))
+        stats = pipe.stats()
+    assert stats is not None
+    assert stats.segments[0].executor == "thread"

@@ -1,0 +1,164 @@
+"""Workers and prefetching change while they work: nothing is lost, repeated, reordered."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from support.datasets import WORKERS, Numbers
+from support.functions import augment, digest, waits
+
+LENGTH = 400
+BATCH = 8
+
+
+def pipe_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> ps.Pipeline:
+    """Two segments with a connector between them, each with work to do."""
+    return (
+        ps.Pipeline.from_dataset(Numbers(LENGTH), **first)
+        .shuffle(seed=1)
+        .map(augment, **second)
+        .map(partial(waits, wait_s=0.0002), **second)
+        .batch(BATCH)
+    )
+
+
+class Restless(threading.Thread):
+    """Turns a pipeline's knobs at random, a given number of times, and keeps count."""
+
+    def __init__(self, pipe: ps.Pipeline, turns: int, *, most: int, names: str) -> None:
+        super().__init__(name="restless")
+        self.turned = 0
+        self._pipe = pipe
+        self._left = turns
+        self._most = most
+        self._names = names
+        self._dice = random.Random(0)
+        self.step = threading.Semaphore(0)
+        """One turn is allowed for each release; the trainer paces them."""
+
+    @property
+    def over(self) -> bool:
+        return self.turned >= self._left
+
+    def run(self) -> None:
+        run = self._pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+        assert run is not None
+        knobs = [knob for knob in run.run.knobs() if knob.name in self._names.split()]
+        assert knobs
+        while not self.over:
+            self.step.acquire()
+            knob = self._dice.choice(knobs)
+            before = knob.value
+            others = [n for n in range(1, self._most + 1) if n != before]
+            knob.turn(self._dice.choice(others))
+            self.turned += knob.value != before
+
+
+@contextlib.contextmanager
+def turning(pipe: ps.Pipeline, turns: int, most: int, names: str) -> Iterator[Restless]:
+    thread = Restless(pipe, turns, most=most, names=names)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.step.release(turns)  # where the loop broke off
+        thread.join()
+
+
+def train(
+    pipe: ps.Pipeline, turns: int, *, most: int, names: str, each: int
+) -> tuple[int, str]:
+    """Run whole epochs, `each` turns a batch, until all turns are done."""
+    batches: list[Any] = []
+    epochs = 0
+    loop = iter(pipe)
+    with turning(pipe, turns, most, names) as restless:
+        while not restless.over:
+            for batch in loop:
+                restless.step.release(each)
+                batches.append(batch)
+            epochs += 1
+            loop = iter(pipe)
+        batches += loop
+    assert restless.turned == turns
+    return epochs + 1, digest(batches)
+
+
+def undisturbed(epochs: int) -> str:
+    inline = WORKERS["inline"]
+    with pipe_of(inline, inline) as pipe:
+        return digest([batch for _ in range(epochs) for batch in pipe])
+
+
+def test_a_thousand_changes_of_thread_counts_under_load() -> None:
+    workers = WORKERS["2 threads"]
+    with pipe_of(workers, workers) as pipe:
+        names = "num_parallel_workers"
+        epochs, found = train(pipe, 1000, most=9, names=names, each=5)
+    assert found == undisturbed(epochs)
+
+
+def test_a_hundred_changes_of_process_counts_under_load() -> None:
+    workers = WORKERS["3 processes"]
+    with pipe_of(workers, workers) as pipe:
+        names = "num_parallel_workers"
+        epochs, found = train(pipe, 100, most=5, names=names, each=1)
+    assert found == undisturbed(epochs)
+
+
+def test_a_thousand_changes_of_prefetch_sizes_under_load() -> None:
+    workers = WORKERS["2 threads"]
+    with pipe_of(workers, workers) as pipe:
+        epochs, found = train(pipe, 1000, most=12, names="prefetch_size", each=5)
+    assert found == undisturbed(epochs)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("2 threads", "3 processes"), ("3 processes", "2 threads")],
+)
+def test_all_knobs_of_mixed_kinds_may_turn_at_once(first: str, second: str) -> None:
+    with pipe_of(WORKERS[first], WORKERS[second]) as pipe:
+        names = "num_parallel_workers prefetch_size"
+        epochs, found = train(pipe, 100, most=5, names=names, each=2)
+    assert found == undisturbed(epochs)
+
+
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
+def test_the_workers_asked_for_are_the_workers_there_are(workers: str) -> None:
+    pipe = (
+        ps.Pipeline.from_dataset(Numbers(2000, wait_s=0.001), **WORKERS[workers])
+    ).batch(4)
+    with pipe:
+        loop = iter(pipe)
+        next(loop)
+        run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+        assert run is not None
+        knob = next(k for k in run.run.knobs() if k.name == "num_parallel_workers")
+        for asked in (5, 1, 4, 2):
+            knob.turn(asked)
+            for _ in loop:
+                stats = pipe.stats()
+                assert stats is not None
+                if len(stats.segments[0].workers) == asked:
+                    break
+            else:
+                pytest.fail(f"{asked} workers were asked for, and never came about")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
+@pytest.mark.parametrize("round_", range(5))
+def test_thousands_of_changes_round_after_round(workers: str, round_: int) -> None:
+    with pipe_of(WORKERS[workers], WORKERS[workers]) as pipe:
+        names = "num_parallel_workers prefetch_size"
+        epochs, found = train(pipe, 2000, most=6 + round_, names=names, each=4)
+    assert found == undisturbed(epochs)
