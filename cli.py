@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import torch
@@ -55,7 +54,7 @@ def main() -> None:
         raise
 
 
-def interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(*_: object) -> None:
     """Stop at the first Ctrl-C; more of them would only break the tidying up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -46,8 +46,9 @@ class AutotuneLog:
             try:
                 # Line by line: a run that is killed leaves its rows behind.
                 path = Path(f"{prefix}_{rank}.jsonl").absolute()
-                mode = "a" if path in _begun else "w"
-                self._rows = path.open(mode, buffering=1)
+                if path not in _begun:
+                    path.unlink(missing_ok=True)
+                self._rows = path.open("a", buffering=1)
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)

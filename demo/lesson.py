@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def cached_photos(progress: Callable[[int, int], None]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A folder of photos as if in an object store: each read waits `latency_s` first."""
+    """A folder of photos as if in an object store: a read first waits `latency_s`."""
 
     photos: Folder
     latency_s: float
@@ -100,7 +101,7 @@ class Lesson:
                 nn.BatchNorm2d(wide),
                 nn.ReLU(),
             )
-            for narrow, wide in zip(widths, widths[1:], strict=False)
+            for narrow, wide in pairwise(widths)
         ]
         pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self._network = nn.Sequential(*layers, *pooled, nn.Linear(widths[-1], classes))

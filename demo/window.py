@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -54,7 +54,7 @@ def whole(windows: Sequence[Window]) -> Window:
     return Window(windows[0].begin, windows[-1].end, loss)
 
 
-def train(pipe: Pipeline, lesson: Lesson) -> Iterator[Window]:
+def train(pipe: Pipeline, lesson: Lesson) -> Generator[Window]:
     """Train, epoch after epoch; yield each window as it ends.
 
     Closing the iterator stops the pipeline's workers. The first batch, which waits for

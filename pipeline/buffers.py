@@ -84,15 +84,23 @@ class Buffers:
         plan, buffer = flight.plan, flight.buffer
         assert isinstance(buffer, BatchBuffer)
         failures = sorted(flight.failures, key=lambda failure: failure.row)
-        healthy = self.keep or len(failures) < plan.n_rows
-        if failures and not (self.substitute and healthy):
-            return Failed(failures[0].annotated(plan.epoch, plan.step))
+        fatal = self._fatal(failures, plan)
+        if fatal is not None:
+            return Failed(fatal.annotated(plan.epoch, plan.step))
         rows = tuple(failure.row for failure in failures)
         try:
             return Finished(buffer.collect(rows), tuple(failures))
         except Exception as error:  # noqa: BLE001 what the user's raises is the batch
             error.add_note(buffer.blame(plan, flight.rows.indices))
             return Failed(error)
+
+    def _fatal(self, failures: list[Failure], plan: BatchPlan) -> Failure | None:
+        """Return the failure that the trainer must be told of, if there is one."""
+        for failure in failures:
+            if not isinstance(failure.error, Exception):
+                return failure  # SystemExit and its like are no bad samples
+        healthy = self.keep or len(failures) < plan.n_rows
+        return None if self.substitute and healthy else next(iter(failures), None)
 
 
 class BatchBuffer:
@@ -172,14 +180,14 @@ class BatchBuffer:
         if failed:
             for row, donor in donors(failed, self.rows):
                 layout.write(self._memory, row, [layout.read(self._memory, donor)])
-        return self._memory
+        return layout.seal(self._memory)
 
     def blame(self, plan: BatchPlan, indices: NDArray[np.int64] | None) -> str:
         """Say, for an error of collation, in which batch and which samples are odd."""
-        where = f"in {self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
+        where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:
-            return f"penstock: {where}, in its collate_fn"
-        return f"penstock: {where}: {odd_ones(self._samples(()), indices)}"
+            return f"penstock: in the collate_fn of {where}"
+        return f"penstock: in {where}: {odd_ones(self._samples(()), indices)}"
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, those in the batch's memory too."""

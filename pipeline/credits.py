@@ -146,10 +146,16 @@ class Account:
             charge.charged += excess
             self._grow(excess)
 
-    def complete(self, step: int, image_size: int | None) -> None:
-        """All rows are in: charge what is really held, remember what it took."""
+    def complete(
+        self, step: int, image_size: int | None, *, whole: bool = True
+    ) -> None:
+        """All rows are in: charge what is really held, remember what it took.
+
+        An epoch's short last batch, not `whole`, tells nothing of the next ones.
+        """
         charge = self._charges[step]
-        self._learn(charge.high, image_size)
+        if whole or self._batch_bytes is None:
+            self._learn(charge.high, image_size)
         spare, charge.charged = charge.charged - charge.held, charge.held
         self._let_go(spare)
 

@@ -45,11 +45,14 @@ class Faults:
     """The samples that failed and were replaced, held against a budget.
 
     Args:
-        allowed: how many may fail in an epoch; the next one is raised.
+        share: of an epoch's samples that may fail, 0 to 1; the next one is raised.
+        length: of an epoch; None where nobody knows: then the share is of what was read
+            so far, and of a thousand samples at least.
     """
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
+    def __init__(self, share: float, length: int | None) -> None:
+        self._share = share
+        self._length = length
         self.total = 0
         self._epoch = -1
         self._count = 0
@@ -60,11 +63,13 @@ class Faults:
             self._epoch, self._count = plan.epoch, 0
         self.total += len(failures)
         self._count += len(failures)
-        if self._count > self.allowed:
+        length = self._length or max(1000, plan.start + plan.n_rows)
+        allowed = int(self._share * length)
+        if self._count > allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
             error.add_note(
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
-                f"the error budget allows {self.allowed}; mend them, leave them out "
+                f"the error budget allows {allowed}; mend them, leave them out "
                 "with select(), or raise batch(error_budget=...)"
             )
             raise error
@@ -79,7 +84,7 @@ class PlannedFeed:
         self._plan = recipe.plan
         self._device: torch.device | None = recipe.device
         length = recipe.plan.order.epoch_length
-        self.faults = Faults(int(recipe.batch.error_budget * length))
+        self.faults = Faults(recipe.batch.error_budget, length)
         self._start = cursor
         self._last: BatchPlan | None = None
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
@@ -110,7 +115,10 @@ class PlannedFeed:
         self._left -= 1
         plan = flight.plan
         if isinstance(finished, Failed):
-            raise finished.error
+            try:
+                raise finished.error
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del finished, flight
         plan = self._note(plan, finished)
         self._last = plan
         data = finished.data

@@ -120,7 +120,8 @@ class Flow:
         step = flight.plan.step
         if self.closed or self.flights.get(step) is not flight:
             return
-        self.account.complete(step, flight.plan.image_size)
+        whole = len(flight.rows.indices) >= self.batch_rows
+        self.account.complete(step, flight.plan.image_size, whole=whole)
         self.outbox[step] = (flight, batch)
         self._show_outbox(now_ns)
         self._wake(FEED)
@@ -247,6 +248,8 @@ class Flow:
         flight = self.flights[state.pieces[0][0]]
         _, _, chunk, inputs, nbytes = state.pop(flight)
         self._show_waiting(at, now_ns)
+        if state.pieces:
+            self._wake(at, 1)  # one was woken, maybe, for what makes several leases
         return self._lend(Lease(at, chunk, inputs, flight, nbytes), now_ns)
 
     def _lend(self, lease: Lease, now_ns: int) -> Lease:

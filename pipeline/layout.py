@@ -66,6 +66,10 @@ class Layout(Protocol):
         """Return the sample that lies in `row` (a view)."""
         ...
 
+    def seal(self, memory: Any) -> Any:
+        """Return the batch, all rows written, as default_collate has it."""
+        ...
+
 
 def same(samples: Sequence[Any], kind: type) -> None:
     """Raise `Misfit` unless every sample is exactly of this type."""
@@ -92,22 +96,25 @@ class ArrayLeaf:
         try:
             if {sample.dtype for sample in samples} != {self.dtype}:
                 raise Misfit
-            if len(shape) > 1:
-                if {sample.shape for sample in samples} != {shape}:
-                    raise Misfit
-            elif set(map(len, samples)) != {shape[0]}:
+            if {sample.shape for sample in samples} != {shape}:
                 raise Misfit
-            if rows.nbytes <= JOINED_BYTES:
-                # A quarter of numpy's cost for many small arrays.
-                rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), self.dtype)
-            else:
-                # Joined along their first axis, the samples are the block itself.
-                np.concatenate(samples, out=rows.reshape((-1, *shape[1:])))
-        except (AttributeError, BufferError, TypeError, ValueError) as error:
+        except AttributeError as error:  # not arrays
             raise Misfit from error
+        if rows.nbytes <= JOINED_BYTES:
+            try:
+                rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), self.dtype)
+            except BufferError:  # one that is not contiguous
+                pass
+            else:
+                return
+        # Joined along their first axis, the samples are the block itself.
+        np.concatenate(samples, out=rows.reshape((-1, *shape[1:])))
 
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory.numpy()[row]
+
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,9 @@ class TensorLeaf:
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory[row]
 
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
 
 @dataclass(frozen=True, slots=True)
 class NumberLeaf:
@@ -159,6 +169,9 @@ class NumberLeaf:
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory[row].item()
 
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectLeaf:
@@ -179,6 +192,9 @@ class ObjectLeaf:
 
     def read(self, memory: list[Any], row: int) -> Any:
         return memory[row]
+
+    def seal(self, memory: list[Any]) -> list[Any]:
+        return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +235,15 @@ class SequenceNode:
         read = [member.read(part, row) for member, part in parts]
         return self.kind(*read) if hasattr(self.kind, "_fields") else self.kind(read)
 
+    def seal(self, memory: Any) -> Any:
+        parts = zip(self.members, memory, strict=True)
+        # default_collate hands on the columns of a sequence as zip makes them.
+        sealed = [
+            tuple(part) if isinstance(member, ObjectLeaf) else member.seal(part)
+            for member, part in parts
+        ]
+        return self.kind(*sealed) if hasattr(self.kind, "_fields") else sealed
+
 
 @dataclass(frozen=True, slots=True)
 class MappingNode:
@@ -235,17 +260,17 @@ class MappingNode:
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
         same(samples, dict)
-        if set(map(len, samples)) != {len(self.members)}:
+        if set(map(tuple, samples)) != {tuple(key for key, _ in self.members)}:
             raise Misfit
         for key, member in self.members:
-            try:
-                column = [sample[key] for sample in samples]
-            except KeyError as error:
-                raise Misfit from error
+            column = [sample[key] for sample in samples]
             member.write(memory[key], first, column)
 
     def read(self, memory: Any, row: int) -> Any:
         return {key: member.read(memory[key], row) for key, member in self.members}
+
+    def seal(self, memory: Any) -> Any:
+        return {key: member.seal(memory[key]) for key, member in self.members}
 
 
 def write_rows(
@@ -296,4 +321,5 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
+        and not tensor.is_quantized
     )

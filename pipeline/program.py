@@ -98,8 +98,6 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
     while len(results) < count:
         try:
             results.extend(calls)
-        except KeyboardInterrupt:  # not the function's own: it is meant for the trainer
-            raise
         except BaseException as error:  # noqa: BLE001 SystemExit too is the trainer's
             failed.add(len(results))
             work.fail(len(results), error, stage)
@@ -173,8 +171,6 @@ class ReadOn:
             before = len(samples)
             try:
                 samples.extend(islice(self._iterator, wanted - before))
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # noqa: BLE001 it is the trainer's
                 work.fail(len(samples), error, self.stage)
                 # A generator that raised is finished, so its epoch is, too.

@@ -33,8 +33,8 @@ class RepackFeed:
         self._size = size
         self._buffers: Buffers = replace(recipe.buffers, keep=False)
         self._device = recipe.device
-        length = 1 if recipe.iterable else recipe.plan.order.epoch_length
-        self.faults = Faults(int(recipe.batch.error_budget * length))
+        length = None if recipe.iterable else recipe.plan.order.epoch_length
+        self.faults = Faults(recipe.batch.error_budget, length)
         self._samples: deque[tuple[int, Any]] = deque()
         self._over = False
         self._clean = True
@@ -83,7 +83,10 @@ class RepackFeed:
         flight, finished = self._engine.pop()
         self._over = flight.plan.last or flight.ended
         if isinstance(finished, Failed):
-            raise finished.error
+            try:
+                raise finished.error
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del finished, flight
         if finished.failures:
             self.faults.add(finished.failures, flight.plan)
         start, used = flight.plan.start, self._cursor.position

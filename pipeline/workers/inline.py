@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..chunk import Lease, Outcome
+from ..chunk import Lease
 from ..connector import Connector
 from ..program import Program
 from ..randomness import SampleRandom
@@ -49,11 +49,10 @@ class Inline:
 
     def _run(self, lease: Lease) -> None:
         sink = sink_of(self._program, lease)
-        try:
-            outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
-        except BaseException:  # Ctrl-C: the rows are there for who goes on after it
-            self._connector.settle(lease, Outcome(done=0), self._meter)
-            raise
+        outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
+        for failure in outcome.failures:
+            if isinstance(failure.error, KeyboardInterrupt):
+                raise failure.error  # at once: it was meant for the trainer's loop
         self._connector.settle(lease, outcome, self._meter)
         if self._leases:
             self._rows += outcome.done

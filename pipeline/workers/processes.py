@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ..buffers import BatchBuffer
 from ..chunk import Failure, Lease, Outcome
 from ..connector import Connector
-from ..errors import WorkerError
+from ..errors import SampleError, WorkerError
 from ..metrics import WorkerMeter
 from ..program import Program
 from .crew import CrewStatistics, sink_of
@@ -133,14 +133,7 @@ class Processes:
     def _staff(self, selector: selectors.BaseSelector) -> None:
         """Bring the number of children to the number asked for."""
         while len(self._children) < self._asked:
-            try:
-                end = self._template.hire(self._connector.segment)
-            except EOFError as error:
-                text = (
-                    "the process that worker processes are forked from has died (out "
-                    "of memory?); iterate again to start a new one"
-                )
-                raise WorkerError(text) from error
+            end = self._template.hire(self._connector.segment)
             child = Child(end, self._connector.enter())
             self._children[end.fileno()] = child
             selector.register(end.fileno(), selectors.EVENT_READ)
@@ -168,6 +161,13 @@ class Processes:
                 child.slabs.add(slab.key)
         except EOFError:
             return  # its end of file is on the way: the lease goes back then
+        except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
+            text = (
+                f"a sample cannot be sent to a worker process of {self._stage} "
+                f"({type(error).__name__}: {error}); let the stage before it return "
+                'arrays, tensors, numbers, text or bytes, or use executor="thread"'
+            )
+            self._give_up(child, lease, SampleError(text))
 
     def _place(
         self, child: Child, lease: Lease
@@ -211,22 +211,32 @@ class Processes:
         chunk = lease.chunk
         at = chunk.step, chunk.first_row
         self._deaths[at] += 1
-        outcome = Outcome(done=0)
-        if self._deaths[at] >= DEATHS:
-            outcome = Outcome(len(chunk), failures=self._blame(lease, child))
-        self._connector.settle(lease, outcome, child.meter)
-
-    def _blame(self, lease: Lease, child: Child) -> list[Failure]:
-        chunk, stage = lease.chunk, self._program.operations[-1].stage
+        if self._deaths[at] < DEATHS:
+            self._connector.settle(lease, Outcome(done=0), child.meter)
+            return
+        shown = ", ".join(map(str, chunk.indices[:5].tolist()))
+        shown += ", ..." if len(chunk) > 5 else ""
         text = (
-            f"worker processes of {stage} died {DEATHS} times on the same samples "
-            f"(last: pid {child.pid}; indices from {chunk.indices[0]} on); look"
-            " for a crash in native code or for the system's out-of-memory killer"
+            f"worker processes of {self._stage} died {DEATHS} times on the same "
+            f"samples (last: pid {child.pid}; indices {shown}); look for a crash in "
+            "native code, or for the system's out-of-memory killer"
         )
-        return [
-            Failure(WorkerError(text), stage, int(index), chunk.first_row + at)
+        self._give_up(child, lease, WorkerError(text))
+
+    @property
+    def _stage(self) -> str:
+        return self._program.operations[-1].stage
+
+    def _give_up(self, child: Child, lease: Lease, error: Exception) -> None:
+        """Settle a lease with this error for all its rows."""
+        chunk = lease.chunk
+        failures = [
+            Failure(error, self._stage, int(index), chunk.first_row + at)
             for at, index in enumerate(chunk.indices)
         ]
+        child.lease = None
+        outcome = Outcome(len(chunk), failures=failures)
+        self._connector.settle(lease, outcome, child.meter)
 
     def _dismiss(self, selector: selectors.BaseSelector, child: Child) -> None:
         with contextlib.suppress(EOFError):  # gone already

@@ -13,9 +13,11 @@ import gc
 import os
 import signal
 import socket
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,37 +40,47 @@ class Template:
 
     def __init__(self, programs: Sequence[Program], seed: int) -> None:
         """Fork it. Called before the engine starts any thread."""
-        self._pipe, theirs = pipe()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside threads. The child uses no lock that
-            # one of the trainer's threads may hold: it reads its pipe, and forks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._pid = os.fork()
-        if self._pid == 0:
-            _run_child(theirs, lambda: _serve_template(theirs, programs, seed))
-        theirs.close()
+        self._programs = programs
+        self._seed = seed
+        self._lock = threading.Lock()
+        """Guards `_pipe` and `_pid`: several crews hire."""
+        self._pipe, self._pid = self._fork()
 
     def hire(self, segment: int) -> Pipe:
-        """Have a worker forked for a segment; return the pipe to it.
-
-        Raises:
-            EOFError: the template is gone.
-        """
+        """Have a worker forked for a segment; return the pipe to it."""
         ours, theirs = pipe()
-        try:
-            self._pipe.send_descriptor(theirs.fileno(), segment)
-        except EOFError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        with self._lock:
+            try:
+                self._pipe.send_descriptor(theirs.fileno(), segment)
+            except EOFError:  # killed: as good a one is had from the trainer as it is
+                self._bury()
+                self._pipe, self._pid = self._fork()
+                self._pipe.send_descriptor(theirs.fileno(), segment)
+        theirs.close()
         return ours
 
     def close(self) -> None:
         """Let it end, and wait until it has."""
+        with self._lock:
+            self._bury()
+
+    def _bury(self) -> None:
         self._pipe.close()
         with contextlib.suppress(ChildProcessError):  # others may wait for any child
             os.waitpid(self._pid, 0)
+
+    def _fork(self) -> tuple[Pipe, int]:
+        ours, theirs = pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside threads. The child uses no lock that
+            # one of the trainer's threads may hold: it reads its pipe, and forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            serve = partial(_serve_template, theirs, self._programs, self._seed)
+            _run_child(theirs, serve)
+        theirs.close()
+        return ours, pid
 
     def __repr__(self) -> str:
         return f"<Template pid {self._pid}>"
@@ -106,6 +118,7 @@ def _serve_template(end: Pipe, programs: Sequence[Program], seed: int) -> None:
 
 
 def _run_worker(end: Pipe, program: Program, seed: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     _run_child(end, lambda: _serve_worker(end, program, seed))
 
 

@@ -1,0 +1,136 @@
+"""Sources: a folder of classes, and telling map-style from iterable."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from penstock.pipeline.errors import SpecError
+from penstock.pipeline.sources import Folder, is_iterable, list_images
+
+
+def touch(path: Path, content: bytes = b"") -> None:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_labels_number_the_class_folders_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("dog/2.jpg", "dog/1.PNG", "cat/x/deep.webp", "cat/a.jpeg"):
+        touch(tmp_path / name, name.encode())
+    touch(tmp_path / "dog" / "notes.txt")
+    touch(tmp_path / "loose.jpg")
+    folder = Folder.scan(tmp_path)
+    assert folder.classes == ("cat", "dog")
+    assert len(folder) == 4
+    assert [folder[at] for at in range(4)] == [
+        (b"cat/a.jpeg", 0),
+        (b"cat/x/deep.webp", 0),
+        (b"dog/1.PNG", 1),
+        (b"dog/2.jpg", 1),
+    ]
+
+
+def test_class_folders_without_images_are_no_classes(tmp_path: Path) -> None:
+    touch(tmp_path / "a" / "readme.md")
+    touch(tmp_path / "b" / "1.jpg")
+    folder = Folder.scan(str(tmp_path))
+    assert (folder.classes, folder.labels) == (("b",), (0,))
+
+
+def test_a_folder_travels_to_other_processes(tmp_path: Path) -> None:
+    touch(tmp_path / "b" / "1.jpg")
+    folder = Folder.scan(tmp_path)
+    assert pickle.loads(pickle.dumps(folder)) == folder  # noqa: S301 our own
+    assert repr(folder) == f"<Folder {str(tmp_path)!r}: 1 images in 1 classes>"
+
+
+def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
+    tmp_path: Path,
+) -> None:
+    for name in ("b.JPG", "a.tiff", "c/d.gif", "e.jpg.part", "f"):
+        touch(tmp_path / name)
+    found = [Path(path).relative_to(tmp_path).as_posix() for path in list_images(tmp_path)]
+    assert found == ["a.tiff", "b.JPG", "c/d.gif"]
+
+
+@pytest.mark.parametrize(
+    ("files", "root", "told", "cure"),
+    [
+        ([], "missing", "does not exist", "give the folder"),
+        (["file"], "file", "is a file", "one sub-folder of images per class"),
+        (["there/"], "there", "it is empty", "one sub-folder per class"),
+        (["there/1.jpg"], "there", "no class folders", "move them into one sub-folder"),
+        (["there/a/x.txt"], "there", "1 sub-folders (a", "ending in .bmp"),
+    ],
+)
+def test_a_folder_without_images_is_refused_by_name_rule_and_cure(
+    files: list[str], root: str, told: str, cure: str, tmp_path: Path
+) -> None:
+    for name in files:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            touch(tmp_path / name)
+    with pytest.raises(SpecError, match=re.escape(told)) as caught:
+        Folder.scan(tmp_path / root)
+    assert repr(str(tmp_path / root)) in str(caught.value)
+    assert "`from_folder`" in str(caught.value)
+    assert cure in str(caught.value)
+
+
+class Numbers(IterableDataset[int]):
+    """An iterable dataset that could be indexed as well."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Unsized(Dataset[int]):
+    """Neither length nor iterator."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "iterable"),
+    [
+        ([1, 2], False),
+        (np.zeros(3), False),
+        (range(3), False),
+        (TensorDataset(), False),
+        (Numbers(), True),
+        ((n for n in range(3)), True),
+        ({1, 2}, True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_length_and_index_is_map_style(dataset: Any, iterable: bool) -> None:  # noqa: FBT001
+    assert is_iterable(dataset) is iterable
+
+
+@pytest.mark.parametrize("dataset", [5, None, object()], ids=repr)
+def test_what_is_neither_is_refused_by_type_rule_and_cure(dataset: Any) -> None:
+    with pytest.raises(SpecError, match="needs a dataset with __len__") as caught:
+        is_iterable(dataset)
+    assert type(dataset).__name__ in str(caught.value)
+    assert "give an object of a torch Dataset, a list or an array" in str(caught.value)
+
+
+def test_a_dataset_with_index_and_no_length_is_refused() -> None:
+    with pytest.raises(SpecError, match="got Unsized"):
+        is_iterable(Unsized())

@@ -1,0 +1,89 @@
+"""The command line: what it offers, how it fails, what the doctor says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import cli
+
+
+def test_the_commands_are_those_that_work() -> None:
+    commands = [command.callback for command in cli.app.registered_commands]
+    assert commands == [cli.demo, cli.doctor]
+
+
+def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "penstock", "demo", "--data", "missing"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("penstock: `from_folder` needs a folder, got ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--seconds", "1"], ["dmeo"]])
+def test_misuse_has_exit_code_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+
+
+def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
+    said = CliRunner().invoke(cli.app, ["doctor"])
+    assert said.exit_code == 0
+    heads = [line.split("  ")[0] for line in said.stdout.splitlines() if line[0] != " "]
+    assert heads == [
+        "Python",
+        "torch",
+        "CPUs",
+        "torch threads",
+        "memory",
+        "/dev/shm",  # noqa: S108
+        "start methods",
+        "numpy",
+        "pillow",
+        "simplejpeg",
+        "lmdb",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "cure", "good"),
+    [
+        (cli.of_cpus(1.0), "allow this process more cores", cli.of_cpus(2.0)),
+        (
+            cli.of_torch_threads(8, 2.5),
+            "torch.set_num_threads(2)",
+            cli.of_torch_threads(2, 2.5),
+        ),
+        (
+            cli.of_memory(100 << 20),
+            'ps.set_memory_budget("512MB")',
+            cli.of_memory(4 << 30),
+        ),
+        (
+            cli.of_worker_processes(["spawn"]),
+            'executor="thread"',
+            cli.of_worker_processes(["fork", "spawn"]),
+        ),
+        (
+            cli.of_package("no-such-package"),
+            "pip install no-such-package",
+            cli.of_package("numpy"),
+        ),
+    ],
+)
+def test_what_is_bad_has_a_cure_and_what_is_good_has_none(
+    bad: cli.Finding, cure: str, good: cli.Finding
+) -> None:
+    assert cure in bad.cure
+    assert str(bad).endswith(f"\n{'':17}cure: {bad.cure}")
+    assert good.cure == ""
+
+
+def test_a_system_without_shared_memory_is_not_ill(tmp_path: Path) -> None:
+    assert cli.of_shared_memory(str(tmp_path / "missing")).cure == ""

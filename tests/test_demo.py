@@ -1,0 +1,144 @@
+"""`penstock demo`, through the real command line: what it prints, and how it stops."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.demo.lesson import Lesson, Remote, cached_photos, pipeline
+from penstock.demo.screen import Screen
+from penstock.pipeline.errors import SpecError
+from penstock.pipeline.sources import Folder
+from penstock.testing import draw_photos
+
+LAST_LINE = re.compile(
+    r"demo: gain (?P<gain>\d+\.\d)x \((?P<old>\d+) -> (?P<new>\d+) samples/s\), "
+    r"trainer wait \d+% -> \d+%"
+)
+STOPPED_WITHIN_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_photos(tmp_path_factory.mktemp("photos"), 48, size=(96, 72))
+
+
+@contextmanager
+def demo(cache: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The command with nothing drawn yet, in a process group of its own."""
+    command = [sys.executable, "-P", "-m", "penstock", "demo", *options]
+    with subprocess.Popen(
+        command,
+        cwd=cache,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_demo_shows_decisions_and_ends_with_its_figures(
+    photos: Path, tmp_path: Path
+) -> None:
+    options = ("--data", str(photos), "--latency-ms", "10", "--seconds", "6")
+    with demo(tmp_path, *options) as process:
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "\x1b" not in output  # a pipe is no terminal
+
+    on = output.index("autotune: on\n")
+    assert re.search(r"^one worker a stage: .* samples/s", output[:on], re.MULTILINE)
+    assert re.search(r"^autotune: .* s, \d+ samples/s", output[on:], re.MULTILINE)
+    assert "[autotune] Added request" not in output[:on]
+    assert (
+        '[autotune] Added request to change "num_parallel_workers" of Operator: '
+        "Dataset(ID:0) read From old value: [1]" in output[on:]
+    )
+    assert re.search(r"^cause: ", output[on:], re.MULTILINE)  # of explain()
+    assert re.search(r"^trained \d+ steps: loss \d", output[on:], re.MULTILINE)
+
+    figures = LAST_LINE.fullmatch(output.splitlines()[-1])
+    assert figures is not None
+    old, new = int(figures["old"]), int(figures["new"])
+    assert float(figures["gain"]) == pytest.approx(new / old, rel=0.05)
+    assert new > 2 * old
+
+
+@pytest.mark.parametrize(
+    "stretch", ["drawing photos", "one worker a stage", "autotune: on"]
+)
+def test_ctrl_c_ends_the_demo_with_one_line(
+    stretch: str, photos: Path, tmp_path: Path
+) -> None:
+    data = () if stretch == "drawing photos" else ("--data", str(photos))
+    with demo(tmp_path, *data, "--latency-ms", "5", "--seconds", "5") as process:
+        assert process.stdout is not None
+        assert any(line.startswith(stretch) for line in process.stdout)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(random.random())  # any moment will do
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=STOPPED_WITHIN_S)
+    assert (process.returncode, errors) == (130, "penstock: stopped\n")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # its group: no process is left
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_reading_and_decoding_are_segments_that_begin_with_one_worker(
+    photos: Path,
+) -> None:
+    pipe = pipeline(Remote(Folder.scan(photos), latency_s=0.0))
+    stages = [(s.name, s.num_parallel_workers) for s in pipe.explain().stages]
+    assert stages == [("Dataset(ID:0) read", 1), ("Map(ID:2) decode", 1)]
+
+
+def test_the_network_learns(photos: Path) -> None:
+    lesson = Lesson(classes=4)
+    with pipeline(Remote(Folder.scan(photos), latency_s=0.0)).repeat(20) as pipe:
+        losses = [lesson.step(images, labels) for images, labels in pipe]
+    first, last = torch.tensor(losses).split(len(losses) // 2)[:2]
+    assert last.mean() < 0.7 * first.mean()
+
+
+def test_photos_that_cannot_be_drawn_are_an_error_with_a_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SpecError, match="set XDG_CACHE_HOME .* or pass --data DIR"):
+        cached_photos(lambda _there, _all: None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_lines_stand_above_a_bar_that_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    screen = Screen()
+    with screen.progress("training") as show:
+        show(0.5, "half way")
+        screen.say("a [decision]")
+    shown = terminal.getvalue()
+    assert "a [decision]\n" in shown
+    assert "half way" in shown
+    assert shown.endswith("\x1b[2K")  # the bar's line is cleared
