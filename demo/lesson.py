@@ -21,8 +21,8 @@ from ..pipeline.testing import draw_photos
 __all__ = ["Lesson", "Remote", "cached_photos", "pipeline"]
 
 PHOTOS = 512
-QUALITY = 80
-"""Of the JPEGs: 60 KB a photo, as on web pages."""
+QUALITY = 75
+"""Of the JPEGs, as programs choose where nobody says: 50 KB a photo."""
 SIZE = 64
 """Side of a crop in pixels."""
 SCALE = (0.35, 1.0)
@@ -47,7 +47,7 @@ def cached_photos(progress: Callable[[int, int], None]) -> Path:
     except OSError as error:
         message = (
             f"the photos of the demo must be drawn into {folder}, got {error}; set "
-            "XDG_CACHE_HOME to a folder with 40 MB to spare, or pass --data DIR"
+            "XDG_CACHE_HOME to a folder with 30 MB to spare, or pass --data DIR"
         )
         raise SpecError(message) from error
 

@@ -84,6 +84,7 @@ class Buffers:
         plan, buffer = flight.plan, flight.buffer
         assert isinstance(buffer, BatchBuffer)
         failures = sorted(flight.failures, key=lambda failure: failure.row)
+        flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
         fatal = self._fatal(failures, plan)
         if fatal is not None:
             return Failed(fatal.annotated(plan.epoch, plan.step))

@@ -154,6 +154,9 @@ class Connector:
         with self.gate as flow:
             meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns)
             flight = flow.settle(lease, outcome, clock())
+        # They are the batch's now. A traceback holds the frames it came through, with
+        # this outcome in them: letting go here, both die without the collector.
+        outcome.failures.clear()
         if flight is not None:
             batch = self._finish(flight)
             with self.gate as flow:

@@ -246,6 +246,7 @@ class Filter:
         apply(flags, self.stage, map(self.predicate, before), len(before))
         failed = {failure.row for failure in flags.failures or ()}
         work.failures = [*(work.failures or ()), *(flags.failures or ())]
+        flags.failures = None
         if failed:
             rows = work.rows()
             work.keep(before, [row not in failed for row in rows])

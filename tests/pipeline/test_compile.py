@@ -1,0 +1,415 @@
+"""Stages become segments: fused where nothing speaks against it, named as the log does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.pipeline.compile import MOST_WORKERS, Recipe, compile_recipe
+from penstock.pipeline.errors import SpecError
+from penstock.pipeline.plan import Shard
+from penstock.pipeline.program import Filter, Map, Operation, Read, ReadOn
+from penstock.pipeline.sources import Folder
+from penstock.pipeline.spec import (
+    BatchStage,
+    Defaults,
+    DeviceStage,
+    FilterStage,
+    MapStage,
+    RepeatStage,
+    SelectStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+    TakeStage,
+)
+
+DEFAULTS = Defaults(num_parallel_workers=3, prefetch_size=2, seed=11)
+
+
+def decode(sample: Any) -> Any:
+    return sample
+
+
+def flip(sample: Any, rng: np.random.Generator) -> Any:
+    return sample
+
+
+def wanted(sample: Any) -> bool:
+    return True
+
+
+DATA = SourceStage(list(range(10)), name="data")
+
+
+def compiled(*stages: Stage, shard: Shard | None = None) -> Recipe:
+    return compile_recipe(stages, DEFAULTS, shard or Shard.single())
+
+
+def segments(*stages: Stage) -> list[tuple[str, str]]:
+    """Return name and queue name of each segment, the batch stage added."""
+    return [
+        (segment.name, segment.queue_name)
+        for segment in compiled(*stages, BatchStage(4)).segments
+    ]
+
+
+def stages_of(recipe: Recipe) -> list[list[str]]:
+    return [
+        [operation.stage for operation in segment.program.operations]
+        for segment in recipe.segments
+    ]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> SourceStage:
+    """A folder of one class with one image."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").touch()
+    return SourceStage(Folder.scan(tmp_path), folder=True)
+
+
+def test_neighbours_that_say_nothing_are_one_segment() -> None:
+    recipe = compiled(DATA, MapStage(decode), MapStage(flip), BatchStage(4))
+    assert stages_of(recipe) == [
+        ["Dataset(ID:0) data", "Map(ID:1) decode", "Map(ID:2) flip"]
+    ]
+    (segment,) = recipe.segments
+    assert segment.name == "Map(ID:1) decode"
+    assert segment.queue_name == "Batch(ID:3)"
+    assert segment.program.places
+    assert segment.executor == "auto"
+    assert segment.num_parallel_workers == 3
+    assert segment.bounds == (1, MOST_WORKERS)
+    assert segment.prefetch_size == 2
+
+
+def test_a_segment_is_called_after_what_the_user_does_in_it() -> None:
+    assert segments(DATA) == [("Dataset(ID:0) data", "Batch(ID:1)")]
+    assert segments(DATA, ShuffleStage(0), MapStage(decode)) == [
+        ("Map(ID:2) decode", "Batch(ID:3)")
+    ]
+    assert segments(DATA, MapStage(decode, name="my own")) == [
+        ("Map(ID:1) my own", "Batch(ID:2)")
+    ]
+    assert segments(SourceStage([1])) == [("Dataset(ID:0) list", "Batch(ID:1)")]
+
+
+def test_ids_count_all_stages_as_the_user_wrote_them() -> None:
+    recipe = compiled(
+        DATA,
+        SelectStage([1, 2, 3]),
+        MapStage(decode),
+        TakeStage(2),
+        FilterStage(wanted),
+        BatchStage(1),
+    )
+    assert stages_of(recipe) == [
+        ["Dataset(ID:0) data", "Map(ID:2) decode", "Filter(ID:4) wanted"]
+    ]
+    assert recipe.buffers.stage == "Batch(ID:5)"
+
+
+BORDERS: dict[str, tuple[list[Stage], list[tuple[str, str]]]] = {
+    "workers of its own": (
+        [DATA, MapStage(decode, num_parallel_workers=3)],
+        [
+            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
+            ("Map(ID:1) decode", "Batch(ID:2)"),
+        ],
+    ),
+    "the same number said twice": (
+        [DATA, MapStage(decode, 2), MapStage(flip, 2)],
+        [
+            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
+            ("Map(ID:1) decode", "Map(ID:1) decode"),
+            ("Map(ID:2) flip", "Batch(ID:3)"),
+        ],
+    ),
+    "another executor": (
+        [DATA, MapStage(decode), MapStage(flip, executor="process")],
+        [
+            ("Map(ID:1) decode", "Map(ID:1) decode"),
+            ("Map(ID:2) flip", "Batch(ID:3)"),
+        ],
+    ),
+    "tuned or not": (
+        [DATA, MapStage(decode), MapStage(flip, tune=False)],
+        [
+            ("Map(ID:1) decode", "Map(ID:1) decode"),
+            ("Map(ID:2) flip", "Batch(ID:3)"),
+        ],
+    ),
+    "workers of the source's own": (
+        [SourceStage([1], num_parallel_workers=2, name="data"), MapStage(decode)],
+        [
+            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
+            ("Map(ID:1) decode", "Batch(ID:2)"),
+        ],
+    ),
+    "an iterable": (
+        [SourceStage(iter([1]), iterable=True, name="data"), MapStage(decode)],
+        [
+            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
+            ("Map(ID:1) decode", "Batch(ID:2)"),
+        ],
+    ),
+    "none: the same executor said twice": (
+        [DATA, MapStage(decode, executor="thread"), MapStage(flip, executor="thread")],
+        [
+            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
+            ("Map(ID:1) decode", "Batch(ID:3)"),
+        ],
+    ),
+    "none: a source is tuned with what follows": (
+        [DATA, MapStage(decode, tune=False)],
+        [("Map(ID:1) decode", "Batch(ID:2)")],
+    ),
+    "none: what only says the order": (
+        [DATA, ShuffleStage(1), RepeatStage(2), MapStage(decode), TakeStage(5)],
+        [("Map(ID:3) decode", "Batch(ID:5)")],
+    ),
+}
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_segments_end_at_borders_alone(border: str) -> None:
+    stages, expected = BORDERS[border]
+    assert segments(*stages) == expected
+
+
+def test_a_folder_is_read_apart_from_what_computes(photos: SourceStage) -> None:
+    recipe = compiled(photos, MapStage(decode), BatchStage(1))
+    assert stages_of(recipe) == [["Folder(ID:0) read"], ["Map(ID:1) decode"]]
+    assert [segment.executor for segment in recipe.segments] == ["thread", "auto"]
+    assert [segment.program.places for segment in recipe.segments] == [False, True]
+
+
+EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
+    "nothing said": ([DATA, MapStage(decode)], ["auto"]),
+    "said": ([DATA, MapStage(decode, executor="inline")], ["auto", "inline"]),
+    "workers said": ([DATA, MapStage(decode, 2)], ["auto", "thread"]),
+    "not thread-safe": (
+        [SourceStage([1], thread_safe=False), MapStage(decode)],
+        ["process"],
+    ),
+    "not thread-safe, but said": (
+        [SourceStage([1], thread_safe=False, executor="inline")],
+        ["inline"],
+    ),
+    "thread-safe": ([SourceStage([1], thread_safe=True)], ["auto"]),
+    "iterable": (
+        [SourceStage(iter([1]), iterable=True), MapStage(decode)],
+        ["thread", "auto"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXECUTORS)
+def test_the_executor_is_what_was_said_or_fits_the_source(case: str) -> None:
+    stages, executors = EXECUTORS[case]
+    recipe = compiled(*stages, BatchStage(1))
+    assert [segment.executor for segment in recipe.segments] == executors
+
+
+@pytest.mark.parametrize(
+    ("stage", "start", "bounds"),
+    [
+        (MapStage(decode), 3, (1, MOST_WORKERS)),
+        (MapStage(decode, 7), 7, (1, MOST_WORKERS)),
+        (MapStage(decode, 200), 200, (1, 200)),
+        (MapStage(decode, (2, 9)), 2, (2, 9)),
+        (MapStage(decode, executor="inline"), 1, (1, 1)),
+    ],
+    ids=repr,
+)
+def test_workers_start_where_the_user_says(
+    stage: Stage, start: int, bounds: tuple[int, int]
+) -> None:
+    segment = compiled(DATA, stage, BatchStage(1)).segments[-1]
+    assert (segment.num_parallel_workers, segment.bounds) == (start, bounds)
+
+
+def test_an_iterable_is_read_by_one_worker() -> None:
+    stream = SourceStage(iter([1]), iterable=True)
+    first = compiled(stream, MapStage(decode), BatchStage(1)).segments[0]
+    assert (first.num_parallel_workers, first.bounds) == (1, (1, 1))
+
+
+def test_what_the_user_keeps_to_himself_is_not_tuned() -> None:
+    recipe = compiled(DATA, MapStage(decode, 2), MapStage(flip, tune=False), BatchStage(1))
+    assert [segment.tunable for segment in recipe.segments] == [True, True, False]
+
+
+class Many:
+    """A dataset that reads several at once."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
+
+
+def operation(stage: Stage, source: SourceStage = DATA) -> Operation:
+    return compiled(source, stage, BatchStage(1)).segments[-1].program.operations[-1]
+
+
+def test_a_dataset_that_reads_many_is_asked_for_many() -> None:
+    many = compiled(SourceStage(Many()), BatchStage(1)).segments[0].program.operations[0]
+    one = compiled(DATA, BatchStage(1)).segments[0].program.operations[0]
+    assert isinstance(many, Read)
+    assert isinstance(one, Read)
+    assert many.get_many is not None
+    assert many.get_many([1, 2]) == [1, 2]
+    assert one.get_many is None
+
+
+def test_iterables_and_filters_have_operations_of_their_own() -> None:
+    stream = SourceStage(iter([1]), iterable=True)
+    first = compiled(stream, BatchStage(1)).segments[0].program.operations[0]
+    assert isinstance(first, ReadOn)
+    assert isinstance(operation(FilterStage(wanted)), Filter)
+
+
+class Augment:
+    """A function that is an object, and asks for both."""
+
+    def __call__(self, sample: Any, *, ctx: Any, rng: Any) -> Any:
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("function", "wants_rng", "wants_ctx"),
+    [
+        (decode, False, False),
+        (flip, True, False),
+        (Augment(), True, True),
+        (partial(flip, rng=None), True, False),
+        (lambda rng: rng, False, False),
+        (lambda sample, context: sample, False, False),
+        (int, False, False),
+        (np.negative, False, False),
+        (torch.nn.Identity(), False, False),
+    ],
+)
+def test_a_function_asks_by_the_names_of_its_parameters(
+    function: Any,
+    wants_rng: bool,  # noqa: FBT001
+    wants_ctx: bool,  # noqa: FBT001
+) -> None:
+    made = operation(MapStage(function))
+    assert isinstance(made, Map)
+    assert (made.wants_rng, made.wants_ctx) == (wants_rng, wants_ctx)
+    assert made.number == 1
+
+
+def test_the_order_is_what_the_stages_say_in_their_order() -> None:
+    recipe = compiled(
+        DATA, SelectStage([9, 8, 7, 6]), TakeStage(3), RepeatStage(2), BatchStage(6)
+    )
+    plan = recipe.plan
+    assert plan.rows(plan.batch(0)).indices.tolist() == [9, 8, 7, 9, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("stages", "seed"),
+    [((), 11), ((ShuffleStage(5),), 5), ((ShuffleStage(5), ShuffleStage(6)), 6)],
+)
+def test_the_seed_of_random_functions_is_the_last_shuffles(
+    stages: Sequence[Stage], seed: int
+) -> None:
+    assert compiled(DATA, *stages, BatchStage(1)).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("batch", "n_global"), [(BatchStage(2), 4), (BatchStage(global_size=6), 6)]
+)
+def test_a_size_is_per_rank_and_a_global_size_over_all(
+    batch: BatchStage, n_global: int
+) -> None:
+    plan = compiled(DATA, batch, shard=Shard(1, 2)).plan.batch(0)
+    assert plan.n_global == n_global
+    assert plan.n_rows == n_global // 2
+
+
+def test_a_filter_batches_what_it_leaves_and_drops_no_ticket_before() -> None:
+    plain = compiled(DATA, BatchStage(4, drop_last=True))
+    filtered = compiled(DATA, FilterStage(wanted), BatchStage(4, drop_last=True))
+    assert (plain.repack, plain.plan.steps_in(0), plain.buffers.keep) == (False, 2, False)
+    assert (filtered.repack, filtered.plan.steps_in(0)) == (True, 3)
+    assert filtered.buffers.keep
+
+
+def test_the_batch_stage_says_how_batches_are_made() -> None:
+    recipe = compiled(
+        DATA,
+        BatchStage(2, collate_fn=list, on_error="substitute"),
+        DeviceStage.of("meta"),
+    )
+    assert recipe.buffers.collate is list
+    assert recipe.buffers.substitute
+    assert recipe.device == torch.device("meta")
+    assert compiled(DATA, BatchStage(2)).device is None
+
+
+REFUSED: dict[str, tuple[list[Stage], Shard, tuple[str, ...]]] = {
+    "no batch size": (
+        [DATA],
+        Shard.single(),
+        ("has no batch size", "end it with .batch(n)"),
+    ),
+    "a filter over ranks": (
+        [DATA, FilterStage(wanted), BatchStage(2)],
+        Shard(0, 4),
+        ("one rank, got 4 ranks", "use select()"),
+    ),
+    "an iterable over ranks": (
+        [SourceStage(iter([1]), iterable=True), BatchStage(2)],
+        Shard(1, 2),
+        ("one rank, got 2 ranks", "use select()"),
+    ),
+    "take nothing": (
+        [DATA, TakeStage(0), BatchStage(2)],
+        Shard.single(),
+        ("`n` must be an int >= 1, got 0", "take at least one sample"),
+    ),
+    "repeat nothing": (
+        [DATA, RepeatStage(0), BatchStage(2)],
+        Shard.single(),
+        ("`n` must be an int >= 1, got 0", "repeat(1)"),
+    ),
+    "select nothing": (
+        [DATA, SelectStage([]), BatchStage(2)],
+        Shard.single(),
+        ("`indices` must not be empty", "select at least one"),
+    ),
+    "select what is not there": (
+        [DATA, SelectStage([3, 10]), BatchStage(2)],
+        Shard.single(),
+        ("must be >= 0 and < 10", "got 10 at place 1", "leave out"),
+    ),
+    "a batch larger than the epoch": (
+        [DATA, BatchStage(11, drop_last=True)],
+        Shard.single(),
+        ("11", "10"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_makes_no_pipeline_is_refused_by_value_rule_and_cure(case: str) -> None:
+    stages, shard, told = REFUSED[case]
+    with pytest.raises(SpecError) as caught:
+        compiled(*stages, shard=shard)
+    for part in told:
+        assert part in str(caught.value)
