@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from .chunk import Lease, Outcome, Signal
@@ -26,10 +26,16 @@ Clock = Callable[[], int]
 
 
 class Gate:
-    """The engine's lock: `with gate as flow:` is the only way to the flow.
+    """The engine's lock, and whom to wake when something has changed under it.
 
-    On leaving, whoever may find something to do is woken, and pipelines that wait for
-    bytes given back here are poked once the lock is free.
+        with gate.lock:
+            gate.flow. ...      # change it
+            gate.ring()         # wake whom that concerns
+        gate.poke_others()      # pipelines that wait for bytes given back here
+
+    The lock is taken by `with` on the lock itself, never through a method of ours: the
+    trainer's thread may be hit by Ctrl-C between any two steps of Python code, and only
+    there it is certain that the lock is let go.
     """
 
     def __init__(self, flow: Flow, clock: Clock = time.perf_counter_ns) -> None:
@@ -41,30 +47,14 @@ class Gate:
         everyone = range(FEED, len(flow.segments))
         self._conditions = {at: threading.Condition(self.lock) for at in everyone}
         self._waiting = dict.fromkeys(everyone, 0)
+        self._pokes: deque[Callable[[], None]] = deque()
         self.bells: dict[int, list[Callable[[], None]]] = {at: [] for at in everyone}
         """Rung with the lock held, so they must not wait for anything."""
 
-    def __enter__(self) -> Flow:
-        self.lock.acquire()
-        return self.flow
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.ring()
-            pokes = self.flow.account.take_pokes()
-        finally:  # Ctrl-C may come in between
-            self.lock.release()
-        for poke in pokes:
-            poke()
-
     def ring(self) -> None:
         """Wake those whose luck may have changed. The lock is held."""
-        wakes = self.flow.wakes
+        flow = self.flow
+        wakes = flow.wakes
         if wakes:
             for at, count in wakes.items():
                 if self._waiting[at]:
@@ -72,6 +62,13 @@ class Gate:
                 for bell in self.bells[at]:
                     bell()
             wakes.clear()
+        if flow.account.pokes:
+            self._pokes.extend(flow.account.take_pokes())
+
+    def poke_others(self) -> None:
+        """Tell other pipelines of bytes that came free. No lock is held."""
+        while self._pokes:
+            self._pokes.popleft()()
 
     def wait(self, at: int) -> None:
         """Wait, with the lock held, until segment `at` (or FEED) is woken."""
@@ -88,14 +85,16 @@ class Gate:
 
     def poke(self) -> None:
         """Bytes came free elsewhere: the source may be granted credit now."""
-        with self as flow:
-            flow.wakes[0] = 1 << 30
+        with self.lock:
+            self.flow.wakes[0] = 1 << 30
+            self.ring()
 
     def fail(self, error: BaseException) -> None:
         """The engine itself is at fault: let the trainer know."""
-        with self as flow:
+        with self.lock:
             self.broken = self.broken or error
-            flow.wakes[FEED] = 1
+            self.flow.wakes[FEED] = 1
+            self.ring()
 
 
 class Connector:
@@ -114,35 +113,36 @@ class Connector:
 
     def enter(self) -> WorkerMeter:
         """A worker begins: give it its instrument."""
-        with self.gate:
+        with self.gate.lock:
             meter = WorkerMeter(self.gate.clock())
             self._meters.add(meter)
         return meter
 
     def leave(self, meter: WorkerMeter) -> None:
         """A worker is gone; what it did stays counted."""
-        with self.gate:
+        with self.gate.lock:
             if meter in self._meters:
                 self._meters.remove(meter)
                 self._gone += meter.read(self.gate.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
         """Wait for work; `surplus()`, asked under the lock: retire instead?"""
-        with self.gate as flow:
+        gate = self.gate
+        with gate.lock:
             while True:
-                if flow.closed:
+                if gate.flow.closed:
                     return Signal.CLOSED
                 if surplus():
                     return Signal.RETIRE
-                lease = self._attempt(flow, meter)
+                lease = self._attempt(meter)
                 if lease is not None:
                     return lease
-                self.gate.wait(self.segment)
+                gate.wait(self.segment)
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Take work if there is any now."""
-        with self.gate as flow:
-            return None if flow.closed else self._attempt(flow, meter)
+        with self.gate.lock:
+            return None if self.gate.flow.closed else self._attempt(meter)
 
     def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
         """Hand in what became of a lease; the one who completes a batch finishes it.
@@ -150,22 +150,26 @@ class Connector:
         Never waits for another worker. Finishing may run the user's `collate_fn`, in
         this worker, with no lock held.
         """
-        clock = self.gate.clock
-        with self.gate as flow:
+        gate = self.gate
+        with gate.lock:
             meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns)
-            flight = flow.settle(lease, outcome, clock())
+            flight = gate.flow.settle(lease, outcome, gate.clock())
+            gate.ring()
         # They are the batch's now. A traceback holds the frames it came through, with
         # this outcome in them: letting go here, both die without the collector.
         outcome.failures.clear()
         if flight is not None:
             batch = self._finish(flight)
-            with self.gate as flow:
-                flow.deliver(flight, batch, clock())
+            with gate.lock:
+                gate.flow.deliver(flight, batch, gate.clock())
+                gate.ring()
+        gate.poke_others()
 
     def wake_all(self) -> None:
         """Let every waiting worker look again (a retirement was asked for)."""
-        with self.gate as flow:
-            flow.wakes[self.segment] = 1 << 30
+        with self.gate.lock:
+            self.gate.flow.wakes[self.segment] = 1 << 30
+            self.gate.ring()
 
     # For the monitor
 
@@ -177,13 +181,15 @@ class Connector:
         """Return the sum over all workers there ever were. The gate's lock is held."""
         return sum(self.readings(now_ns), self._gone)
 
-    def _attempt(self, flow: Flow, meter: WorkerMeter) -> Lease | None:
-        now_ns = self.gate.clock()
-        lease = flow.take(self.segment, now_ns)
+    def _attempt(self, meter: WorkerMeter) -> Lease | None:
+        gate = self.gate
+        now_ns = gate.clock()
+        lease = gate.flow.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
             return None
         meter.start(now_ns)
+        gate.ring()
         return lease
 
     def __repr__(self) -> str:

@@ -107,7 +107,8 @@ class Account:
         self._image_size: int | None = None
         self._batch_bytes: int | None = None
         self._total = self._peak = 0
-        self._pokes: list[Callable[[], None]] = []
+        self.pokes: list[Callable[[], None]] = []
+        """Those to call, once no lock is held, as bytes came free."""
 
     def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
         """Charge for a batch about to start; False: it has to wait for credit.
@@ -172,8 +173,8 @@ class Account:
         self.purse.forget(self._poke)
 
     def take_pokes(self) -> list[Callable[[], None]]:
-        """Return those to call once no lock is held."""
-        pokes, self._pokes = self._pokes, []
+        """Return `pokes`, and forget them."""
+        pokes, self.pokes = self.pokes, []
         return pokes
 
     def statistics(self) -> AccountStatistics:
@@ -196,4 +197,4 @@ class Account:
     def _let_go(self, nbytes: int) -> None:
         if nbytes:
             self._total -= nbytes
-            self._pokes += self.purse.release(nbytes)
+            self.pokes += self.purse.release(nbytes)

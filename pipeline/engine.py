@@ -98,16 +98,19 @@ class Engine:
 
         While it waits, segments that run inline are worked on here.
         """
+        gate = self.gate
         while True:
-            with self.gate as flow:
-                popped = flow.pop(self.gate.clock())
+            with gate.lock:
+                popped = gate.flow.pop(gate.clock())
                 if popped is not None:
+                    gate.ring()
                     break
-                self._check(flow)
+                self._check(gate.flow)
                 if not self._rung and not self._step_wanted:
-                    self.gate.wait(FEED)
+                    gate.wait(FEED)
                 self._rung = False
             self._step_wanted = self._work_inline()
+        gate.poke_others()
         self._check_budget(popped[0])
         return popped
 
@@ -118,14 +121,17 @@ class Engine:
         a place in it, so what it still reads for the rows dropped must be read first.
         """
         reader = self.recipe.segments[0].program.operations[0]
-        with self.gate as flow:
+        gate, flow = self.gate, self.gate.flow
+        with gate.lock:
             if isinstance(reader, ReadOn):
                 flow.holding = True
                 while flow.reading:
-                    self.gate.wait(FEED)
+                    gate.wait(FEED)
                 flow.holding = False
                 reader.restart(skip)
-            flow.restart(step, self.gate.clock())
+            flow.restart(step, gate.clock())
+            gate.ring()
+        gate.poke_others()
 
     @property
     def head(self) -> int:
@@ -137,10 +143,12 @@ class Engine:
         return tuple(knob for segment in self.segments for knob in segment.knobs())
 
     def close(self) -> None:
-        """Stop and join all workers, give back all memory. Idempotent."""
+        """Stop and join all workers, give back all memory.
+
+        Idempotent in each of its steps: if Ctrl-C cuts it short, it is called again.
+        """
         if self._closed or os.getpid() != self._owner:
             return
-        self._closed = True
         with contextlib.ExitStack() as stack:
             if self._slabs is not None:
                 stack.callback(self._slabs.close)
@@ -148,8 +156,11 @@ class Engine:
                 stack.callback(self._template.close)
             for segment in self.segments:
                 stack.callback(segment.close)
-            with self.gate as flow:
-                flow.close()
+            with self.gate.lock:
+                self.gate.flow.close()
+                self.gate.ring()
+        self.gate.poke_others()
+        self._closed = True
 
     def _work_inline(self) -> bool:
         """Work on one lease of a segment that is the trainer's own, the last first."""

@@ -119,10 +119,10 @@ class Monitor:
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        with self._gate as flow:
+        with self._gate.lock:
             now_ns = self._gate.clock()
             rows = tuple(self._segment(s, now_ns) for s in self._segments)
-            account = flow.account.statistics()
+            account = self._gate.flow.account.statistics()
         trainer = self._trainer
         return Reading(
             now_ns / 1e9,

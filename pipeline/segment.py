@@ -134,11 +134,12 @@ class Segment:
         before.close()
 
     def _tell_flow(self) -> None:
-        with self.connector.gate as flow:
-            flow.set_workers(self.connector.segment, self.num_parallel_workers)
+        gate, at = self.connector.gate, self.connector.segment
+        with gate.lock:
+            gate.flow.set_workers(at, self.num_parallel_workers)
             # The trainer works on demand: one batch, the one it asks for.
-            prefetch = 1 if self.inline else self._prefetch
-            flow.set_prefetch(self.connector.segment, prefetch)
+            gate.flow.set_prefetch(at, 1 if self.inline else self._prefetch)
+            gate.ring()
 
     def __repr__(self) -> str:
         return (

@@ -71,7 +71,7 @@ class Processes:
         self._children: dict[int, Child] = {}
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        with self._gate:
+        with self._gate.lock:
             self._gate.bells[connector.segment].append(self._ring)
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {name} processes", daemon=True
@@ -80,7 +80,7 @@ class Processes:
 
     def resize(self, count: int) -> None:
         """Ask for `count` processes."""
-        with self._gate:
+        with self._gate.lock:
             self._asked = count
         self._ring()
 
@@ -252,7 +252,7 @@ class Processes:
 
     def _end_all(self, selector: selectors.BaseSelector) -> None:
         """Stop every child, the idle by a word, those in the user's code by force."""
-        with self._gate:
+        with self._gate.lock:
             self._gate.bells[self._connector.segment].remove(self._ring)
         for child in self._children.values():
             if child.lease is not None and child.pid:

@@ -62,7 +62,7 @@ class Threads:
 
     def resize(self, count: int) -> None:
         """Ask for `count` threads."""
-        with self._gate:
+        with self._gate.lock:
             change = count - self._asked
             self._asked = count
             kept = min(self._surplus, max(change, 0))
@@ -77,7 +77,7 @@ class Threads:
     def close(self) -> None:
         """Wait for the threads, whom the closed gate sends home."""
         me = threading.current_thread()
-        with self._gate:
+        with self._gate.lock:
             threads = list(self._threads)
         for thread in threads:
             if thread is not me and thread.ident is not None:
@@ -85,7 +85,7 @@ class Threads:
 
     def statistics(self) -> CrewStatistics:
         """Return how many there are."""
-        with self._gate:
+        with self._gate.lock:
             return CrewStatistics(self.executor, self._asked, len(self._threads))
 
     def _make(self) -> threading.Thread:
@@ -104,7 +104,7 @@ class Threads:
             self._gate.fail(error)
         finally:
             self._connector.leave(meter)
-            with self._gate:
+            with self._gate.lock:
                 self._threads.discard(threading.current_thread())
 
     def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:

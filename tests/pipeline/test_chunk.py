@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,14 +41,12 @@ def test_runs_cover_ascending_offsets_in_as_few_pieces_as_there_are_gaps(
     offsets: list[int],
 ) -> None:
     found = runs(offsets, len(offsets))
-    covered = [
-        first + at for start, stop, first in found for at in range(stop - start)
-    ]
+    covered = [first + at for start, stop, first in found for at in range(stop - start)]
     assert covered == offsets
     assert [start for start, _, _ in found] == [0, *(s for _, s, _ in found)][:-1] or (
         found == []
     )
-    gaps = sum(b != a + 1 for a, b in zip(offsets, offsets[1:], strict=False))
+    gaps = sum(b != a + 1 for a, b in pairwise(offsets))
     assert len(found) == (gaps + 1 if offsets else 0)
 
 
@@ -59,7 +59,8 @@ def test_a_failure_says_stage_sample_and_batch_once() -> None:
     failure = Failure(error, "Map(ID:2) decode", 417, 9)
     assert failure.annotated(2, 31) is error
     failure.annotated(2, 31)
-    assert error.__notes__ == [
+    (note,) = error.__notes__
+    assert note == (
         "penstock: in Map(ID:2) decode, sample index 417 "
         "(epoch 2, step 31, row 9 of the batch)"
-    ]
+    )

@@ -1,4 +1,4 @@
-"""Stages become segments: fused where nothing speaks against it, named as the log does."""
+"""Stages become segments: fused where nothing forbids it, named as in the log."""
 
 from __future__ import annotations
 
@@ -243,7 +243,9 @@ def test_an_iterable_is_read_by_one_worker() -> None:
 
 
 def test_what_the_user_keeps_to_himself_is_not_tuned() -> None:
-    recipe = compiled(DATA, MapStage(decode, 2), MapStage(flip, tune=False), BatchStage(1))
+    recipe = compiled(
+        DATA, MapStage(decode, 2), MapStage(flip, tune=False), BatchStage(1)
+    )
     assert [segment.tunable for segment in recipe.segments] == [True, True, False]
 
 
@@ -265,7 +267,9 @@ def operation(stage: Stage, source: SourceStage = DATA) -> Operation:
 
 
 def test_a_dataset_that_reads_many_is_asked_for_many() -> None:
-    many = compiled(SourceStage(Many()), BatchStage(1)).segments[0].program.operations[0]
+    many = (
+        compiled(SourceStage(Many()), BatchStage(1)).segments[0].program.operations[0]
+    )
     one = compiled(DATA, BatchStage(1)).segments[0].program.operations[0]
     assert isinstance(many, Read)
     assert isinstance(one, Read)
@@ -345,7 +349,11 @@ def test_a_size_is_per_rank_and_a_global_size_over_all(
 def test_a_filter_batches_what_it_leaves_and_drops_no_ticket_before() -> None:
     plain = compiled(DATA, BatchStage(4, drop_last=True))
     filtered = compiled(DATA, FilterStage(wanted), BatchStage(4, drop_last=True))
-    assert (plain.repack, plain.plan.steps_in(0), plain.buffers.keep) == (False, 2, False)
+    assert (plain.repack, plain.plan.steps_in(0), plain.buffers.keep) == (
+        False,
+        2,
+        False,
+    )
     assert (filtered.repack, filtered.plan.steps_in(0)) == (True, 3)
     assert filtered.buffers.keep
 

@@ -18,7 +18,7 @@ from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.segment_state import SegmentState
 from support.flow_model import Script
 
-JOIN_S = 20.0
+JOIN_S = 5.0
 """A woken thread ends at once; only a lost wake-up takes so long."""
 
 
@@ -35,11 +35,13 @@ class Clock:
 class Site:
     """A gate over a flow of two segments, with their connectors."""
 
-    def __init__(self, sizes: tuple[int, ...] = (2,), purse: Purse | None = None) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...] = (2,), purse: Purse | None = None
+    ) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
         for segment in segments:
             segment.learn(1, 1)  # a lease is a whole batch
-        account = Account(purse or Purse(1 << 40), lambda: self.gate.poke())
+        account = Account(purse or Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
         flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
         self.clock = Clock()
         self.gate = Gate(flow, self.clock)
@@ -75,8 +77,11 @@ class Site:
 
     def pop(self) -> Any:
         """Take the next batch, as the trainer does."""
-        with self.gate as flow:
-            return flow.pop(self.clock())
+        with self.gate.lock:
+            popped = self.gate.flow.pop(self.clock())
+            self.gate.ring()
+        self.gate.poke_others()
+        return popped
 
 
 class Taker(threading.Thread):
@@ -104,7 +109,7 @@ class Taker(threading.Thread):
     def wait_until_it_sleeps(self) -> None:
         """Return when it has looked in vain: then, and not before, the lock is free."""
         assert self._looked.wait(JOIN_S)
-        with self.connector.gate:
+        with self.connector.gate.lock:
             pass
         assert self.given is None
 

@@ -57,7 +57,9 @@ def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
 ) -> None:
     for name in ("b.JPG", "a.tiff", "c/d.gif", "e.jpg.part", "f"):
         touch(tmp_path / name)
-    found = [Path(path).relative_to(tmp_path).as_posix() for path in list_images(tmp_path)]
+    found = [
+        Path(path).relative_to(tmp_path).as_posix() for path in list_images(tmp_path)
+    ]
     assert found == ["a.tiff", "b.JPG", "c/d.gif"]
 
 

@@ -211,7 +211,9 @@ def test_what_cannot_be_built_is_refused_by_value_rule_and_cure(case: str) -> No
         assert part in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what is refused")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="this machine has what is refused"
+)
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(SpecError, match=re.escape('use to_device("cpu")')):
         DeviceStage.of("cuda")
@@ -258,14 +260,18 @@ PRINTED: list[tuple[Stage, str]] = [
     (SourceStage(Photos([1])), "Pipeline.from_dataset(<Photos>)"),
     (
         SourceStage(Photos([1]), num_parallel_workers=2, thread_safe=False, name="n"),
-        "Pipeline.from_dataset(<Photos>, num_parallel_workers=2, name='n', "
-        "thread_safe=False)",
+        (
+            "Pipeline.from_dataset(<Photos>, num_parallel_workers=2, name='n', "
+            "thread_safe=False)"
+        ),
     ),
     (MapStage(decode), ".map(decode)"),
     (
         MapStage(decode, (1, 4), "thread", "d", tune=False),
-        ".map(decode, num_parallel_workers=(1, 4), executor='thread', name='d', "
-        "tune=False)",
+        (
+            ".map(decode, num_parallel_workers=(1, 4), executor='thread', name='d', "
+            "tune=False)"
+        ),
     ),
     (FilterStage(Augment(), 3), ".filter(Augment, num_parallel_workers=3)"),
     (SelectStage([3, 1]), ".select([3, 1])"),

@@ -80,7 +80,10 @@ def test_a_batch_of_named_parts_is_pickled_too() -> None:
 
 
 def test_every_tensor_is_moved_wherever_it_stands() -> None:
-    data = {"a": [torch.zeros(1), (torch.ones(2), "text")], "b": Labelled(1, torch.ones(1))}
+    data = {
+        "a": [torch.zeros(1), (torch.ones(2), "text")],
+        "b": Labelled(1, torch.ones(1)),
+    }
     moved = to_device(data, torch.device("meta"))
     assert moved["a"][0].device.type == "meta"
     assert moved["a"][1][0].device.type == "meta"

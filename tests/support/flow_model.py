@@ -125,7 +125,7 @@ class Course:
     # What happens
 
     def take(self, at: int) -> None:
-        """A free worker of segment `at` asks for work, and is given what it should be."""
+        """A free worker of segment `at` asks for work; it is given the right one."""
         step, purse = self.flow.next_step, self.account.purse
         estimate = self.account.expected(self.script.batch(step).image_size)
         expected = self.grantable(at)
@@ -197,7 +197,7 @@ class Course:
         self.ring()
 
     def set_workers(self, at: int, workers: int) -> None:
-        """The tuner adds or retires workers; those in the middle of a lease go later."""
+        """The tuner adds or retires workers; those with a lease go later."""
         self.flow.set_workers(at, workers)
         self.crew[at] = workers
         self.asleep[at] = 0  # all are woken, to see whether they are to go
@@ -217,8 +217,11 @@ class Course:
         self.batches.clear()
         self.ring()
 
-    def move(self) -> bool:
-        """Let everyone who is awake do what they can; False if all sleep."""
+    def move(self, idle: frozenset[int] = frozenset()) -> bool:
+        """Let everyone who is awake do what they can; False if all sleep.
+
+        Workers of the segments in `idle`, and the trainer if FEED is, ask for nothing.
+        """
         active = False
         while self.in_hand:
             self.settle(0, Settling())
@@ -227,10 +230,10 @@ class Course:
             self.deliver(0)
             active = True
         for at in range(self.depth):
-            while self.awake(at):
+            while at not in idle and self.awake(at):
                 self.take(at)
                 active = True
-        if not self.trainer_waits:
+        if FEED not in idle and not self.trainer_waits:
             self.pop()
             active = True
         return active
@@ -267,7 +270,7 @@ class Course:
         return reader + window
 
     def charge(self, step: int) -> int:
-        """Bytes a batch is charged: what it holds once it is complete, else the most."""
+        """Bytes a batch is charged: what it holds if complete, else the most."""
         batch = self.batches[step]
         if batch.delivered:
             return self.held(step)
@@ -420,8 +423,9 @@ class Course:
         chunk, at = lease.chunk, lease.segment
         step, first = chunk.step, chunk.first_row
         batch = self.batches[step]
-        moved = {row: ("ready", at) for row in range(first, first + len(chunk))}
-        moved |= dict.fromkeys(range(first, first + outcome.done), (DONE, 0))
+        rows = range(first, first + len(chunk))
+        moved = dict.fromkeys(rows, ("ready", at))
+        moved |= dict.fromkeys(rows[: outcome.done], (DONE, 0))
         for _, row, to in outcome.outputs or ():
             moved[row] = ("ready", to)
         for row, place in moved.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -92,11 +93,13 @@ def test_a_slab_is_lent_again_when_its_batch_has_died(pool: SlabPool) -> None:
     [
         lambda tensor: tensor.view(torch.uint8),
         lambda tensor: tensor.numpy()[1:],
-        lambda tensor: torch.utils.dlpack.from_dlpack(tensor),
-        lambda tensor: {"a": [tensor.T]},
+        torch.utils.dlpack.from_dlpack,
+        lambda tensor: {"a": [tensor[::2]]},
     ],
 )
-def test_a_batch_is_alive_while_any_part_of_it_is(part, pool: SlabPool) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def test_a_batch_is_alive_while_any_part_of_it_is(
+    part: Callable[[torch.Tensor], object], pool: SlabPool
+) -> None:
     slab, allocate = pool.lend(100)
     kept = part(allocate((4,), torch.int64))
     del allocate
@@ -109,10 +112,9 @@ def test_a_batch_is_alive_while_any_part_of_it_is(part, pool: SlabPool) -> None:
 def test_slabs_of_another_size_are_let_go(pool: SlabPool) -> None:
     small, allocate = pool.lend(100)
     del allocate
-    descriptor = small.descriptor
+    assert small.descriptor >= 0
     large, allocate = pool.lend(100 * PAGE)
     assert large.nbytes >= 100 * PAGE
-    assert not is_open(descriptor)
     assert small.descriptor == -1
     del allocate
     pool.close()
@@ -176,9 +178,7 @@ def test_memory_that_cannot_be_had_is_an_error_and_leaves_no_descriptor() -> Non
 
 
 @pytest.mark.parametrize("leaves", [1, 16])
-def test_a_slab_has_room_for_the_leaves_of_a_batch(
-    leaves: int, pool: SlabPool
-) -> None:
+def test_a_slab_has_room_for_the_leaves_of_a_batch(leaves: int, pool: SlabPool) -> None:
     _, allocate = pool.lend(leaves)
     made = [allocate((1,), torch.uint8).fill_(n) for n in range(leaves)]
     assert np.stack(made).ravel().tolist() == list(range(leaves))

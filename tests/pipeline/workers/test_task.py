@@ -31,15 +31,21 @@ class Holding(Exception):
         self.handle = lambda: None
 
 
+def give_up(error: BaseException) -> None:
+    """Raise it."""
+    raise error
+
+
 def raised(error: BaseException) -> BaseException:
     """Return it with a traceback, and a context."""
     try:
         try:
-            raise KeyError("first")
+            give_up(KeyError("first"))
         except KeyError:
-            raise error  # noqa: B904 the context is what is wanted
+            give_up(error)
     except BaseException as caught:  # noqa: BLE001 any
         return caught
+    raise AssertionError
 
 
 def journey(error: BaseException) -> Failure:
@@ -71,7 +77,7 @@ def test_the_workers_traceback_hangs_on_it_as_its_cause(error: Exception) -> Non
     came = journey(error).error
     assert isinstance(came.__cause__, RemoteTraceback)
     shown = "".join(traceback.format_exception(came))
-    assert "in raised" in shown
+    assert "in give_up" in shown
     assert "KeyError: 'first'" in shown
     assert getattr(came, "__notes__", []) == []
 

@@ -1,0 +1,251 @@
+"""Bad input: each error names the value, the rule and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from support.datasets import KINDS, Numbers
+
+Kind = Mapping[str, Any]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    return ps.testing.draw_photos(folder, 6, classes=2, size=(64, 48))
+
+
+def numbers() -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(Numbers(10))
+
+
+# Described wrongly: refused in the line that says it
+
+
+@pytest.mark.parametrize(
+    ("describe", "message"),
+    [
+        (
+            lambda p: p.batch(0),
+            "the batch size must be an int >= 1, got 0",
+        ),
+        (lambda p: p.batch(-3), "the batch size must be an int >= 1, got -3"),
+        (lambda p: p.batch(2.5), "the batch size must be an int >= 1, got 2.5"),
+        (lambda p: p.batch(), "batch() needs a size: either batch(n), per rank, or"),
+        (lambda p: p.batch(2, global_size=4), "batch() needs a size"),
+        (
+            lambda p: p.map(abs, executor="fast"),
+            "`executor` must be one of auto, inline, thread, process, got 'fast'",
+        ),
+        (
+            lambda p: p.map(abs, num_parallel_workers=0),
+            "`num_parallel_workers` must be >= 1, got 0; to work in the trainer's own "
+            'thread use executor="inline"',
+        ),
+        (
+            lambda p: p.map(abs, num_parallel_workers=(4, 2)),
+            "`num_parallel_workers=(lo, hi)` must have lo <= hi, got (4, 2)",
+        ),
+        (
+            lambda p: p.map(abs, num_parallel_workers=2, executor="inline"),
+            'executor="inline" has one worker, the trainer itself, got',
+        ),
+        (lambda p: p.map(3), "map() needs a function of one sample, got 3"),
+        (lambda p: p.filter(None), "filter() needs a function of one sample, got None"),
+        (lambda p: p.shuffle(-1), "`seed` must be an int from 0 to 2**64 - 1, got -1"),
+        (lambda p: p.take(0), "must be >= 1, got 0"),
+        (lambda p: p.repeat(0), "must be >= 1, got 0"),
+        (lambda p: p.select([]), "got none"),
+        (lambda p: p.batch(2).map(abs), "map(abs) cannot come after .batch()"),
+        (lambda p: p.batch(2).batch(2), "batch(2) cannot come after .batch()"),
+        (lambda p: p.to_device("cpu"), "put it after .batch(n)"),
+        (lambda p: p.batch(2).to_device("gpu9"), '`device` must be one like "cpu"'),
+        (
+            lambda p: p.batch(2, on_error="skip"),
+            "`on_error` must be 'raise' or 'substitute', got 'skip'",
+        ),
+        (lambda p: p.batch(2, error_budget=3), "from 0 to 1, got 3"),
+        (lambda p: p.batch(2, tail="cut"), "`tail` must be 'pad_mask' or"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_where_it_is_said(
+    describe: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(ps.SpecError) as caught:
+        describe(numbers())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (iter, "the pipeline has no batch size; end it with .batch(n)"),
+        (len, "the pipeline has no batch size; end it with .batch(n)"),
+    ],
+)
+def test_a_pipeline_without_batches_is_no_pipeline(
+    use: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(ps.SpecError) as caught:
+        use(numbers())
+    assert message in str(caught.value)
+
+
+def test_an_index_beyond_the_dataset_is_refused() -> None:
+    with pytest.raises(ps.SpecError, match="must be .* 0 to 9, got 10"):
+        len(numbers().select([3, 10]).batch(2))
+
+
+def test_an_epoch_without_a_batch_is_refused() -> None:
+    with pytest.raises(ps.SpecError, match="10 samples has no batch of 11.*drop_last"):
+        len(numbers().batch(11, drop_last=True))
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", None])
+def test_an_epoch_that_is_no_count_is_refused(epoch: Any) -> None:
+    with pytest.raises(ps.SpecError, match="`epoch` must be an int >= 0, got"):
+        numbers().batch(2).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("empty", [[], {}, np.empty((0, 3))])
+def test_an_empty_dataset_is_refused(empty: Any) -> None:
+    with pytest.raises(ps.SpecError, match="is empty; it must hold at least one"):
+        ps.Pipeline.from_dataset(empty)
+
+
+@pytest.mark.parametrize("nothing", [None, 3, object()])
+def test_what_is_no_dataset_is_refused(nothing: Any) -> None:
+    with pytest.raises(ps.SpecError, match="needs a dataset with __len__ and"):
+        ps.Pipeline.from_dataset(nothing)
+
+
+# Folders
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ps.SpecError, match="missing.*does not exist; give the folder"):
+        ps.Pipeline.from_folder(tmp_path / "missing")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ps.SpecError, match="which is a file"):
+        ps.Pipeline.from_folder(tmp_path / "file")
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ps.SpecError, match="found nothing in.*is empty of class"):
+        ps.Pipeline.from_folder(tmp_path)
+
+
+def test_class_folders_without_images_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "notes.txt").touch()
+    with pytest.raises(ps.SpecError, match=r"no image below.*cats.*\.jpg"):
+        ps.Pipeline.from_folder(tmp_path)
+
+
+def test_images_without_class_folders_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").touch()
+    with pytest.raises(ps.SpecError, match="images, but no class folders"):
+        ps.Pipeline.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("operator", ["decode", "decode_random_resized_crop"])
+def test_a_truncated_jpeg_is_named_by_its_index(
+    photos: Path, operator: str, kind: Kind
+) -> None:
+    if operator == "decode":
+        function: Any = ps.image.decode
+    else:
+        function = ps.image.decode_random_resized_crop(32)
+    data = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))]
+    data[4] = data[4][: len(data[4]) // 3]
+    pipe = ps.Pipeline.from_dataset(data, **kind).map(function, **kind).batch(2)
+    with pipe:
+        loop = iter(pipe)
+        next(loop)
+        next(loop)
+        with pytest.raises(Exception, match=".+") as caught:
+            next(loop)
+    assert "sample index 4 (epoch 0, step 2" in "\n".join(caught.value.__notes__)
+
+
+def test_a_folder_reads_and_labels_its_images(photos: Path, kind: Kind) -> None:
+    pipe = ps.Pipeline.from_folder(photos, **kind)
+    with pipe.map(ps.image.decode_random_resized_crop(32), **kind).batch(3) as batched:
+        images, labels = zip(*batched, strict=True)
+    assert [label.tolist() for label in labels] == [[0, 0, 0], [1, 1, 1]]
+    assert [tuple(image.shape) for image in images] == [(3, 32, 32, 3)] * 2
+
+
+# Functions that break their contract
+
+
+def first_error(pipe: ps.Pipeline) -> BaseException:
+    with pipe, pytest.raises(Exception, match=".*") as caught:
+        list(pipe)
+    return caught.value
+
+
+def test_a_function_that_returns_none_is_named(kind: Kind) -> None:
+    def forgets(sample: Any) -> Any:
+        if sample[1] != 5:
+            return sample
+        return None
+
+    pipe = ps.Pipeline.from_dataset(Numbers(10), **kind).map(forgets, **kind)
+    error = first_error(pipe.batch(2))
+    assert type(error) is ps.SampleError
+    assert "Map(ID:1) forgets returned None" in str(error)
+    assert "is a `return` missing?" in str(error)
+    assert "sample index 5 (epoch 0, step 2, row 1" in "\n".join(error.__notes__)
+
+
+def test_a_function_that_raises_stop_iteration_is_named(kind: Kind) -> None:
+    def runs_dry(sample: Any) -> Any:
+        return next(iter([])) if sample[1] == 5 else sample
+
+    pipe = ps.Pipeline.from_dataset(Numbers(10), **kind).map(runs_dry, **kind)
+    error = first_error(pipe.batch(2))
+    assert type(error) is ps.SampleError
+    assert "Map(ID:1) runs_dry raised StopIteration" in str(error)
+    assert "sample index 5 (" in "\n".join(error.__notes__)
+
+
+def test_a_function_with_a_wrong_signature_is_named(kind: Kind) -> None:
+    def takes_two(image: Any, label: Any) -> Any:
+        return image
+
+    pipe = ps.Pipeline.from_dataset(Numbers(10), **kind).map(takes_two, **kind)
+    error = first_error(pipe.batch(2))
+    assert type(error) is TypeError
+    assert "Map(ID:1) takes_two, sample index 0" in "\n".join(error.__notes__)
+
+
+def test_samples_no_batch_can_be_made_of_are_named(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset([object() for _ in range(4)], executor="inline")
+    error = first_error(pipe.batch(2))
+    assert type(error) is TypeError
+    assert "default_collate" in str(error)
+    assert "Batch(ID:1)" in "\n".join(error.__notes__)
+
+
+def test_a_dataset_whose_getitems_returns_too_few_is_asked_one_by_one() -> None:
+    class Lazy(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices[:-1]]
+
+    with ps.Pipeline.from_dataset(Lazy(10), executor="inline").batch(5) as pipe:
+        assert [b[1].tolist() for b in pipe] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

@@ -1,0 +1,310 @@
+"""A batch is what torch's collate makes of its samples, with its plan attached."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import penstock as ps
+from support.datasets import KINDS, Numbers
+from support.functions import digest, indices
+
+Kind = Mapping[str, Any]
+ROWS = 11
+"""Two batches of 4 and a tail of 3."""
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: int
+
+
+def image(index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.arange(12, dtype=np.uint8).reshape(3, 4) + np.uint8(index)
+
+
+SAMPLES: Mapping[str, Any] = {
+    "int": int,
+    "float": float,
+    "bool": lambda i: i % 2 == 0,
+    "text": str,
+    "bytes": lambda i: bytes([i]),
+    "array": image,
+    "vector": lambda i: np.full(3, i, np.float64),
+    "number of numpy": np.float32,
+    "transposed array": lambda i: image(i).T,
+    "tensor": lambda i: torch.full((2, 3), i, dtype=torch.bfloat16),
+    "tensor of no dimension": lambda i: torch.tensor(i),
+    "empty array": lambda i: np.empty((0, 3), np.int16),
+    "tuple": lambda i: (image(i), i),
+    "list": lambda i: [i, float(i)],
+    "namedtuple": lambda i: Pair(torch.full((2,), i), i),
+    "dict": lambda i: {"image": image(i), "name": f"sample {i}", "label": i},
+    "nested": lambda i: {"pair": Pair(torch.ones(2) * i, i), "rest": (i, [str(i)])},
+    "text beside an array": lambda i: (image(i), str(i)),
+    "int, sometimes float": lambda i: float(i) if i % 3 == 2 else i,
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def chunked(samples: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(samples[at : at + size]) for at in range(0, len(samples), size)]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Compare types, up to our subclasses of them, and contents."""
+    assert isinstance(ours, type(theirs))
+    if isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    elif isinstance(theirs, Mapping):
+        assert list(ours) == list(theirs)
+        for key, value in theirs.items():
+            assert_same(ours[key], value)
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_are_those_of_default_collate(name: str, kind: Kind) -> None:
+    samples = [SAMPLES[name](index) for index in range(ROWS)]
+    with ps.Pipeline.from_dataset(samples, **kind).batch(4) as pipe:
+        for _ in range(2):
+            for ours, rows in zip(pipe, chunked(samples, 4), strict=True):
+                assert_same(ours, default_collate(rows))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_have_their_plan(name: str) -> None:
+    samples = [SAMPLES[name](index) for index in range(ROWS)]
+    with ps.Pipeline.from_dataset(samples).batch(4) as pipe:
+        for number, batch in enumerate(pipe):
+            assert batch.plan is pipe.plan
+            assert (batch.plan.batch, batch.plan.epoch) == (number, 0)
+
+
+@pytest.mark.parametrize("name", ["tensor", "tuple", "namedtuple", "dict", "nested"])
+def test_batches_may_be_copied_and_pickled(name: str) -> None:
+    samples = [SAMPLES[name](index) for index in range(4)]
+    with ps.Pipeline.from_dataset(samples).batch(4) as pipe:
+        batch = next(iter(pipe))
+    expected = default_collate(samples)
+    assert_same(pickle.loads(pickle.dumps(batch)), expected)  # noqa: S301 our own
+    assert_same(copy.deepcopy(batch), expected)
+
+
+def test_the_pipelines_plan_is_that_of_the_last_batch(kind: Kind) -> None:
+    with ps.Pipeline.from_dataset(Numbers(ROWS), **kind).batch(4) as pipe:
+        assert pipe.plan is None
+        for batch in pipe:
+            assert pipe.plan is batch.plan
+        assert pipe.plan is not None
+        assert pipe.plan.last
+        assert (pipe.plan.n_local, pipe.plan.n_global, pipe.plan.n_rows) == (3, 3, 3)
+
+
+def test_to_device_cpu_changes_nothing_and_keeps_the_plan(kind: Kind) -> None:
+    plain = ps.Pipeline.from_dataset(Numbers(ROWS), **kind).batch(4)
+    with plain, plain.to_device("cpu") as moved:
+        batches = list(moved)
+        assert digest(batches) == digest(plain)
+    assert {batch[0].device.type for batch in batches} == {"cpu"}
+
+
+def test_to_device_moves_every_tensor(kind: Kind) -> None:
+    samples = [SAMPLES["nested"](index) for index in range(ROWS)]
+    with ps.Pipeline.from_dataset(samples, **kind).batch(4).to_device("meta") as pipe:
+        batch = next(iter(pipe))
+    assert type(batch["pair"]).__name__ == "Pair"
+    assert batch["pair"].image.device.type == "meta"
+    assert batch["pair"].label.device.type == "meta"
+    assert batch["rest"][1] == [("0", "1", "2", "3")]
+    assert batch.plan.batch == 0
+
+
+# A collate_fn of the user's
+
+
+def padded(samples: list[Any]) -> dict[str, torch.Tensor]:
+    """Pad vectors of different lengths, `float32 [rows, longest]`."""
+    vectors = [torch.from_numpy(sample) for sample in samples]
+    rows = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
+    return {"rows": rows, "lengths": torch.tensor([len(v) for v in vectors])}
+
+
+def test_a_collate_fn_is_given_the_samples_in_order(kind: Kind) -> None:
+    samples = [np.full(1 + i % 4, i, np.float32) for i in range(ROWS)]
+    pipe = ps.Pipeline.from_dataset(samples, **kind).batch(4, collate_fn=padded)
+    with pipe:
+        for ours, rows in zip(pipe, chunked(samples, 4), strict=True):
+            assert_same(ours, padded(rows))
+            assert ours.plan.n_rows == len(rows)
+
+
+def test_a_collate_fn_may_return_anything(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset([*range(ROWS)], **kind)
+    with pipe.batch(4, collate_fn=sum) as summed:
+        assert list(summed) == [6, 22, 27]
+        assert summed.plan is not None
+
+
+def test_samples_of_unequal_shapes_are_an_error_that_names_them(kind: Kind) -> None:
+    samples = [np.zeros(3 if index != 5 else 2, np.float32) for index in range(8)]
+    with ps.Pipeline.from_dataset(samples, **kind).batch(4) as pipe:
+        loop = iter(pipe)
+        assert next(loop).shape == (4, 3)
+        with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
+            next(loop)
+    note = "\n".join(caught.value.__notes__)
+    assert "Batch(ID:1)" in note
+    assert "float32 [2]" in note
+    assert "batch(collate_fn=...)" in note
+
+
+def test_a_column_is_no_vector_of_the_same_length(kind: Kind) -> None:
+    samples = [np.zeros((3, 1) if index == 5 else 3, np.float32) for index in range(8)]
+    with ps.Pipeline.from_dataset(samples, **kind).batch(4) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        with pytest.raises(RuntimeError, match="stack expects each tensor"):
+            next(loop)
+
+
+# Which samples, and how many
+
+
+def found(pipe: ps.Pipeline) -> list[list[int]]:
+    with pipe:
+        return list(indices(pipe))
+
+
+def test_the_tail_is_kept_short_or_dropped(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(ROWS), **kind)
+    kept, dropped = pipe.batch(4), pipe.batch(4, drop_last=True)
+    assert (len(kept), len(dropped)) == (3, 2)
+    assert found(kept) == chunked(range(ROWS), 4)
+    assert found(dropped) == chunked(range(8), 4)
+
+
+def test_an_epoch_may_be_one_short_batch(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(3), **kind).batch(4)
+    with pipe:
+        assert [list(indices(pipe)) for _ in range(3)] == [[[0, 1, 2]]] * 3
+
+
+def test_take_select_and_repeat_choose_samples_before_they_are_read() -> None:
+    reads: list[int] = []
+
+    class Watched(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    pipe = ps.Pipeline.from_dataset(Watched(100), executor="inline")
+    chosen = pipe.select([9, 7, 5, 3, 1]).take(3).repeat(2).batch(4)
+    assert len(chosen) == 2
+    assert found(chosen) == [[9, 7, 5, 9], [7, 5]]
+    assert reads == [9, 7, 5, 9, 7, 5]
+
+
+def test_take_after_a_shuffle_takes_others_each_epoch() -> None:
+    with ps.Pipeline.from_dataset(Numbers(100)).shuffle(0).take(8).batch(8) as pipe:
+        epochs = [next(indices(pipe)) for _ in range(3)]
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 3
+
+
+def test_take_before_a_shuffle_takes_the_same_each_epoch() -> None:
+    with ps.Pipeline.from_dataset(Numbers(100)).take(8).shuffle(0).batch(8) as pipe:
+        epochs = [next(indices(pipe)) for _ in range(3)]
+    assert all(sorted(epoch) == [*range(8)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_each_pass_of_repeat_has_its_own_order() -> None:
+    with ps.Pipeline.from_dataset(Numbers(20)).shuffle(0).repeat(2).batch(20) as pipe:
+        first, second = indices(pipe)
+    assert sorted(first) == sorted(second) == [*range(20)]
+    assert first != second
+
+
+def test_ranks_share_out_each_global_batch() -> None:
+    def rank(number: int) -> list[list[int]]:
+        pipe = ps.Pipeline.from_dataset(Numbers(24), shard=ps.Shard(number, 2))
+        return found(pipe.shuffle(seed=1).batch(4))
+
+    alone = found(ps.Pipeline.from_dataset(Numbers(24)).shuffle(seed=1).batch(8))
+    assert [a + b for a, b in zip(rank(0), rank(1), strict=True)] == alone
+
+
+# Batches outlive what made them
+
+
+def test_batches_stay_valid_and_unchanged_for_as_long_as_they_are_held(
+    kind: Kind,
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(160), **kind).shuffle(seed=1).batch(8)
+    with pipe:
+        held = [batch for _ in range(2) for batch in pipe]
+        expected = digest(held)
+        for _ in pipe:
+            pass
+        assert digest(held) == expected
+    assert digest(held) == expected
+    for values, index in held:
+        assert torch.equal(values, index.float()[:, None].expand(-1, 4))
+
+
+def test_a_part_of_a_batch_keeps_its_memory(kind: Kind) -> None:
+    with ps.Pipeline.from_dataset(Numbers(160), **kind).batch(8) as pipe:
+        parts = [batch[0][1:3].numpy() for _ in range(3) for batch in pipe]
+        for _ in pipe:
+            pass
+    first_rows = [part[0, 0] for part in parts]
+    assert first_rows == [float(at) for _ in range(3) for at in range(1, 160, 8)]
+
+
+def test_a_batch_may_be_written_to(kind: Kind) -> None:
+    with ps.Pipeline.from_dataset(Numbers(80), **kind).batch(8) as pipe:
+        for batch in pipe:
+            batch[0].fill_(-1)
+            batch[1].add_(1)
+        assert list(indices(pipe)) == chunked(range(80), 8)
+
+
+# len()
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "drop_last", "batches"),
+    [(10, 5, False, 2), (11, 5, False, 3), (11, 5, True, 2), (1, 5, False, 1)],
+)
+def test_length_is_the_batches_of_an_epoch(
+    length: int, size: int, drop_last: bool, batches: int  # noqa: FBT001 parametrized
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(length)).batch(size, drop_last=drop_last)
+    with pipe:
+        assert len(pipe) == batches
+        assert [len(list(pipe)) for _ in range(2)] == [batches] * 2
+        assert len(pipe) == batches
+
+
+def test_length_in_mid_loop_is_that_of_the_whole_epoch() -> None:
+    with ps.Pipeline.from_dataset(Numbers(40)).repeat(2).batch(8) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        assert len(pipe) == 10

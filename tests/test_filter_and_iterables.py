@@ -1,0 +1,166 @@
+"""What is decided at run time: filters, and data sets without an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from support.datasets import KINDS, WORKERS, Counting, Numbers, Sample
+from support.functions import augment, digest, indices
+
+Kind = Mapping[str, Any]
+
+
+@pytest.fixture(params=WORKERS)
+def workers(request: pytest.FixtureRequest) -> Kind:
+    return WORKERS[request.param]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def uneven(sample: Sample) -> bool:
+    """Keep few of the first half and most of the second."""
+    return sample[1] % 5 == 0 if sample[1] < 40 else sample[1] % 7 > 0
+
+
+KEPT = [index for index in range(80) if uneven((None, index))]  # type: ignore[arg-type]
+
+
+def batched(samples: list[int], size: int) -> list[list[int]]:
+    return [samples[at : at + size] for at in range(0, len(samples), size)]
+
+
+def test_batches_after_a_filter_are_full_and_in_order(workers: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), **workers)
+    with pipe.filter(uneven, **workers).batch(8) as pipe:
+        assert [list(indices(pipe)) for _ in range(2)] == [batched(KEPT, 8)] * 2
+
+
+def test_filtered_batches_are_byte_identical(workers: Kind) -> None:
+    def digests(kind: Kind) -> list[str]:
+        pipe = ps.Pipeline.from_dataset(Numbers(80), **kind).shuffle(seed=4)
+        pipe = pipe.map(augment, **kind).filter(uneven, **kind).map(augment, **kind)
+        with pipe.batch(8) as pipe:
+            return [digest(pipe), digest(pipe)]
+
+    assert digests(workers) == digests(WORKERS["inline"])
+
+
+def test_a_filter_draws_no_randomness_away_from_those_behind_it() -> None:
+    def noise(pipe: ps.Pipeline) -> dict[int, list[float]]:
+        with pipe.map(augment).batch(1) as single:
+            return {int(b[1]): b[0].tolist() for b in single}
+
+    every = noise(ps.Pipeline.from_dataset(Numbers(80)).filter(lambda _: True))
+    some = noise(ps.Pipeline.from_dataset(Numbers(80)).filter(uneven))
+    assert some == {index: every[index] for index in KEPT}
+
+
+def test_the_tail_after_a_filter_is_short_or_dropped(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), **kind).filter(uneven, **kind)
+    whole, rest = divmod(len(KEPT), 8)
+    assert rest
+    with pipe.batch(8) as kept, pipe.batch(8, drop_last=True) as dropped:
+        assert [len(b[1]) for b in kept] == [8] * whole + [rest]
+        assert [len(b[1]) for b in dropped] == [8] * whole
+        assert [len(b[1]) for b in dropped] == [8] * whole
+
+
+def test_a_filter_that_keeps_nothing_gives_an_empty_epoch(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), **kind)
+    with pipe.filter(lambda _: False, **kind).batch(8) as pipe:
+        assert [list(pipe), list(pipe)] == [[], []]
+
+
+def test_stamps_after_a_filter_count_batches_and_their_rows(kind: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), **kind)
+    with pipe.filter(uneven, **kind).batch(8) as pipe:
+        stamps = [batch.plan for batch in pipe]
+    assert [stamp.batch for stamp in stamps] == [*range(len(stamps))]
+    assert sum(stamp.n_global for stamp in stamps) == len(KEPT)
+    assert all(s.n_rows == s.n_local == s.n_global for s in stamps)
+
+
+def test_a_filtered_pipeline_has_no_length() -> None:
+    with pytest.raises(TypeError, match="has no length"):
+        len(ps.Pipeline.from_dataset(Numbers(80)).filter(uneven).batch(8))
+
+
+def test_over_ranks_a_filter_is_refused_and_select_is_advised() -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), shard=ps.Shard(0, 2)).filter(uneven)
+    with pytest.raises(ps.SpecError, match=r"got 2 ranks.*use select\(\)"):
+        iter(pipe.batch(8))
+
+
+# Iterables
+
+
+def test_an_iterable_is_read_in_its_order_once_an_epoch(workers: Kind) -> None:
+    pipe = ps.Pipeline.from_dataset(Counting(30)).map(augment, **workers)
+    with pipe.batch(8) as pipe:
+        expected = batched([*range(30)], 8)
+        assert [list(indices(pipe)) for _ in range(3)] == [expected] * 3
+
+
+def test_an_iterable_whose_end_falls_on_a_batchs_has_no_empty_batch() -> None:
+    with ps.Pipeline.from_dataset(Counting(32)).batch(8) as pipe:
+        assert [len(list(pipe)) for _ in range(2)] == [4, 4]
+
+
+def test_the_bytes_behind_an_iterable_are_the_same_under_all_workers(
+    workers: Kind,
+) -> None:
+    def digests(kind: Kind) -> list[str]:
+        pipe = ps.Pipeline.from_dataset(Counting(50)).map(augment, **kind)
+        with pipe.filter(uneven, **kind).batch(4) as pipe:
+            return [digest(pipe), digest(pipe)]
+
+    assert digests(workers) == digests(WORKERS["inline"])
+
+
+def test_take_of_an_iterable_ends_it_early() -> None:
+    with ps.Pipeline.from_dataset(Counting(10**9)).take(20).batch(8) as pipe:
+        assert [list(indices(pipe)) for _ in range(2)] == [batched([*range(20)], 8)] * 2
+
+
+def test_a_loop_over_an_iterable_may_be_left_and_begun_anew() -> None:
+    with ps.Pipeline.from_dataset(Counting(30)).batch(8) as pipe:
+        for _ in pipe:
+            break
+        assert list(indices(pipe)) == batched([*range(30)], 8)
+
+
+def test_an_iterable_is_closed_when_its_loop_is_left() -> None:
+    closed: list[str] = []
+
+    class Watched:
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield from range(10**6)
+            finally:
+                closed.append("closed")
+
+    pipe = ps.Pipeline.from_dataset(Watched()).batch(8)
+    for _ in pipe:
+        break
+    pipe.close()
+    assert closed == ["closed"]
+
+
+def test_an_empty_iterable_gives_empty_epochs() -> None:
+    with ps.Pipeline.from_dataset(Counting(0)).batch(8) as pipe:
+        assert [list(pipe), list(pipe)] == [[], []]
+
+
+@pytest.mark.parametrize("stage", ["shuffle", "repeat", "select"])
+def test_what_needs_an_index_is_refused_after_an_iterable(stage: str) -> None:
+    pipe = ps.Pipeline.from_dataset(Counting(10))
+    argument: Any = [1] if stage == "select" else 2
+    with pytest.raises(ps.SpecError, match=f"{stage}.*needs samples with an index"):
+        getattr(pipe, stage)(argument)

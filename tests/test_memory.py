@@ -1,0 +1,187 @@
+"""Bytes in flight stay under the budget plus one batch, and nothing else grows."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock as ps
+from support.datasets import KINDS, Numbers
+from support.functions import indices
+
+WIDTH = 1024
+BATCH_BYTES = 8 * (4 * WIDTH + 8)
+"""A batch of 8: `float32 [WIDTH]` and an int64 each."""
+
+Kind = Mapping[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps.config, "_settings", ps.config.Settings())
+    monkeypatch.setattr(ps.config, "_purse", None)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def pipe_of(kind: Kind, length: int = 400) -> ps.Pipeline:
+    pipe = ps.Pipeline.from_dataset(Numbers(length, WIDTH), **kind)
+    return pipe.map(lambda sample: sample, **kind).batch(8)
+
+
+def held(pipe: ps.Pipeline) -> tuple[int, int]:
+    """Return the bytes held now, and at most so far."""
+    stats = pipe.stats()
+    assert stats is not None
+    return stats.held_bytes, stats.peak_bytes
+
+
+def is_full(pipe: ps.Pipeline, batches: int) -> bool:
+    """Wait until so many batches are held; False if that never comes."""
+    run = pipe._slot.run  # noqa: SLF001 its gate tells when something moves
+    assert run is not None
+    moved = threading.Event()
+    gate = run.run.engine.gate
+    with gate.lock:
+        for bells in gate.bells.values():
+            bells.append(moved.set)
+    while held(pipe)[0] < batches * BATCH_BYTES:
+        if not moved.wait(5.0):
+            return False
+        moved.clear()
+    return True
+
+
+@pytest.mark.parametrize("batches", [1.5, 3, 6])
+def test_a_slow_trainer_finds_the_budget_kept(kind: Kind, batches: float) -> None:
+    ps.set_prefetch_size(20)
+    budget = int(batches * BATCH_BYTES)
+    ps.set_memory_budget(budget)
+    with pipe_of(kind) as pipe:
+        for number, index in enumerate(indices(pipe)):
+            assert index == [*range(8 * number, 8 * number + 8)]
+            now, peak = held(pipe)
+            assert 0 <= now <= peak <= budget + BATCH_BYTES
+    assert ps.config.purse().held_bytes == 0
+
+
+def test_prefetching_fills_the_budget_and_stops_there() -> None:
+    ps.set_prefetch_size(40)
+    ps.set_memory_budget(4 * BATCH_BYTES)
+    with pipe_of(KINDS["2 threads"]) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        assert is_full(pipe, 3)
+        assert held(pipe)[1] <= 5 * BATCH_BYTES
+        assert len(list(loop)) == 49
+
+
+def test_two_pipelines_share_one_budget(kind: Kind) -> None:
+    ps.set_prefetch_size(20)
+    budget = 4 * BATCH_BYTES
+    ps.set_memory_budget(budget)
+    with pipe_of(kind) as one, pipe_of(kind) as two:
+        for number, (a, b) in enumerate(zip(one, two, strict=True)):
+            assert a[1].tolist() == b[1].tolist() == [*range(8 * number, 8 * number + 8)]
+            assert ps.config.purse().held_bytes <= budget + 2 * BATCH_BYTES
+    assert ps.config.purse().held_bytes == 0
+
+
+def test_a_pipeline_goes_on_though_another_holds_the_whole_budget() -> None:
+    ps.set_prefetch_size(40)
+    ps.set_memory_budget(4 * BATCH_BYTES)
+    with pipe_of(KINDS["2 threads"]) as idle, pipe_of(KINDS["2 threads"]) as busy:
+        loop = iter(idle)
+        next(loop)
+        assert is_full(idle, 3)
+        assert len(list(busy)) == 50
+
+
+def test_a_budget_raised_while_it_runs_is_used() -> None:
+    ps.set_prefetch_size(40)
+    ps.set_memory_budget(2 * BATCH_BYTES)
+    with pipe_of(KINDS["2 threads"]) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        ps.set_memory_budget(20 * BATCH_BYTES)
+        assert is_full(pipe, 15)
+        assert len(list(loop)) == 49
+
+
+def test_a_budget_smaller_than_one_batch_is_an_error_with_its_cure(kind: Kind) -> None:
+    ps.set_memory_budget(BATCH_BYTES // 2)
+    with pipe_of(kind) as pipe:
+        with pytest.raises(ps.BudgetError, match="must hold one batch") as caught:
+            next(iter(pipe))
+        assert f"got {BATCH_BYTES // 2}; raise it with set_memory_budget()" in str(
+            caught.value
+        )
+        ps.set_memory_budget(4 * BATCH_BYTES)
+        pipe.set_epoch(0)
+        assert len(list(pipe)) == 50
+
+
+def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
+    with pipe_of(kind) as pipe:
+        for _ in range(3):
+            list(pipe)
+        next(iter(pipe))
+    assert ps.config.purse().held_bytes == 0
+
+
+def test_what_a_trainer_lets_go_of_does_not_pile_up() -> None:
+    with pipe_of(KINDS["3 processes"], length=1600) as pipe:
+        loop = iter(pipe)
+        shared = set()
+        for at, _ in enumerate(loop):
+            if at % 20 == 0:
+                shared.add(Path("/proc/self/maps").read_text().count("memfd:penstock"))
+    assert max(shared) <= 24
+
+
+# What the trainer collects
+
+
+def test_collecting_many_batches_keeps_few_files_open() -> None:
+    with pipe_of(KINDS["3 processes"], length=1600) as pipe:
+        loop = iter(pipe)
+        kept = [next(loop) for _ in range(20)]
+        files = psutil.Process().num_fds()
+        kept += loop
+        assert len(kept) == 200
+        assert psutil.Process().num_fds() <= files + 16
+
+
+def test_collecting_many_batches_leaves_few_of_them_mapped_in_the_workers() -> None:
+    with pipe_of(KINDS["3 processes"], length=3200) as pipe:
+        loop = iter(pipe)
+        kept = [next(loop) for _ in range(390)]
+        mapped = [
+            Path(f"/proc/{child.pid}/maps").read_text().count("memfd:penstock")
+            for child in psutil.Process().children(recursive=True)
+        ]
+    assert len(kept) == 390
+    assert max(mapped) <= 64
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
+    process = psutil.Process(os.getpid())
+    with pipe_of(KINDS["2 threads"], length=80_000) as pipe:
+        list_of_rss: list[int] = []
+        for _ in range(10):
+            for _ in pipe:
+                pass
+            gc.collect()
+            list_of_rss.append(process.memory_info().rss)
+    assert list_of_rss[-1] - list_of_rss[2] < 16 * 2**20

@@ -1,0 +1,262 @@
+"""A state restores exactly, whatever it was taken under and is loaded into."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import penstock as ps
+from support.datasets import KINDS, WORKERS, Counting, Numbers
+from support.functions import augment, digest
+
+State = dict[str, object]
+EPOCH = 7
+"""Batches of 8 in 50."""
+
+
+def pipe_of(kind: str) -> ps.Pipeline:
+    workers = WORKERS[kind]
+    return (
+        ps.Pipeline.from_dataset(Numbers(50), **workers)
+        .shuffle(seed=5)
+        .map(augment, **workers)
+        .batch(8)
+    )
+
+
+def filtered(kind: str) -> ps.Pipeline:
+    workers = WORKERS[kind]
+    return (
+        ps.Pipeline.from_dataset(Numbers(50), **workers)
+        .shuffle(seed=5)
+        .map(augment, **workers)
+        .filter(lambda sample: sample[1] % 3 > 0, **workers)
+        .batch(8)
+    )
+
+
+def iterated(kind: str) -> ps.Pipeline:
+    pipe = ps.Pipeline.from_dataset(Counting(50)).map(augment, **WORKERS[kind])
+    return pipe.filter(lambda sample: sample[1] % 3 > 0, **WORKERS[kind]).batch(8)
+
+
+MAKERS = {"planned": pipe_of, "filtered": filtered, "iterable": iterated}
+
+
+def through_json(state: State) -> State:
+    restored: State = json.loads(json.dumps(state))
+    assert restored == state
+    return restored
+
+
+def run(pipe: ps.Pipeline, epochs: int) -> Iterator[tuple[Any, State]]:
+    """Yield each batch with the state right after it."""
+    for _ in range(epochs):
+        for batch in pipe:
+            yield batch, through_json(pipe.state_dict())
+
+
+def resumed(pipe: ps.Pipeline, state: State, epochs: int) -> list[Any]:
+    """Return what comes after `state`, to the end of the last of `epochs`."""
+    with pipe:
+        pipe.load_state_dict(state)
+        return [batch for _ in range(epochs) for batch in pipe]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_state_after_any_batch_restores_exactly(maker: str) -> None:
+    make = MAKERS[maker]
+    with make("inline") as pipe:
+        seen = list(run(pipe, 2))
+    batches = [batch for batch, _ in seen]
+    for at, (batch, state) in enumerate(seen):
+        left = 2 - batch.plan.epoch
+        found = resumed(make("inline"), state, left)
+        assert digest(found) == digest(batches[at + 1 :]), f"after batch {at}"
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("saved", KINDS)
+@pytest.mark.parametrize("loaded", ["16 threads", "3 processes"])
+def test_state_moves_between_workers_of_all_kinds(
+    maker: str, saved: str, loaded: str
+) -> None:
+    make = MAKERS[maker]
+    with make(saved) as pipe:
+        seen = list(run(pipe, 2))
+    batches = [batch for batch, _ in seen]
+    for at in (0, 3):
+        found = resumed(make(loaded), seen[at][1], 2)
+        assert digest(found) == digest(batches[at + 1 :])
+
+
+def test_what_was_only_prefetched_is_not_counted() -> None:
+    with pipe_of("16 threads") as pipe:
+        loop = iter(pipe)
+        next(loop)
+        next(loop)
+        state = pipe.state_dict()
+    assert (state["epoch"], state["batch"], state["position"]) == (0, 2, 16)
+
+
+def test_a_state_may_be_loaded_into_the_pipeline_that_runs() -> None:
+    with pipe_of("2 threads") as pipe:
+        seen = list(run(pipe, 1))
+        pipe.load_state_dict(seen[2][1])
+        assert digest(pipe) == digest(batch for batch, _ in seen[3:])
+        pipe.load_state_dict(seen[2][1])
+        assert pipe.state_dict() == seen[2][1]
+
+
+def test_before_the_first_loop_the_state_is_the_start() -> None:
+    with pipe_of("inline") as pipe:
+        start = pipe.state_dict()
+        whole = list(pipe)
+    assert digest(resumed(pipe_of("2 threads"), start, 1)) == digest(whole)
+
+
+def test_in_mid_loop_before_its_first_batch_the_state_is_the_epochs_start() -> None:
+    with pipe_of("2 threads") as pipe:
+        list(pipe)
+        loop = iter(pipe)
+        state = pipe.state_dict()
+        rest = list(loop)
+    assert (state["epoch"], state["batch"]) == (1, 0)
+    assert digest(resumed(pipe_of("2 threads"), state, 1)) == digest(rest)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_after_a_loop_the_state_is_the_next_epochs_start(maker: str) -> None:
+    make = MAKERS[maker]
+    with make("inline") as pipe:
+        list(pipe)
+        state = pipe.state_dict()
+        second = list(pipe)
+    assert (state["epoch"], state["batch"], state["position"]) == (1, 0, 0)
+    assert digest(resumed(make("inline"), state, 1)) == digest(second)
+
+
+def test_after_the_last_batch_of_a_loop_nothing_is_left_of_its_epoch() -> None:
+    with pipe_of("inline") as pipe:
+        *_, (last, state) = run(pipe, 1)
+        second = list(pipe)
+    assert last.plan.last
+    with pipe_of("inline") as pipe:
+        pipe.load_state_dict(state)
+        assert list(pipe) == []
+        assert digest(pipe) == digest(second)
+
+
+def test_after_break_the_state_is_behind_the_last_batch() -> None:
+    with pipe_of("2 threads") as pipe:
+        for at, _ in enumerate(pipe):
+            if at == 2:
+                break
+        state = pipe.state_dict()
+        pipe.load_state_dict(state)
+        rest = list(pipe)
+    assert state["batch"] == 3
+    assert [batch.plan.batch for batch in rest] == [3, 4, 5, 6]
+
+
+def test_set_epoch_wins_over_a_loaded_state() -> None:
+    with pipe_of("inline") as pipe:
+        first = [*run(pipe, 1)]
+        pipe.load_state_dict(first[2][1])
+        pipe.set_epoch(0)
+        assert digest(pipe) == digest(batch for batch, _ in first)
+
+
+def test_length_after_a_load_is_the_whole_epochs() -> None:
+    with pipe_of("inline") as pipe:
+        state = [*run(pipe, 1)][2][1]
+        pipe.load_state_dict(state)
+        assert len(pipe) == EPOCH
+
+
+class Vast(Sequence[NDArray[np.int64]]):
+    """A thousand million samples, none of them kept."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.array([index])
+
+
+def vast() -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(Vast()).shuffle(seed=1).batch(64)
+
+
+def test_a_million_steps_into_a_thousand_million_samples_takes_under_a_second() -> None:
+    state = vast().state_dict() | {
+        "batch": 10**6,
+        "step": 10**6,
+        "position": 64 * 10**6,
+    }
+    start_s = time.perf_counter()
+    with vast() as pipe:
+        pipe.load_state_dict(state)
+        batch = next(iter(pipe))
+        taken = pipe.state_dict()
+    assert time.perf_counter() - start_s < 1.0
+    assert batch.plan.step == 10**6
+    assert taken == state | {
+        "batch": 10**6 + 1,
+        "step": 10**6 + 1,
+        "position": 64 * (10**6 + 1),
+    }
+    assert len(json.dumps(taken)) < 1000
+
+
+# States that do not fit
+
+
+def test_a_state_of_another_pipeline_is_refused_naming_both() -> None:
+    state = ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed=5).batch(4).state_dict()
+    with pytest.raises(ps.StateError, match="length: saved 40, now 50") as caught:
+        pipe_of("inline").load_state_dict(state)
+    assert "schedule: saved" in str(caught.value)
+
+
+def test_a_state_of_another_seed_is_refused() -> None:
+    state = ps.Pipeline.from_dataset(Numbers(50)).shuffle(seed=6).batch(8).state_dict()
+    with pytest.raises(ps.StateError, match="order: saved .*6.*, now .*5"):
+        pipe_of("inline").load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 99, "step": 99}, "the state is damaged"),
+        ({"position": 3}, "the state is damaged"),
+        ({"epoch": -1}, "state `epoch` must be an int >= 0, got -1"),
+        ({"version": 99}, "state `version` must be 1, got 99"),
+        ({"plan": "0" * 32}, "`plan` and `facts` do not agree"),
+    ],
+)
+def test_a_damaged_state_is_refused(change: State, message: str) -> None:
+    with pipe_of("inline") as pipe, pytest.raises(ps.StateError, match=message):
+        pipe.load_state_dict(pipe.state_dict() | change)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ps.StateError, match="a state must be a dict, got list"):
+        pipe_of("inline").load_state_dict([])  # type: ignore[arg-type]
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    with pipe_of("2 threads") as pipe:
+        loop = iter(pipe)
+        next(loop)
+        before = pipe.state_dict()
+        with pytest.raises(ps.StateError):
+            pipe.load_state_dict({})
+        assert pipe.state_dict() == before
+        assert len(list(loop)) == EPOCH - 1
