@@ -23,12 +23,13 @@ __all__ = ["Lesson", "Remote", "cached_photos", "pipeline"]
 PHOTOS = 512
 QUALITY = 75
 """Of the JPEGs, as programs choose where nobody says: 50 KB a photo."""
-SIZE = 64
-"""Side of a crop in pixels."""
+SIZE = 48
+"""Side of a crop in pixels: so small that every photo of the demo is decoded at 1/2."""
 SCALE = (0.35, 1.0)
 BATCH = 32
-CHANNELS = 24
-"""So wide that a core trains about as fast as another one decodes."""
+CHANNELS = 40
+"""So wide that a core trains a little slower than another one decodes: then the trainer
+can be fed, and is, also where other programs take a share of the cores."""
 
 
 def cached_photos(progress: Callable[[int, int], None]) -> Path:
@@ -69,7 +70,7 @@ class Remote:
 
 
 def pipeline(photos: Remote) -> Pipeline:
-    """Return batches `(uint8 [32, 64, 64, 3], int64 [32])`, one worker a stage.
+    """Return batches `(uint8 [32, 48, 48, 3], int64 [32])`, one worker a stage.
 
     Both stages have bounds of their own, so each is a segment and begins at the lower.
     """

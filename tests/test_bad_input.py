@@ -50,8 +50,7 @@ def numbers() -> ps.Pipeline:
         ),
         (
             lambda p: p.map(abs, num_parallel_workers=0),
-            "`num_parallel_workers` must be >= 1, got 0; to work in the trainer's own "
-            'thread use executor="inline"',
+            "`num_parallel_workers` must be >= 1, got 0; to work in the trainer's own",
         ),
         (
             lambda p: p.map(abs, num_parallel_workers=(4, 2)),

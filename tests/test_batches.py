@@ -286,7 +286,7 @@ def test_a_batch_may_be_written_to(kind: Kind) -> None:
         assert list(indices(pipe)) == chunked(range(80), 8)
 
 
-# len()
+# How long it is
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""However a loop ends, nothing of it stays; however a worker ends, the data is the same.
+"""However a loop ends, nothing of it stays; however a worker dies, the data is the same.
 
-That nothing stays is looked at around every test (conftest.py); what has to be seen from
-outside runs as a script of its own.
+That nothing stays is looked at around every test (conftest.py); what has to be seen
+from outside runs as a script of its own.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def test_break_stops_the_workers(kind: str) -> None:
 def test_an_exception_in_the_loops_body_stops_the_workers(kind: str) -> None:
     pipe = pipe_of(kind)
     with pytest.raises(ZeroDivisionError):
-        for batch in pipe:
-            len(batch) // 0
+        sum(len(batch) // 0 for batch in pipe)
     assert is_stopped(pipe)
 
 
@@ -110,10 +109,10 @@ def test_close_from_another_thread_ends_a_waiting_loop() -> None:
 
 
 def test_leaving_the_with_stops_the_workers(kind: str) -> None:
-    with pytest.raises(KeyError), pipe_of(kind) as pipe:
-        loop = iter(pipe)
-        next(loop)
-        raise KeyError
+    pipe = pipe_of(kind)
+    loop = iter(pipe)
+    with pytest.raises(KeyError), pipe:
+        raise KeyError(next(loop))
     assert is_stopped(pipe)
 
 

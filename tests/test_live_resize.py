@@ -1,4 +1,4 @@
-"""Workers and prefetching change while they work: nothing is lost, repeated, reordered."""
+"""Knobs turn while the pipeline runs: nothing is lost, repeated or reordered."""
 
 from __future__ import annotations
 

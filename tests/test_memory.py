@@ -92,7 +92,8 @@ def test_two_pipelines_share_one_budget(kind: Kind) -> None:
     ps.set_memory_budget(budget)
     with pipe_of(kind) as one, pipe_of(kind) as two:
         for number, (a, b) in enumerate(zip(one, two, strict=True)):
-            assert a[1].tolist() == b[1].tolist() == [*range(8 * number, 8 * number + 8)]
+            expected = [*range(8 * number, 8 * number + 8)]
+            assert a[1].tolist() == b[1].tolist() == expected
             assert ps.config.purse().held_bytes <= budget + 2 * BATCH_BYTES
     assert ps.config.purse().held_bytes == 0
 
