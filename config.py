@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from .autotune.budget import Budget, parse_bytes
 from .pipeline.credits import Purse
 from .pipeline.errors import SpecError
+from .pipeline.randomness import checked_seed
 from .pipeline.spec import Defaults
 
 __all__ = [
@@ -105,7 +106,7 @@ def get_prefetch_size() -> int:
 
 def set_seed(seed: int) -> None:
     """Set the seed of shuffles and random functions that are given none (default 0)."""
-    _set(seed=_count("seed", seed, 0))
+    _set(seed=checked_seed(_count("seed", seed, 0)))
 
 
 def get_seed() -> int:

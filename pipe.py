@@ -17,6 +17,7 @@ import torch
 
 from . import config
 from .pipeline.errors import SpecError
+from .pipeline.ordering import order_of
 from .pipeline.plan import BatchPlan, Cursor, Shard
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
@@ -270,7 +271,7 @@ class Pipeline:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop at the start of this epoch."""
-        if epoch < 0:
+        if type(epoch) is not int or epoch < 0:
             raise SpecError(f"`epoch` must be an int >= 0, got {epoch!r}")
         self._epoch, self._next, self._feed = epoch, None, None
 
@@ -333,7 +334,9 @@ class Pipeline:
 
     def _with(self, stage: Stage) -> Self:
         check_place(self._stages, stage)
-        return type(self)((*self._stages, stage), self._shard)
+        stages = (*self._stages, stage)
+        order_of(stages)  # refuses what it cannot do, here in the line that says it
+        return type(self)(stages, self._shard)
 
     def _compiled(self) -> Recipe:
         from .pipeline.compile import compile_recipe

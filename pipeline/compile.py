@@ -17,6 +17,7 @@ import torch
 
 from .buffers import Buffers
 from .errors import SpecError
+from .ordering import order_of
 from .plan import (
     Constant,
     Cursor,
@@ -35,12 +36,9 @@ from .spec import (
     Executor,
     FilterStage,
     MapStage,
-    RepeatStage,
-    SelectStage,
     ShuffleStage,
     SourceStage,
     Stage,
-    TakeStage,
     Workers,
 )
 
@@ -48,8 +46,6 @@ __all__ = ["Recipe", "SegmentRecipe", "compile_recipe"]
 
 MOST_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
-ENDLESS = 1 << 62
-"""Length an iterable is planned with; it says itself when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) ->
             f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
             "which could end at different steps; use select() with the indices to keep"
         )
-    order = _order(stages, source)
+    order = order_of(stages)
     seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
     seed = seeds[-1] if seeds else defaults.seed
     number = next(n for n, stage in enumerate(stages) if stage is batch)
@@ -146,21 +142,6 @@ def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) ->
 
 def _batch(stages: Sequence[Stage]) -> BatchStage | None:
     return next((stage for stage in stages if isinstance(stage, BatchStage)), None)
-
-
-def _order(stages: Sequence[Stage], source: SourceStage) -> Order:
-    order = Order.sequential(ENDLESS if source.iterable else len(source.dataset))
-    for stage in stages[1:]:
-        match stage:
-            case SelectStage():
-                order = order.select(stage.indices)
-            case TakeStage():
-                order = order.take(stage.count)
-            case RepeatStage():
-                order = order.repeat(stage.count)
-            case ShuffleStage():
-                order = order.shuffle(stage.seed)
-    return order
 
 
 def _plan(order: Order, batch: BatchStage, shard: Shard, *, repack: bool) -> Plan:

@@ -154,6 +154,9 @@ class Engine:
                 stack.callback(self._slabs.close)
             if self._template is not None:
                 stack.callback(self._template.close)
+            reader = self.recipe.segments[0].program.operations[0]
+            if isinstance(reader, ReadOn):
+                stack.callback(reader.restart)  # lets go of the iterator
             for segment in self.segments:
                 stack.callback(segment.close)
             with self.gate.lock:

@@ -54,6 +54,11 @@ class Layout(Protocol):
         """Bytes one sample takes in the batch."""
         ...
 
+    @property
+    def solid(self) -> bool:
+        """Whether all of it lies in memory from `allocate`, none in Python objects."""
+        ...
+
     def open(self, rows: int, allocate: Allocate) -> Any:
         """Return the batch's memory, empty, in the shape of the batch."""
         ...
@@ -88,6 +93,10 @@ class ArrayLeaf:
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
+    @property
+    def solid(self) -> bool:
+        return True
+
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
 
@@ -103,7 +112,7 @@ class ArrayLeaf:
         if rows.nbytes <= JOINED_BYTES:
             try:
                 rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), self.dtype)
-            except BufferError:  # one that is not contiguous
+            except (BufferError, TypeError):  # one that is not contiguous
                 pass
             else:
                 return
@@ -127,6 +136,10 @@ class TensorLeaf:
     @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def solid(self) -> bool:
+        return True
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows, *self.shape), self.dtype)
@@ -154,6 +167,10 @@ class NumberLeaf:
     @property
     def row_bytes(self) -> int:
         return NUMBERS[self.kind].itemsize
+
+    @property
+    def solid(self) -> bool:
+        return True
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows,), NUMBERS[self.kind])
@@ -183,6 +200,10 @@ class ObjectLeaf:
     def row_bytes(self) -> int:
         return 64
 
+    @property
+    def solid(self) -> bool:
+        return False
+
     def open(self, rows: int, allocate: Allocate) -> list[Any]:  # noqa: ARG002
         return [None] * rows
 
@@ -211,6 +232,10 @@ class SequenceNode:
     @property
     def row_bytes(self) -> int:
         return sum(member.row_bytes for member in self.members)
+
+    @property
+    def solid(self) -> bool:
+        return all(member.solid for member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> Any:
         opened = [member.open(rows, allocate) for member in self.members]
@@ -254,6 +279,10 @@ class MappingNode:
     @property
     def row_bytes(self) -> int:
         return sum(member.row_bytes for _, member in self.members)
+
+    @property
+    def solid(self) -> bool:
+        return all(member.solid for _, member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> dict[Any, Any]:
         return {key: member.open(rows, allocate) for key, member in self.members}

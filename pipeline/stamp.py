@@ -40,9 +40,14 @@ _types: dict[type, type] = {}
 def _with_plan(kind: type) -> type:
     """Return a subclass of a namedtuple whose instances can hold a `.plan`."""
     if kind not in _types:
-        names = {"__module__": kind.__module__}
+        names = {"__module__": kind.__module__, "__reduce__": _without_plan}
         _types[kind] = type(kind.__name__, (kind,), names)
     return _types[kind]
+
+
+def _without_plan(batch: Any) -> tuple[type, tuple[Any, ...]]:
+    """Pickle a namedtuple's subclass, which nobody could import, as what it is of."""
+    return type(batch).__bases__[0], tuple(batch)
 
 
 def stamped(data: Any, plan: BatchPlan) -> Any:

@@ -49,7 +49,7 @@ def decisions(prefix: Path) -> list[dict[str, Any]]:
 
 
 def train(pipe: ps.Pipeline, prefix: Path, least: int = 1) -> Iterator[str]:
-    """Run epochs until the tuner has decided `least` times; yield the digest of each."""
+    """Yield the digests of epochs until the tuner has decided `least` times."""
     deadline_s = time.monotonic() + DEADLINE_S
     while len(decisions(prefix)) < least and time.monotonic() < deadline_s:
         yield digest(pipe)

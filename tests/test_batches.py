@@ -41,7 +41,7 @@ SAMPLES: Mapping[str, Any] = {
     "number of numpy": np.float32,
     "transposed array": lambda i: image(i).T,
     "tensor": lambda i: torch.full((2, 3), i, dtype=torch.bfloat16),
-    "tensor of no dimension": lambda i: torch.tensor(i),
+    "tensor of no dimension": torch.tensor,
     "empty array": lambda i: np.empty((0, 3), np.int16),
     "tuple": lambda i: (image(i), i),
     "list": lambda i: [i, float(i)],
@@ -294,7 +294,7 @@ def test_a_batch_may_be_written_to(kind: Kind) -> None:
     [(10, 5, False, 2), (11, 5, False, 3), (11, 5, True, 2), (1, 5, False, 1)],
 )
 def test_length_is_the_batches_of_an_epoch(
-    length: int, size: int, drop_last: bool, batches: int  # noqa: FBT001 parametrized
+    length: int, size: int, drop_last: bool, batches: int
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(length)).batch(size, drop_last=drop_last)
     with pipe:

@@ -366,7 +366,7 @@ def test_a_sample_that_kills_its_worker_again_and_again_is_named() -> None:
     with pipe.batch(8) as batched:
         loop = iter(batched)
         assert list(indices([next(loop), next(loop)])) == [[*range(8)], [*range(8, 16)]]
-        with pytest.raises(ps.WorkerError, match="Map\\(ID:1\\) crash died 3 times") as caught:
+        with pytest.raises(ps.WorkerError, match="crash died 3 times") as caught:
             next(loop)
         assert list(indices(loop)) == [[*range(24, 32)], [*range(32, 40)]]
     assert "Map(ID:1) crash, sample index" in notes(caught.value)

@@ -1,4 +1,4 @@
-"""However a loop ends, nothing of it stays; however a worker dies, the data is the same.
+"""However a loop ends, nothing stays; however a worker dies, the data is the same.
 
 That nothing stays is looked at around every test (conftest.py); what has to be seen
 from outside runs as a script of its own.

@@ -175,7 +175,7 @@ class Processes:
         """Find where the rows may be written, once it is known how they lie."""
         buffer = sink_of(self._program, lease)
         layout = buffer.layout() if buffer is not None else None
-        if buffer is None or layout is None:
+        if buffer is None or layout is None or not layout.solid:
             return None, None
         buffer.open(layout)
         slab = buffer.slab

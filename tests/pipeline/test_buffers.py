@@ -16,7 +16,7 @@ from penstock.pipeline.buffers import Buffers, Failed, Finished, donors, heap
 from penstock.pipeline.chunk import Failure
 from penstock.pipeline.flight import Flight
 from penstock.pipeline.sample import describe, size_of
-from support.flow_model import Script
+from support.flow_script import Script
 from support.samples import assert_same
 
 

@@ -52,10 +52,10 @@ def compiled(*stages: Stage, shard: Shard | None = None) -> Recipe:
     return compile_recipe(stages, DEFAULTS, shard or Shard.single())
 
 
-def segments(*stages: Stage) -> list[tuple[str, str]]:
-    """Return name and queue name of each segment, the batch stage added."""
+def segments(*stages: Stage) -> list[str]:
+    """Return `name > queue name` of each segment, the batch stage added."""
     return [
-        (segment.name, segment.queue_name)
+        f"{segment.name} > {segment.queue_name}"
         for segment in compiled(*stages, BatchStage(4)).segments
     ]
 
@@ -91,14 +91,14 @@ def test_neighbours_that_say_nothing_are_one_segment() -> None:
 
 
 def test_a_segment_is_called_after_what_the_user_does_in_it() -> None:
-    assert segments(DATA) == [("Dataset(ID:0) data", "Batch(ID:1)")]
+    assert segments(DATA) == ["Dataset(ID:0) data > Batch(ID:1)"]
     assert segments(DATA, ShuffleStage(0), MapStage(decode)) == [
-        ("Map(ID:2) decode", "Batch(ID:3)")
+        "Map(ID:2) decode > Batch(ID:3)"
     ]
     assert segments(DATA, MapStage(decode, name="my own")) == [
-        ("Map(ID:1) my own", "Batch(ID:2)")
+        "Map(ID:1) my own > Batch(ID:2)"
     ]
-    assert segments(SourceStage([1])) == [("Dataset(ID:0) list", "Batch(ID:1)")]
+    assert segments(SourceStage([1])) == ["Dataset(ID:0) list > Batch(ID:1)"]
 
 
 def test_ids_count_all_stages_as_the_user_wrote_them() -> None:
@@ -116,64 +116,64 @@ def test_ids_count_all_stages_as_the_user_wrote_them() -> None:
     assert recipe.buffers.stage == "Batch(ID:5)"
 
 
-BORDERS: dict[str, tuple[list[Stage], list[tuple[str, str]]]] = {
+BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
     "workers of its own": (
         [DATA, MapStage(decode, num_parallel_workers=3)],
         [
-            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
-            ("Map(ID:1) decode", "Batch(ID:2)"),
+            "Dataset(ID:0) data > Dataset(ID:0) data",
+            "Map(ID:1) decode > Batch(ID:2)",
         ],
     ),
     "the same number said twice": (
         [DATA, MapStage(decode, 2), MapStage(flip, 2)],
         [
-            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
-            ("Map(ID:1) decode", "Map(ID:1) decode"),
-            ("Map(ID:2) flip", "Batch(ID:3)"),
+            "Dataset(ID:0) data > Dataset(ID:0) data",
+            "Map(ID:1) decode > Map(ID:1) decode",
+            "Map(ID:2) flip > Batch(ID:3)",
         ],
     ),
     "another executor": (
         [DATA, MapStage(decode), MapStage(flip, executor="process")],
         [
-            ("Map(ID:1) decode", "Map(ID:1) decode"),
-            ("Map(ID:2) flip", "Batch(ID:3)"),
+            "Map(ID:1) decode > Map(ID:1) decode",
+            "Map(ID:2) flip > Batch(ID:3)",
         ],
     ),
     "tuned or not": (
         [DATA, MapStage(decode), MapStage(flip, tune=False)],
         [
-            ("Map(ID:1) decode", "Map(ID:1) decode"),
-            ("Map(ID:2) flip", "Batch(ID:3)"),
+            "Map(ID:1) decode > Map(ID:1) decode",
+            "Map(ID:2) flip > Batch(ID:3)",
         ],
     ),
     "workers of the source's own": (
         [SourceStage([1], num_parallel_workers=2, name="data"), MapStage(decode)],
         [
-            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
-            ("Map(ID:1) decode", "Batch(ID:2)"),
+            "Dataset(ID:0) data > Dataset(ID:0) data",
+            "Map(ID:1) decode > Batch(ID:2)",
         ],
     ),
     "an iterable": (
         [SourceStage(iter([1]), iterable=True, name="data"), MapStage(decode)],
         [
-            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
-            ("Map(ID:1) decode", "Batch(ID:2)"),
+            "Dataset(ID:0) data > Dataset(ID:0) data",
+            "Map(ID:1) decode > Batch(ID:2)",
         ],
     ),
     "none: the same executor said twice": (
         [DATA, MapStage(decode, executor="thread"), MapStage(flip, executor="thread")],
         [
-            ("Dataset(ID:0) data", "Dataset(ID:0) data"),
-            ("Map(ID:1) decode", "Batch(ID:3)"),
+            "Dataset(ID:0) data > Dataset(ID:0) data",
+            "Map(ID:1) decode > Batch(ID:3)",
         ],
     ),
     "none: a source is tuned with what follows": (
         [DATA, MapStage(decode, tune=False)],
-        [("Map(ID:1) decode", "Batch(ID:2)")],
+        ["Map(ID:1) decode > Batch(ID:2)"],
     ),
     "none: what only says the order": (
         [DATA, ShuffleStage(1), RepeatStage(2), MapStage(decode), TakeStage(5)],
-        [("Map(ID:3) decode", "Batch(ID:5)")],
+        ["Map(ID:3) decode > Batch(ID:5)"],
     ),
 }
 

@@ -16,7 +16,7 @@ from penstock.pipeline.flight import Flight
 from penstock.pipeline.flow import FEED, Flow
 from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.segment_state import SegmentState
-from support.flow_model import Script
+from support.flow_script import Script
 
 JOIN_S = 5.0
 """A woken thread ends at once; only a lost wake-up takes so long."""

@@ -11,7 +11,8 @@ from penstock.pipeline.credits import Purse
 from penstock.pipeline.flow import FEED
 from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.segment_state import LEASE_NS, SegmentState
-from support.flow_model import Course, Script, Settling
+from support.flow_model import Course
+from support.flow_script import Script, Settling
 
 WIDE = 1 << 40
 

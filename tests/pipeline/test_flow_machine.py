@@ -16,7 +16,8 @@ from hypothesis.stateful import (
 
 from penstock.pipeline.credits import Purse
 from penstock.pipeline.flow import FEED
-from support.flow_model import Course, Script, Settling
+from support.flow_model import Course
+from support.flow_script import Script, Settling
 
 MOST_ROUNDS = 400
 """Rounds in which a pipeline must hand over a batch: one a row would be plenty."""

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from penstock.pipeline.buffers import Buffers, Failed, Finished, heap
 from penstock.pipeline.flight import Flight
 from penstock.pipeline.layout import Misfit, learn, write_rows
-from support.flow_model import Script
+from support.flow_script import Script
 from support.samples import OTHER_PAIR, PAIR, assert_same, makers
 
 Rows = list[int] | range

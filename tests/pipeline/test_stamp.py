@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.pipeline.stamp import map_tensors, stamped, to_device
-from support.flow_model import Script
+from support.flow_script import Script
 
 PLAN = Script((4,)).batch(7)
 

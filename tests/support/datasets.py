@@ -22,7 +22,7 @@ WORKERS: Mapping[str, Mapping[str, Any]] = {
     "16 threads": {"executor": "thread", "num_parallel_workers": 16},
     "3 processes": {"executor": "process", "num_parallel_workers": 3},
 }
-"""Settings of a stage under which the same batches must come, by a name for the test."""
+"""Settings of a stage under which the same batches must come, by a name."""
 
 KINDS = {name: WORKERS[name] for name in ("inline", "2 threads", "3 processes")}
 """One of each kind, where the number of workers makes no difference."""

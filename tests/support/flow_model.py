@@ -8,87 +8,19 @@ sleeps, and moves again only when the flow wakes it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
-
-import numpy as np
 
 from penstock.pipeline.chunk import Failure, Lease, Outcome
 from penstock.pipeline.credits import Account, Purse
 from penstock.pipeline.flight import Flight
 from penstock.pipeline.flow import FEED, Flow
 from penstock.pipeline.metrics import Gauge, Wait
-from penstock.pipeline.plan import BatchPlan, Rows
 from penstock.pipeline.segment_state import SegmentState
+from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
 
-__all__ = ["DONE", "SOURCE", "Course", "Script", "Settling"]
+__all__ = ["Course"]
 
-SOURCE, DONE = "source", "done"
-Place = tuple[str, int]
-"""`(source, 0)`, `(ready, segment)`, `(lent, segment)` or `(done, 0)`."""
 Address = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Batches of `sizes` rows, over and over; the last of a round ends an epoch."""
-
-    sizes: tuple[int, ...]
-    image_sizes: tuple[int | None, ...] = (None,)
-
-    def batch(self, step: int) -> BatchPlan:
-        epoch, batch = divmod(step, len(self.sizes))
-        n = self.sizes[batch]
-        return BatchPlan(
-            epoch=epoch,
-            step=step,
-            batch=batch,
-            start=sum(self.sizes[:batch]),
-            last=batch == len(self.sizes) - 1,
-            n_global=n,
-            n_rows=n,
-            n_local=n,
-            loss_weight=1.0,
-            image_size=self.image_sizes[step % len(self.image_sizes)],
-            lr_mult=1.0,
-            momentum=None,
-        )
-
-    def rows(self, plan: BatchPlan, /) -> Rows:
-        indices = plan.step * 1000 + np.arange(plan.n_rows, dtype=np.int64)
-        return Rows(indices, np.full(plan.n_rows, plan.epoch, dtype=np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Settling:
-    """What a worker makes of a lease."""
-
-    done: int = 1 << 30
-    """At most so many rows; the rest were not touched."""
-    failing: frozenset[int] = frozenset()
-    dropped: frozenset[int] = frozenset()
-    """Offsets within the lease."""
-    ns_per_row: int = 1_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Tray:
-    """Stands for a batch's buffer: which rows were put into it."""
-
-    placed: list[int] = field(default_factory=list)
-    nbytes: int = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """The model of one batch in flight."""
-
-    places: list[Place]
-    estimate: int
-    """Bytes it was opened with."""
-    oldest: bool
-    peak: int = 0
-    delivered: bool = False
 
 
 class Course:
@@ -299,10 +231,8 @@ class Course:
     def check(self) -> None:
         """Compare the flow with the model."""
         flow = self.flow
-        modelled = [(where, place) for where, place in self._everything()]
-        assert sorted(self._found()) == sorted(
-            (where, place) for where, place in modelled if place[0] != DONE
-        )
+        unfinished = [row for row in self._everything() if row[1][0] != DONE]
+        assert sorted(self._found()) == sorted(unfinished)
         assert flow.head == self.head
         assert sorted(flow.flights) == sorted(self.batches)
         delivered = {step for step, batch in self.batches.items() if batch.delivered}
