@@ -5,6 +5,7 @@ Those of a single stage stand in the stage (`map(..., num_parallel_workers=4)`) 
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, replace
 
@@ -146,6 +147,16 @@ def purse() -> Purse:
         if _purse is None:
             _purse = Purse(Budget.of_machine().memory_bytes)
         return _purse
+
+
+def _after_fork() -> None:
+    """Give a forked child its own purse: it runs none of the parent's pipelines."""
+    global _lock, _purse  # noqa: PLW0603 the lock may have been taken when it forked
+    _lock = threading.Lock()
+    _purse = None if _purse is None else Purse(_purse.limit_bytes)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def defaults() -> Defaults:

@@ -68,7 +68,7 @@ class Pipeline:
         early."""
         self._plan: BatchPlan | None = None
         self._slot = Slot()
-        self._finalizer = weakref.finalize(self, self._slot.close)
+        weakref.finalize(self, self._slot.finalise)
 
     # Sources
 
@@ -366,7 +366,7 @@ class Epoch(Iterator[Any]):
         self._pipe = pipe
         self._run = run
         self._over = False
-        self._abandon = weakref.finalize(self, pipe._slot.abandon, run)  # noqa: SLF001
+        self._abandon = weakref.finalize(self, pipe._slot.finalise, run)  # noqa: SLF001
 
     def __next__(self) -> Any:
         if self._over:

@@ -6,8 +6,10 @@ TunedRun    a run and, while autotune is on, the thread that tunes it
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from . import config
@@ -117,6 +119,7 @@ class Slot:
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; ends the loop that is busy now."""
+        self._forget_inherited()
         run = self.run
         if run is None or self._busy:
             self.close()
@@ -131,17 +134,36 @@ class Slot:
         if self.run is run:
             self._busy = False
 
-    def abandon(self, run: TunedRun) -> None:
-        """An iterator was dropped in the middle: its run is closed."""
-        if self.run is run:
-            self.close()
-
     def close(self) -> None:
         """Stop and forget the run, if there is one. Not for a forked child to do."""
-        run, self.run, self._busy = self.run, None, False
+        run = self.run
         if run is not None and os.getpid() == self._owner:
             run.close()
             self._last = run.last
+        self.run, self._busy = None, False
+
+    def finalise(self, run: TunedRun | None = None) -> None:
+        """Close from a finaliser: the one of the face, or that of an iterator of `run`.
+
+        These run wherever the last reference is dropped, and in the collector, which
+        may have stopped this very thread within the engine's lock: then another closes
+        it.
+        """
+        if self.run is None or (run is not None and self.run is not run):
+            return
+        if not self.run.run.engine.is_free():
+            threading.Thread(target=self.close, name="penstock closing").start()
+            return
+        try:
+            self.close()
+        except KeyboardInterrupt:  # would be lost here, with half of it done
+            self.close()
+            _thread.interrupt_main()
+
+    def _forget_inherited(self) -> None:
+        """In a forked child: the run is the parent's, its threads are not here."""
+        if os.getpid() != self._owner:
+            self._owner, self.run, self._busy = os.getpid(), None, False
 
     def observation(self) -> Observation | None:
         """Return the last seconds of training, of this run or the one before."""

@@ -291,7 +291,7 @@ class TunerThread(Generic[M]):
     def close(self) -> None:
         """Stop tuning and wait for it; doing so twice is allowed."""
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:

@@ -24,7 +24,7 @@ class Purse:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._limit = limit_bytes
         self._held = 0
         self._refused: set[Callable[[], None]] = set()
@@ -41,7 +41,7 @@ class Purse:
 
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
         """Change the budget; return whom to tell, as `change` does."""
-        with self._lock:
+        with self.lock:
             self._limit = limit_bytes
             return self._take_refused()
 
@@ -50,7 +50,7 @@ class Purse:
 
         One who is refused will be poked when bytes come free.
         """
-        with self._lock:
+        with self.lock:
             if poke is not None and self._held + nbytes > self._limit:
                 self._refused.add(poke)
                 return False
@@ -59,13 +59,13 @@ class Purse:
 
     def release(self, nbytes: int) -> list[Callable[[], None]]:
         """Give back; return whom to poke, once the caller holds no lock."""
-        with self._lock:
+        with self.lock:
             self._held -= nbytes
             return self._take_refused() if self._refused else []
 
     def forget(self, poke: Callable[[], None]) -> None:
         """A pipeline is gone and needs not be told any more."""
-        with self._lock:
+        with self.lock:
             self._refused.discard(poke)
 
     def _take_refused(self) -> list[Callable[[], None]]:

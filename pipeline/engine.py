@@ -43,6 +43,9 @@ from .workers.threads import Threads
 
 __all__ = ["Engine"]
 
+STUCK_S = 0.5
+"""No thread holds a lock for long; one that does cannot go on."""
+
 
 class Engine:
     """Runs one recipe from a given step on, until it is closed.
@@ -63,9 +66,9 @@ class Engine:
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
         self._template = self._fork() if "process" in kinds else None
-        self._slabs = SlabPool() if recipe.segments[-1].executor == "process" else None
+        self._slabs = SlabPool()
         buffers = recipe.buffers
-        if self._slabs is not None:
+        if recipe.segments[-1].executor == "process":
             buffers = replace(buffers, lend=self._slabs.lend)
         self.account = Account(purse, self._poke)
         self.gate = Gate(self._flow(recipe, buffers.of, step))
@@ -150,8 +153,7 @@ class Engine:
         if self._closed or os.getpid() != self._owner:
             return
         with contextlib.ExitStack() as stack:
-            if self._slabs is not None:
-                stack.callback(self._slabs.close)
+            stack.callback(self._slabs.close)
             if self._template is not None:
                 stack.callback(self._template.close)
             reader = self.recipe.segments[0].program.operations[0]
@@ -164,6 +166,18 @@ class Engine:
                 self.gate.ring()
         self.gate.poke_others()
         self._closed = True
+
+    def is_free(self) -> bool:
+        """Whether no thread is stuck within a lock of ours; if so, it may be this one.
+
+        The collector may run at any allocation, and with it finalisers, so one that
+        wants to close this engine may find itself within a call that holds its lock.
+        """
+        for lock in (self.gate.lock, self.account.purse.lock, self._slabs.lock):
+            if not lock.acquire(timeout=STUCK_S):
+                return False
+            lock.release()
+        return True
 
     def _work_inline(self) -> bool:
         """Work on one lease of a segment that is the trainer's own, the last first."""
@@ -229,7 +243,9 @@ class Engine:
             if kind == "thread":
                 return Threads(connector, recipe.program, self.recipe.seed, recipe.name)
             assert self._template is not None
-            return Processes(connector, recipe.program, self._template, recipe.name)
+            return Processes(
+                connector, recipe.program, self._template, self._slabs, recipe.name
+            )
 
         return Segment(recipe, connector, hire)
 

@@ -294,7 +294,7 @@ def test_a_batch_may_be_written_to(kind: Kind) -> None:
     [(10, 5, False, 2), (11, 5, False, 3), (11, 5, True, 2), (1, 5, False, 1)],
 )
 def test_length_is_the_batches_of_an_epoch(
-    length: int, size: int, drop_last: bool, batches: int
+    *, length: int, size: int, drop_last: bool, batches: int
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(length)).batch(size, drop_last=drop_last)
     with pipe:

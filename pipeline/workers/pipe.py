@@ -12,12 +12,15 @@ import pickle
 import socket
 import struct
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Pipe", "close_inherited", "pipe"]
+__all__ = ["Pipe", "kept", "pipe"]
 
 HEADER = struct.Struct("!Q")
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
+_kept: Pipe | None = None
 
 
 class Pipe:
@@ -83,12 +86,26 @@ def pipe() -> tuple[Pipe, Pipe]:
     return Pipe(ours), Pipe(theirs)
 
 
-def close_inherited(keep: Pipe) -> None:
-    """In a forked child: close every end but one.
+@contextmanager
+def kept(end: Pipe) -> Iterator[None]:
+    """Fork within: the child keeps this one end, and no other."""
+    global _kept  # noqa: PLW0603 read by the hook, in the child
+    _kept = end
+    try:
+        yield
+    finally:
+        _kept = None
 
-    A child that held a copy of another's end would keep that other from ever seeing
-    that the trainer is gone.
+
+def _close_inherited() -> None:
+    """In any forked child: close the ends that are the trainer's.
+
+    A child that held a copy would keep those at the other ends from ever seeing that
+    the trainer has closed its own, or is gone.
     """
     for end in list(_ends):
-        if end is not keep:
+        if end is not _kept:
             end.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

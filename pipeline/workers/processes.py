@@ -24,7 +24,7 @@ from ..metrics import WorkerMeter
 from ..program import Program
 from .crew import CrewStatistics, sink_of
 from .pipe import Pipe
-from .slabs import Slab
+from .slabs import Slab, SlabPool
 from .task import Placement, Task, recall
 from .template import Template
 
@@ -61,12 +61,14 @@ class Processes:
         connector: Connector,
         program: Program,
         template: Template,
+        slabs: SlabPool,
         name: str,
     ) -> None:
         self._connector = connector
         self._gate = connector.gate
         self._program = program
         self._template = template
+        self._slabs = slabs
         self._asked = 0
         self._children: dict[int, Child] = {}
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -155,7 +157,10 @@ class Processes:
     def _send(self, child: Child, lease: Lease) -> None:
         slab, placement = self._place(child, lease)
         try:
-            child.pipe.send(Task(lease.chunk, lease.inputs, placement))
+            gone = frozenset(child.slabs - self._slabs.keys()) if child.slabs else None
+            task = Task(lease.chunk, lease.inputs, placement, gone or frozenset())
+            child.pipe.send(task)
+            child.slabs -= task.forget
             if placement is not None and placement.sent and slab is not None:
                 child.pipe.send_descriptor(slab.descriptor)
                 child.slabs.add(slab.key)

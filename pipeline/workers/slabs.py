@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -110,6 +109,13 @@ class Slab:
         return f"<Slab {self.key}: {self.nbytes} bytes, fd {self.descriptor}>"
 
 
+class Lent(weakref.ref[NDArray[np.uint8]]):
+    """Marks the array over a slab that is lent, and dies with the batch."""
+
+    __slots__ = ("slab",)
+    slab: Slab
+
+
 class SlabPool:
     """The slabs of one engine.
 
@@ -121,10 +127,10 @@ class SlabPool:
     def __init__(self, keep: int = 16) -> None:
         self._keep = keep
         self._free: list[Slab] = []
-        self._returned: deque[Slab] = deque()
-        self._lent: dict[int, tuple[Slab, weakref.ref[NDArray[np.uint8]]]] = {}
+        self._returned: deque[Lent] = deque()
+        self._lent: dict[int, Lent] = {}
         self._next = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def lend(self, nbytes: int) -> tuple[Slab, Allocate]:
         """Return a slab of at least `nbytes`, and an allocator to build a batch on it.
@@ -132,22 +138,28 @@ class SlabPool:
         When all tensors made on it have died, the slab is free again.
         """
         size = room_for(nbytes)
-        with self._lock:
+        with self.lock:
             self._sweep()
             slab = self._find(size)
             allocate, lent = allocate_on(slab.block)
-            back = _bring_back(self._returned, slab)
-            self._lent[slab.key] = slab, weakref.ref(lent, back)
+            # The callback is C alone: one in Python could swallow a Ctrl-C.
+            mark = self._lent[slab.key] = Lent(lent, self._returned.append)
+            mark.slab = slab
         return slab, allocate
 
     def close(self) -> None:
         """Let go of all slabs; those lent live on with their batches."""
-        with self._lock:
-            for slab, _ in self._lent.values():
-                slab.give_away()
+        with self.lock:
+            for mark in self._lent.values():
+                mark.slab.give_away()
             self._lent.clear()
             self._drop_free()
             self._returned.clear()
+
+    def keys(self) -> set[int]:
+        """Return the keys of slabs that may be lent again, or are being filled."""
+        with self.lock:
+            return {*self._lent, *(slab.key for slab in self._free)}
 
     def _find(self, size: int) -> Slab:
         """Return a free slab of this size, or a new one."""
@@ -161,13 +173,13 @@ class SlabPool:
 
     def _sweep(self) -> None:
         while self._returned:
-            slab = self._returned.popleft()
+            slab = self._returned.popleft().slab
             if self._lent.pop(slab.key, None) is not None and slab.descriptor >= 0:
                 self._free.append(slab)
         while len(self._lent) > self._keep:
             # The oldest is with a trainer that keeps its batches.
             key = next(iter(self._lent))
-            self._lent.pop(key)[0].give_away()
+            self._lent.pop(key).slab.give_away()
 
     def _drop_free(self) -> None:
         """Slabs of another size than wanted are of an image size that is over."""
@@ -177,7 +189,3 @@ class SlabPool:
 
     def __repr__(self) -> str:
         return f"<SlabPool: {len(self._lent)} lent, {len(self._free)} free>"
-
-
-def _bring_back(returned: deque[Slab], slab: Slab) -> Callable[[object], None]:
-    return lambda _: returned.append(slab)

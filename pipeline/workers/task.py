@@ -33,6 +33,8 @@ class Task:
     chunk: Chunk
     inputs: list[Any] | None
     placement: Placement | None
+    forget: frozenset[int] = frozenset()
+    """Keys of slabs that are the trainer's alone now: to be unmapped."""
 
 
 class RemoteTraceback(Exception):

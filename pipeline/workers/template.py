@@ -28,7 +28,7 @@ from ..layout import Layout, Misfit, write_rows
 from ..program import Program
 from ..randomness import SampleRandom
 from ..sample import size_of
-from .pipe import Pipe, close_inherited, pipe
+from .pipe import Pipe, kept, pipe
 from .slabs import Block, allocate_on, map_shared
 from .task import Placement, travel
 
@@ -71,14 +71,14 @@ class Template:
 
     def _fork(self) -> tuple[Pipe, int]:
         ours, theirs = pipe()
-        with warnings.catch_warnings():
+        with kept(theirs), warnings.catch_warnings():
             # Python 3.12 warns of forking beside threads. The child uses no lock that
             # one of the trainer's threads may hold: it reads its pipe, and forks.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             serve = partial(_serve_template, theirs, self._programs, self._seed)
-            _run_child(theirs, serve)
+            _run_child(serve)
         theirs.close()
         return ours, pid
 
@@ -86,7 +86,7 @@ class Template:
         return f"<Template pid {self._pid}>"
 
 
-def _run_child(end: Pipe, body: Callable[[], None]) -> None:
+def _run_child(body: Callable[[], None]) -> None:
     """Run a forked process; never returns into the code it was forked from."""
     status = 1
     try:
@@ -95,7 +95,6 @@ def _run_child(end: Pipe, body: Callable[[], None]) -> None:
         )  # Ctrl-C is the trainer's to handle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect or finalise
-        close_inherited(keep=end)
         torch.set_num_threads(1)
         body()
         status = 0
@@ -112,14 +111,17 @@ def _serve_template(end: Pipe, programs: Sequence[Program], seed: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
     while True:
         descriptor, segment = end.receive_descriptor()
-        if os.fork() == 0:
-            _run_worker(Pipe(socket.socket(fileno=descriptor)), programs[segment], seed)
-        os.close(descriptor)
+        work = Pipe(socket.socket(fileno=descriptor))
+        with kept(work):
+            forked = os.fork()
+        if forked == 0:
+            _run_worker(work, programs[segment], seed)
+        work.close()
 
 
 def _run_worker(end: Pipe, program: Program, seed: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
-    _run_child(end, lambda: _serve_worker(end, program, seed))
+    _run_child(lambda: _serve_worker(end, program, seed))
 
 
 def _serve_worker(end: Pipe, program: Program, seed: int) -> None:
@@ -128,6 +130,8 @@ def _serve_worker(end: Pipe, program: Program, seed: int) -> None:
     slabs: dict[int, Block] = {}
     end.send(os.getpid())
     while (task := end.receive()) is not None:
+        for key in task.forget:
+            slabs.pop(key, None)
         sink = SlabSink(end, task.placement, slabs)
         outcome = program.run(
             task.chunk, task.inputs, sink if program.places else None, random
@@ -137,6 +141,7 @@ def _serve_worker(end: Pipe, program: Program, seed: int) -> None:
             outcome.offsets = [row - task.chunk.first_row for row in rows]
         outcome.failures = [travel(failure) for failure in outcome.failures]
         reply(end, program, task.chunk, outcome)
+        del sink, outcome, task  # nothing of a batch is kept while waiting
 
 
 def reply(end: Pipe, program: Program, chunk: Chunk, outcome: Outcome) -> None:

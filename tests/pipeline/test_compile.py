@@ -45,6 +45,7 @@ def wanted(sample: Any) -> bool:
     return True
 
 
+READ = "Dataset(ID:0) data > Dataset(ID:0) data"
 DATA = SourceStage(list(range(10)), name="data")
 
 
@@ -119,53 +120,35 @@ def test_ids_count_all_stages_as_the_user_wrote_them() -> None:
 BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
     "workers of its own": (
         [DATA, MapStage(decode, num_parallel_workers=3)],
-        [
-            "Dataset(ID:0) data > Dataset(ID:0) data",
-            "Map(ID:1) decode > Batch(ID:2)",
-        ],
+        [READ, "Map(ID:1) decode > Batch(ID:2)"],
     ),
     "the same number said twice": (
         [DATA, MapStage(decode, 2), MapStage(flip, 2)],
         [
-            "Dataset(ID:0) data > Dataset(ID:0) data",
+            READ,
             "Map(ID:1) decode > Map(ID:1) decode",
             "Map(ID:2) flip > Batch(ID:3)",
         ],
     ),
     "another executor": (
         [DATA, MapStage(decode), MapStage(flip, executor="process")],
-        [
-            "Map(ID:1) decode > Map(ID:1) decode",
-            "Map(ID:2) flip > Batch(ID:3)",
-        ],
+        ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
     ),
     "tuned or not": (
         [DATA, MapStage(decode), MapStage(flip, tune=False)],
-        [
-            "Map(ID:1) decode > Map(ID:1) decode",
-            "Map(ID:2) flip > Batch(ID:3)",
-        ],
+        ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
     ),
     "workers of the source's own": (
         [SourceStage([1], num_parallel_workers=2, name="data"), MapStage(decode)],
-        [
-            "Dataset(ID:0) data > Dataset(ID:0) data",
-            "Map(ID:1) decode > Batch(ID:2)",
-        ],
+        [READ, "Map(ID:1) decode > Batch(ID:2)"],
     ),
     "an iterable": (
         [SourceStage(iter([1]), iterable=True, name="data"), MapStage(decode)],
-        [
-            "Dataset(ID:0) data > Dataset(ID:0) data",
-            "Map(ID:1) decode > Batch(ID:2)",
-        ],
+        [READ, "Map(ID:1) decode > Batch(ID:2)"],
     ),
     "none: the same executor said twice": (
         [DATA, MapStage(decode, executor="thread"), MapStage(flip, executor="thread")],
-        [
-            "Dataset(ID:0) data > Dataset(ID:0) data",
-            "Map(ID:1) decode > Batch(ID:3)",
-        ],
+        [READ, "Map(ID:1) decode > Batch(ID:3)"],
     ),
     "none: a source is tuned with what follows": (
         [DATA, MapStage(decode, tune=False)],
@@ -370,45 +353,41 @@ def test_the_batch_stage_says_how_batches_are_made() -> None:
     assert compiled(DATA, BatchStage(2)).device is None
 
 
-REFUSED: dict[str, tuple[list[Stage], Shard, tuple[str, ...]]] = {
-    "no batch size": (
-        [DATA],
-        Shard.single(),
-        ("has no batch size", "end it with .batch(n)"),
-    ),
+REFUSED: dict[str, tuple[list[Stage], int, tuple[str, ...]]] = {
+    "no batch size": ([DATA], 1, ("has no batch size", "end it with .batch(n)")),
     "a filter over ranks": (
         [DATA, FilterStage(wanted), BatchStage(2)],
-        Shard(0, 4),
+        4,
         ("one rank, got 4 ranks", "use select()"),
     ),
     "an iterable over ranks": (
         [SourceStage(iter([1]), iterable=True), BatchStage(2)],
-        Shard(1, 2),
+        2,
         ("one rank, got 2 ranks", "use select()"),
     ),
     "take nothing": (
         [DATA, TakeStage(0), BatchStage(2)],
-        Shard.single(),
+        1,
         ("`n` must be an int >= 1, got 0", "take at least one sample"),
     ),
     "repeat nothing": (
         [DATA, RepeatStage(0), BatchStage(2)],
-        Shard.single(),
+        1,
         ("`n` must be an int >= 1, got 0", "repeat(1)"),
     ),
     "select nothing": (
         [DATA, SelectStage([]), BatchStage(2)],
-        Shard.single(),
+        1,
         ("`indices` must not be empty", "select at least one"),
     ),
     "select what is not there": (
         [DATA, SelectStage([3, 10]), BatchStage(2)],
-        Shard.single(),
+        1,
         ("must be >= 0 and < 10", "got 10 at place 1", "leave out"),
     ),
     "a batch larger than the epoch": (
         [DATA, BatchStage(11, drop_last=True)],
-        Shard.single(),
+        1,
         ("11", "10"),
     ),
 }
@@ -416,8 +395,8 @@ REFUSED: dict[str, tuple[list[Stage], Shard, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_makes_no_pipeline_is_refused_by_value_rule_and_cure(case: str) -> None:
-    stages, shard, told = REFUSED[case]
+    stages, ranks, told = REFUSED[case]
     with pytest.raises(SpecError) as caught:
-        compiled(*stages, shard=shard)
+        compiled(*stages, shard=Shard(0, ranks))
     for part in told:
         assert part in str(caught.value)

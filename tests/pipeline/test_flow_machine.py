@@ -110,10 +110,10 @@ class FlowMachine(RuleBasedStateMachine):
         course = self.course(who)
         course.set_workers(at % course.depth, workers)
 
-    @rule(who=NUMBER, rounds=st.integers(1, 12), idle=IDLE)
-    def run(self, who: int, rounds: int, idle: frozenset[int]) -> None:
+    @rule(who=NUMBER, rounds=st.integers(1, 12), idle=IDLE, how=SETTLINGS)
+    def run(self, who: int, rounds: int, idle: frozenset[int], how: Settling) -> None:
         for _ in range(rounds):
-            self.course(who).move(idle)
+            self.course(who).move(idle, how)
 
     @rule(who=NUMBER, steps=st.integers(-3, 3))
     def restart(self, who: int, steps: int) -> None:

@@ -73,7 +73,6 @@ def test_batches_are_pickled_and_copied_with_their_plan(data: Any) -> None:
         assert twin.plan == PLAN
 
 
-@pytest.mark.xfail(reason="its class is found under no name")
 def test_a_batch_of_named_parts_is_pickled_too() -> None:
     batch = stamped(Labelled(1, 2), PLAN)
     assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301

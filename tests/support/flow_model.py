@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from penstock.pipeline.chunk import Failure, Lease, Outcome
+from penstock.pipeline.chunk import Lease, Outcome
 from penstock.pipeline.credits import Account, Purse
 from penstock.pipeline.flight import Flight
 from penstock.pipeline.flow import FEED, Flow
@@ -21,6 +21,7 @@ from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tr
 __all__ = ["Course"]
 
 Address = tuple[int, int]
+ALL = Settling()
 
 
 class Course:
@@ -32,6 +33,7 @@ class Course:
         """Make one segment for each of `row_bytes`: what a row holds behind it."""
         self.script = script
         self.row_bytes = row_bytes
+        self.depth = len(row_bytes)
         self.account = Account(purse, self._poke)
         segments = [SegmentState(step, 1, 1, Gauge(1, 0)) for _ in row_bytes]
         self.flow = Flow(script, lambda plan: Tray(), segments, self.account, step)
@@ -48,11 +50,6 @@ class Course:
         self.asleep = [0] * len(row_bytes)
         self.trainer_waits = False
         self.clock = count(1)
-
-    @property
-    def depth(self) -> int:
-        """Number of segments."""
-        return len(self.row_bytes)
 
     # What happens
 
@@ -77,9 +74,12 @@ class Course:
     def settle(self, number: int, how: Settling) -> None:
         """A worker hands in a lease: the `number`th of those in hand."""
         lease = self.in_hand.pop(number)
-        outcome = self._outcome(lease, how)
+        last = lease.segment + 1 == self.depth
+        outcome = how.outcome(lease, self.row_bytes[lease.segment], last=last)
         self.settled.append((lease, outcome))
         if lease in self.flow.leases:
+            if last:
+                self._tray(lease.chunk.step).placed += how.kept(lease)
             self._settle(lease, outcome)
         else:
             self.settle_late(len(self.settled) - 1)
@@ -149,14 +149,14 @@ class Course:
         self.batches.clear()
         self.ring()
 
-    def move(self, idle: frozenset[int] = frozenset()) -> bool:
+    def move(self, idle: frozenset[int] = frozenset(), how: Settling = ALL) -> bool:
         """Let everyone who is awake do what they can; False if all sleep.
 
         Workers of the segments in `idle`, and the trainer if FEED is, ask for nothing.
         """
         active = False
         while self.in_hand:
-            self.settle(0, Settling())
+            self.settle(0, how)
             active = True
         while self.complete:
             self.deliver(0)
@@ -235,8 +235,7 @@ class Course:
         assert sorted(self._found()) == sorted(unfinished)
         assert flow.head == self.head
         assert sorted(flow.flights) == sorted(self.batches)
-        delivered = {step for step, batch in self.batches.items() if batch.delivered}
-        assert set(flow.outbox) == delivered
+        assert set(flow.outbox) == {s for s, b in self.batches.items() if b.delivered}
         for at in range(1, self.depth):
             waiting = len(self._at(("ready", at)))
             assert flow.segments[at].waiting == waiting
@@ -321,33 +320,6 @@ class Course:
             assert places[row] in (("ready", at), (SOURCE, at))
             places[row] = ("lent", at)
         self.in_hand.append(lease)
-
-    def _outcome(self, lease: Lease, how: Settling) -> Outcome:
-        """Make an outcome as a program would."""
-        chunk, at = lease.chunk, lease.segment
-        done = min(how.done, len(chunk))
-        failing = sorted(offset for offset in how.failing if offset < done)
-        lost = {offset for offset in how.dropped if offset < done} - set(failing)
-        kept = [o for o in range(done) if o not in lost and o not in failing]
-        outcome = Outcome(
-            done,
-            nbytes=self.row_bytes[at] * len(kept),
-            failures=[
-                Failure(ValueError(), "Map", 0, chunk.first_row + offset)
-                for offset in failing
-            ],
-            dropped=len(lost),
-            run_ns=how.ns_per_row * done,
-        )
-        if at + 1 < self.depth:
-            outcome.offsets = None if len(kept) == done else kept
-            outcome.outputs = [
-                (chunk.step, chunk.first_row + offset, at + 1) for offset in kept
-            ]
-        elif lease in self.flow.leases:
-            tray = self._tray(chunk.step)
-            tray.placed += [chunk.first_row + offset for offset in kept]
-        return outcome
 
     def _settle(self, lease: Lease, outcome: Outcome) -> None:
         chunk, at = lease.chunk, lease.segment

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from penstock.pipeline.chunk import Failure, Lease, Outcome
 from penstock.pipeline.plan import BatchPlan, Rows
 
 __all__ = ["DONE", "SOURCE", "Batch", "Place", "Script", "Settling", "Tray"]
@@ -54,7 +55,34 @@ class Settling:
     failing: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     """Offsets within the lease."""
-    ns_per_row: int = 1_000_000
+    ns_per_row: int = 300_000
+
+    def kept(self, lease: Lease) -> list[int]:
+        """Return the rows of the batch that come through."""
+        lost, done = self.failing | self.dropped, min(self.done, len(lease.chunk))
+        first = lease.chunk.first_row
+        return [first + offset for offset in range(done) if offset not in lost]
+
+    def outcome(self, lease: Lease, row_bytes: int, *, last: bool) -> Outcome:
+        """Return what a program would; rows behind the `last` segment are placed."""
+        chunk, kept = lease.chunk, self.kept(lease)
+        done = min(self.done, len(chunk))
+        failing = sorted(offset for offset in self.failing if offset < done)
+        outcome = Outcome(
+            done,
+            nbytes=row_bytes * len(kept),
+            failures=[
+                Failure(ValueError(), "Map", 0, chunk.first_row + offset)
+                for offset in failing
+            ],
+            dropped=done - len(kept) - len(failing),
+            run_ns=self.ns_per_row * done,
+        )
+        if not last:
+            whole = len(kept) == done
+            outcome.offsets = None if whole else [row - chunk.first_row for row in kept]
+            outcome.outputs = [(chunk.step, row, lease.segment + 1) for row in kept]
+        return outcome
 
 
 @dataclass(slots=True, eq=False)

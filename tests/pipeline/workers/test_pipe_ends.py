@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.pipeline.workers.pipe import Pipe, close_inherited, pipe
+from penstock.pipeline.workers.pipe import Pipe, kept, pipe
 
 
 @pytest.fixture
@@ -104,16 +104,17 @@ def test_an_object_that_cannot_be_pickled_leaves_the_pipe_as_it_was(
 
 def test_a_child_keeps_its_own_end_alone(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
-    other, kept = pipe()
-    if (pid := os.fork()) == 0:
-        close_inherited(keep=theirs)
+    other, another = pipe()
+    with kept(theirs):
+        pid = os.fork()
+    if pid == 0:
         try:
-            theirs.send([ours.fileno(), other.fileno(), kept.fileno()])
+            theirs.send([ours.fileno(), other.fileno(), another.fileno()])
         finally:
             os._exit(0)
     assert ours.receive() == [-1, -1, -1]
     os.waitpid(pid, 0)
     other.send("not closed here")
-    assert kept.receive() == "not closed here"
+    assert another.receive() == "not closed here"
     other.close()
-    kept.close()
+    another.close()
