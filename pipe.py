@@ -306,7 +306,8 @@ class Pipeline:
         observation = self._slot.observation()
         if observation is None:
             observation = unmeasured(self._compiled())
-        return explain(observation, config.budget())
+        tuned = config.get_enable_autotune()
+        return explain(observation, config.budget(), tuned=tuned)
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None before the first loop."""

@@ -33,6 +33,8 @@ HELD_BACK = 0.5
 CORES_USED = 0.85
 """Share of the CPU budget above which no cores are left."""
 FUSED_DECODE = "decode_random_resized_crop"
+MANY_WORKERS = 64
+"""No more are advised at once, whatever a trainer that takes no time could use."""
 NAMED_MOST = 3
 """Segments named in the verdict line, and next things to do."""
 
@@ -147,7 +149,9 @@ def verdict_of(share: float) -> Verdict:
     return "not input-bound" if share < NOT_INPUT_BOUND else "balanced"
 
 
-def explain(observation: Observation, budget: Budget | None = None) -> Explanation:
+def explain(
+    observation: Observation, budget: Budget | None = None, *, tuned: bool = False
+) -> Explanation:
     """Say what holds training up in this window.
 
     A segment with `n` workers that each need `E` seconds for a sample puts out one
@@ -158,6 +162,7 @@ def explain(observation: Observation, budget: Budget | None = None) -> Explanati
     Args:
         observation: the window.
         budget: what the pipeline may use; where given, used-up cores are named.
+        tuned: whether the autotuner is at work already.
     """
     share = wait_share(observation)
     silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
@@ -172,7 +177,7 @@ def explain(observation: Observation, budget: Budget | None = None) -> Explanati
         trainer=observation.trainer,
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share),
-        advice=_advice(observation, worst) if worst else (),
+        advice=_advice(observation, worst, tuned=tuned) if worst else (),
     )
 
 
@@ -266,13 +271,15 @@ def _held_by_memory(observation: Observation) -> bool:
     )
 
 
-def _advice(observation: Observation, worst: SegmentObservation) -> tuple[str, ...]:
+def _advice(
+    observation: Observation, worst: SegmentObservation, *, tuned: bool
+) -> tuple[str, ...]:
     if _held_by_memory(observation):
         gib = max(1, ceil(2 * observation.held_bytes / phrases.GIB))
         return (f'ps.set_memory_budget("{gib}GiB")',)
     steps = []
-    needed = ceil(_needed(worst, observation))
-    if worst.executor != "inline" and needed > worst.num_parallel_workers:
+    needed = min(ceil(_needed(worst, observation)), MANY_WORKERS)
+    if not tuned and worst.executor != "inline" and needed > worst.num_parallel_workers:
         steps += [
             "ps.set_enable_autotune(True)",
             f"num_parallel_workers={needed}  # for {worst.name}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .compile import Recipe
 from .connector import Gate
@@ -99,7 +99,9 @@ class TrainerMeter:
         self.epoch, self.step = epoch, step
 
     def stop(self) -> None:
-        """It left the loop: what comes now is no part of a step."""
+        """It left the loop: the time before was its last step's, what comes is none."""
+        before = self._totals
+        self._totals = replace(before, gap_s=before.gap_s + self._gap_ns / 1e9)
         self._left_ns = None
 
     def read(self) -> TrainerObservation:

@@ -275,7 +275,7 @@ def test_work_is_spread_over_the_processes() -> None:
     slow = pipe.map(partial(waits, wait_s=0.002), **WORKERS["3 processes"])
     with slow.map(pids, **WORKERS["3 processes"]).batch(8) as batched:
         found = {int(pid) for batch in batched for pid in batch[1]}
-    assert len(found) == 3
+    assert 1 < len(found) <= 3
     assert os.getpid() not in found
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune import phrases
-from penstock.autotune.log import AutotuneLog, show_by_default
 from penstock.autotune.decision import Decision, Measure, Outcome
+from penstock.autotune.log import AutotuneLog, show_by_default
 from penstock.autotune.situation import KnobView, Situation
 from support.windows import DECODE, READ, situation, starved
 

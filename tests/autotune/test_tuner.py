@@ -13,9 +13,9 @@ from penstock.autotune.budget import Budget
 from penstock.autotune.decision import Decision
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import ConnectorRules
+from penstock.autotune.policies.connector_rules import Memory
 from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.autotune.policies.connector_rules import Memory
 from penstock.pipeline.knob import Knob
 from penstock.pipeline.observation import Observation
 from support.fluid_plant import FluidPlant, Work, steady

@@ -250,15 +250,10 @@ def operation(stage: Stage, source: SourceStage = DATA) -> Operation:
 
 
 def test_a_dataset_that_reads_many_is_asked_for_many() -> None:
-    many = (
-        compiled(SourceStage(Many()), BatchStage(1)).segments[0].program.operations[0]
-    )
-    one = compiled(DATA, BatchStage(1)).segments[0].program.operations[0]
-    assert isinstance(many, Read)
-    assert isinstance(one, Read)
-    assert many.get_many is not None
-    assert many.get_many([1, 2]) == [1, 2]
-    assert one.get_many is None
+    for source, many in ((SourceStage(Many()), [1, 2]), (DATA, None)):
+        first = compiled(source, BatchStage(1)).segments[0].program.operations[0]
+        assert isinstance(first, Read)
+        assert (first.get_many and first.get_many([1, 2])) == many
 
 
 def test_iterables_and_filters_have_operations_of_their_own() -> None:

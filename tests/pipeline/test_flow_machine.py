@@ -24,6 +24,7 @@ MOST_ROUNDS = 400
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 NUMBER = st.integers(0, 59)
+SLOW = st.integers(0, 2)
 IDLE = st.frozensets(st.integers(FEED, 2), max_size=2)
 OFFSETS = st.frozensets(st.integers(0, 8), max_size=4)
 SETTLINGS = st.builds(
@@ -110,10 +111,12 @@ class FlowMachine(RuleBasedStateMachine):
         course = self.course(who)
         course.set_workers(at % course.depth, workers)
 
-    @rule(who=NUMBER, rounds=st.integers(1, 12), idle=IDLE, how=SETTLINGS)
-    def run(self, who: int, rounds: int, idle: frozenset[int], how: Settling) -> None:
+    @rule(who=NUMBER, rounds=st.integers(1, 12), how=SETTLINGS, idle=IDLE, slow=SLOW)
+    def run(
+        self, who: int, rounds: int, how: Settling, idle: frozenset[int], slow: int
+    ) -> None:
         for _ in range(rounds):
-            self.course(who).move(idle, how)
+            self.course(who).move(how, idle, slow)
 
     @rule(who=NUMBER, steps=st.integers(-3, 3))
     def restart(self, who: int, steps: int) -> None:
@@ -177,5 +180,5 @@ class FlowMachine(RuleBasedStateMachine):
 
 TestFlow = FlowMachine.TestCase
 TestFlow.settings = settings(
-    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "200")), stateful_step_count=40
+    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "500")), stateful_step_count=40
 )

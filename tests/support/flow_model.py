@@ -149,17 +149,20 @@ class Course:
         self.batches.clear()
         self.ring()
 
-    def move(self, idle: frozenset[int] = frozenset(), how: Settling = ALL) -> bool:
+    def move(
+        self, how: Settling = ALL, idle: frozenset[int] = frozenset(), slow: int = 0
+    ) -> bool:
         """Let everyone who is awake do what they can; False if all sleep.
 
         Workers of the segments in `idle`, and the trainer if FEED is, ask for nothing.
+        The `slow` oldest leases, and finished batches, stay in hand.
         """
         active = False
-        while self.in_hand:
-            self.settle(0, how)
+        while len(self.in_hand) > slow:
+            self.settle(slow, how)
             active = True
-        while self.complete:
-            self.deliver(0)
+        while len(self.complete) > slow:
+            self.deliver(slow)
             active = True
         for at in range(self.depth):
             while at not in idle and self.awake(at):
