@@ -29,12 +29,11 @@ __all__ = ["BatchBuffer", "Buffers", "Collate", "Failed", "Finished", "Lend", "h
 Collate = Callable[[list[Any]], Any]
 
 
-Lend = Callable[[int], tuple[Any, Allocate]]
-"""Given a batch's bytes: what the memory is part of, and an allocator for its
-leaves."""
+Lend = Callable[[Layout, int], tuple[Any, Allocate]]
+"""Lends memory for a batch of so many rows: what it is part of, and an allocator."""
 
 
-def heap(_: int) -> tuple[None, Allocate]:
+def heap(_: Layout, __: int) -> tuple[None, Allocate]:
     """Lend ordinary memory."""
     return None, lambda shape, dtype: torch.empty(shape, dtype=dtype)
 
@@ -150,7 +149,7 @@ class BatchBuffer:
             if self._opened:
                 return
             if layout is not None:
-                self.slab, allocate = self.maker.lend(layout.row_bytes * self.rows)
+                self.slab, allocate = self.maker.lend(layout, self.rows)
                 self._memory = layout.open(self.rows, allocate)
             self._layout = layout
             self._opened = True

@@ -18,7 +18,15 @@ import torch
 
 from .chunk import runs
 
-__all__ = ["Allocate", "Layout", "Misfit", "learn", "write_rows"]
+__all__ = [
+    "ALIGN",
+    "Allocate",
+    "Layout",
+    "Misfit",
+    "block_bytes",
+    "learn",
+    "write_rows",
+]
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
@@ -44,6 +52,10 @@ JOINED_BYTES = 1 << 18
 
 class Misfit(Exception):
     """A sample does not lie as the layout says; default_collate must do it."""
+
+
+ALIGN = 64
+"""Leaves of a batch in one block of memory start on a cache line each."""
 
 
 class Layout(Protocol):
@@ -311,6 +323,19 @@ def write_rows(
         return
     for start, stop, first in runs(list(rows), len(rows)):
         layout.write(memory, first, samples[start:stop])
+
+
+def block_bytes(layout: Layout, rows: int) -> int:
+    """Bytes of one block of memory that holds a batch, its leaves aligned."""
+    total = 0
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nonlocal total
+        total += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
+        return torch.empty(0, dtype=dtype)
+
+    layout.open(rows, allocate)
+    return total
 
 
 def learn(sample: Any) -> Layout | None:

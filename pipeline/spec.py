@@ -2,7 +2,8 @@
 
 A pipeline's description is a tuple of these. They compare, and print as the code that
 makes them; `compile.py` turns them into something that can run. Each checks its own
-arguments when it is made, so a mistake shows in the user's line that holds it.
+arguments when it is made (`ordering.py` those of the order), so a mistake shows in the
+line that holds it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def check_workers(workers: Workers, executor: Executor) -> None:
         executor in EXECUTORS,
         f"`executor` must be one of {', '.join(EXECUTORS)}, got {executor!r}",
     )
+    if workers is None:
+        return
     bounds = workers if isinstance(workers, tuple) else (workers, workers)
     check(
         len(bounds) == 2,
@@ -69,13 +72,13 @@ def check_workers(workers: Workers, executor: Executor) -> None:
     )
     for count in bounds:
         check(
-            count is None or (isinstance(count, int) and count >= 1),
+            type(count) is int and count >= 1,
             f"`num_parallel_workers` must be >= 1, got {workers!r}; to work in the "
             'trainer\'s own thread use executor="inline"',
         )
     low, high = bounds
     check(
-        low is None or high is None or low <= high,
+        low <= high,
         f"`num_parallel_workers=(lo, hi)` must have lo <= hi, got {workers!r}",
     )
     check(
@@ -287,7 +290,7 @@ class BatchStage:
         )
         size = self.size if self.global_size is None else self.global_size
         check(
-            isinstance(size, int) and size >= 1,
+            type(size) is int and size >= 1,
             f"the batch size must be an int >= 1, got {size!r}",
         )
         check(

@@ -8,6 +8,7 @@ the attribute if it can hold one.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,9 @@ def map_tensors(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):
-        return {key: map_tensors(value, change) for key, value in data.items()}
+        moved = copy.copy(data)  # of its own type, as default_collate keeps it
+        moved.update({key: map_tensors(value, change) for key, value in data.items()})
+        return moved
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(map_tensors(value, change) for value in data))
     if isinstance(data, (list, tuple)):

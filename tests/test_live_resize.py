@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 
 import penstock as ps
@@ -162,3 +164,34 @@ def test_thousands_of_changes_round_after_round(workers: str, round_: int) -> No
         names = "num_parallel_workers prefetch_size"
         epochs, found = train(pipe, 2000, most=6 + round_, names=names, each=4)
     assert found == undisturbed(epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round_", range(4))
+def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
+    dice = random.Random(round_)
+    workers = WORKERS["3 processes"]
+    killed: set[int] = set()
+    found: list[Any] = []
+    epochs = 0
+    with pipe_of(workers, workers) as pipe:
+        while len(killed) < 50:
+            for batch in pipe:
+                found.append(batch)
+                killed.update(kill_a_worker(dice))
+                run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+                assert run is not None
+                dice.choice(run.run.knobs()).turn(dice.randint(1, 5))
+            epochs += 1
+    assert digest(found) == undisturbed(epochs)
+
+
+def kill_a_worker(dice: random.Random) -> list[int]:
+    """Kill a grandchild, every other time: children of ours are templates."""
+    below = psutil.Process().children(recursive=True)
+    workers = [each for each in below if each.ppid() not in (0, os.getpid())]
+    if not workers or dice.random() < 0.5:
+        return []
+    victim = dice.choice(workers)
+    victim.kill()
+    return [victim.pid]

@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..layout import Allocate
+from ..layout import ALIGN, Allocate, Layout, block_bytes
 
 __all__ = ["Slab", "SlabPool", "allocate_on", "map_shared"]
 
 Block = ctypes.Array[ctypes.c_uint8]
-ALIGN = 64
-"""Leaves of a batch start on a cache line."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -75,10 +73,9 @@ def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
     return allocate, memory
 
 
-def room_for(nbytes: int, leaves: int = 16) -> int:
-    """Bytes of a slab for a batch: whole pages, with room to align the leaves."""
-    page = mmap.PAGESIZE
-    return -(-(nbytes + leaves * ALIGN) // page) * page
+def whole_pages(nbytes: int) -> int:
+    """Bytes of a slab that holds so many; one page at least."""
+    return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Slab:
@@ -132,12 +129,12 @@ class SlabPool:
         self._next = 0
         self.lock = threading.Lock()
 
-    def lend(self, nbytes: int) -> tuple[Slab, Allocate]:
-        """Return a slab of at least `nbytes`, and an allocator to build a batch on it.
+    def lend(self, layout: Layout, rows: int) -> tuple[Slab, Allocate]:
+        """Return a slab for a batch, and an allocator to build it there.
 
         When all tensors made on it have died, the slab is free again.
         """
-        size = room_for(nbytes)
+        size = whole_pages(block_bytes(layout, rows))
         with self.lock:
             self._sweep()
             slab = self._find(size)

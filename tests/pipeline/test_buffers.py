@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from penstock.pipeline.buffers import Buffers, Failed, Finished, donors, heap
 from penstock.pipeline.chunk import Failure
 from penstock.pipeline.flight import Flight
+from penstock.pipeline.layout import Layout
 from penstock.pipeline.sample import describe, size_of
 from support.flow_script import Script
 from support.samples import assert_same
@@ -147,12 +148,12 @@ def test_each_image_size_has_its_own_layout() -> None:
     } == {4: 16, 6: 36}
 
 
-def test_memory_is_lent_once_a_batch_with_its_bytes() -> None:
+def test_memory_is_lent_once_a_batch_for_all_its_rows() -> None:
     lent: list[int] = []
 
-    def lend(nbytes: int) -> Any:
-        lent.append(nbytes)
-        return f"slab of {nbytes}", heap(nbytes)[1]
+    def lend(layout: Layout, rows: int) -> Any:
+        lent.append(rows * layout.row_bytes)
+        return f"slab of {lent[-1]}", heap(layout, rows)[1]
 
     maker = buffers(lend=lend)
     plan = Script((4,)).batch(0)

@@ -88,7 +88,7 @@ def in_place(samples: list[Any], chunks: list[Rows]) -> Any:
     """Return the batch that samples of one layout make without default_collate."""
     layout = learn(samples[0])
     assert layout is not None
-    memory = layout.open(len(samples), heap(0)[1])
+    memory = layout.open(len(samples), heap(layout, 2)[1])
     for rows in chunks:
         write_rows(layout, memory, rows, [samples[row] for row in rows])
     return memory
@@ -209,7 +209,7 @@ def test_what_is_not_known_to_the_last_bit_is_left_to_torch(sample: Any) -> None
 def test_a_sample_of_another_kind_is_a_misfit(usual: Any, odd: Any) -> None:
     layout = learn(usual)
     assert layout is not None
-    memory = layout.open(2, heap(0)[1])
+    memory = layout.open(2, heap(layout, 2)[1])
     with pytest.raises(Misfit):
         layout.write(memory, 0, [odd])
 

@@ -97,7 +97,6 @@ def test_what_holds_no_tensor_stays_as_it_is() -> None:
     assert map_tensors(data, torch.neg) == data
 
 
-@pytest.mark.xfail(reason="a mapping of another type comes back as a dict")
 def test_a_mapping_keeps_its_type_when_moved() -> None:
     moved = map_tensors(OrderedDict(a=torch.zeros(1)), torch.neg)
     assert type(moved) is OrderedDict
