@@ -102,6 +102,9 @@ class Engine:
         While it waits, segments that run inline are worked on here.
         """
         gate = self.gate
+        flow = gate.flow
+        if self.segments[-1].inline is not None and flow.head not in flow.outbox:
+            self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
             with gate.lock:
                 popped = gate.flow.pop(gate.clock())

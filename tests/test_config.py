@@ -116,8 +116,8 @@ def test_the_cpu_budget_is_the_default_worker_count() -> None:
         (lambda: ps.set_num_parallel_workers(0), "must be an int >= 1, got 0"),
         (lambda: ps.set_prefetch_size(0), "must be an int >= 1, got 0"),
         (lambda: ps.set_autotune_interval(-1), "must be an int >= 0, got -1"),
-        (lambda: ps.set_seed(-1), "got -1; pass for instance seed=0"),
-        (lambda: ps.set_seed(1.5), "got 1.5; pass for instance seed=0"),  # type: ignore[arg-type]
+        (lambda: ps.set_seed(-1), "`seed` must be an int >= 0, got -1"),
+        (lambda: ps.set_seed(1.5), "`seed` must be an int >= 0, got 1.5"),  # type: ignore[arg-type]
         (lambda: ps.set_cpu_budget(0), "`cores` must be > 0, got 0"),
         (lambda: ps.set_memory_budget("lots"), "got 'lots'; units are KB"),
         (lambda: ps.set_memory_budget(0), "must be a number of bytes >= 1"),

@@ -270,6 +270,17 @@ def test_workers_that_die_idle_are_replaced() -> None:
     assert found == epochs(2)
 
 
+def test_workers_may_die_at_the_moment_of_closing() -> None:
+    with pipe_of("3 processes", length=10**6, wait_s=0.002) as pipe:
+        for _ in range(30):
+            loop = iter(pipe)
+            next(loop)
+            for worker in workers_below():
+                worker.kill()
+            pipe.close()
+            assert is_stopped(pipe)
+
+
 def test_work_is_spread_over_the_processes() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(64), **WORKERS["3 processes"])
     slow = pipe.map(partial(waits, wait_s=0.002), **WORKERS["3 processes"])

@@ -18,7 +18,7 @@ SORTED_LENGTH = 4096
 # blake2b yields at most 64 bytes: one 8-byte key for each of the network's rounds. At 4
 # rounds neighbours 64 apart still correlate, from 6 on no test here tells it from
 # chance.
-FEISTEL_ROUNDS = 8
+FEISTEL_ROUNDS = 6
 
 HALF = np.uint64(32)
 # Odd and without pattern in their bits: 2**64 / golden ratio, and a multiplier of the

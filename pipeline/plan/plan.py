@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,7 +31,7 @@ other."""
 
 # Rows are looked up about this many at a time: the fixed cost of 90 array operations is
 # then a quarter of the whole, and a jump to another place still costs well under 1 ms.
-WINDOW_ROWS = 8192
+WINDOW_ROWS = 16384
 WINDOW_BATCHES = 64
 # Raised when the same facts come to mean another sequence of batches.
 PLAN_VERSION = 1
@@ -179,21 +180,19 @@ class Plan:
         """Return (first, count) of this rank's rows; one rank alone does not pad."""
         return self.shard.share(span.n_true if self.shard.size == 1 else span.size)
 
-    def _ahead(self, plan: BatchPlan) -> list[NDArray[np.int64]]:
-        """Return the positions of `plan` and of the batches after it in its epoch."""
+    def _ahead(self, plan: BatchPlan) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the positions of `plan` and the batches after it; where each ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
         stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
-        if self.shard.size == 1:
-            return self._consecutive(plan, stop)
-        return [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
-
-    def _consecutive(self, plan: BatchPlan, stop: int) -> list[NDArray[np.int64]]:
-        """Return the positions of one rank's whole batches: they leave no gap."""
-        batches = range(plan.batch, stop)
-        ends = [self.timeline.span(plan.epoch, batch).stop for batch in batches]
-        positions = np.arange(plan.start, ends[-1], dtype=np.int64)
-        bounds = [end - plan.start for end in ends[:-1]]
-        return np.split(positions, bounds)
+        if self.shard.size == 1 and self.timeline.even(
+            plan.epoch, plan.batch, stop - 1
+        ):
+            # One rank's batches of one size leave no gap.
+            end = self.timeline.span(plan.epoch, stop - 1).stop - plan.start
+            positions = np.arange(plan.start, plan.start + end, dtype=np.int64)
+            return positions, [*range(plan.n_rows, end, plan.n_rows), end]
+        parts = [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+        return np.concatenate(parts), list(accumulate(part.size for part in parts))
 
     def _positions(self, epoch: int, batch: int) -> NDArray[np.int64]:
         span = self.timeline.span(epoch, batch)

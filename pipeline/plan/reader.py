@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,27 +46,28 @@ class RowReader:
         self._window: Window | None = None
 
     def rows(
-        self, epoch: int, batch: int, ahead: Callable[[], Sequence[Positions]]
+        self, epoch: int, batch: int, ahead: Callable[[], tuple[Positions, list[int]]]
     ) -> Rows:
         """Return the rows of `batch`, as read-only views.
 
         Args:
             epoch: the epoch of the batch.
             batch: its number within the epoch.
-            ahead: called on a miss: positions, `int64 [N]` each, of this batch and of
-                those that will be asked for next.
+            ahead: called on a miss: positions, `int64 [N]`, of this batch and of those
+                that will be asked for next, and where each of these batches ends.
         """
         window = self._window
         found = window.find(epoch, batch) if window else None
         if found is None:
-            window = self._read(epoch, batch, ahead())
+            window = self._read(epoch, batch, *ahead())
             self._window = window
             found = window.rows.part(0, window.bounds[1])
         return found
 
-    def _read(self, epoch: int, batch: int, ahead: Sequence[Positions]) -> Window:
-        bounds = tuple(accumulate((part.size for part in ahead), initial=0))
-        rows = self._order.at(epoch, np.concatenate(ahead))
+    def _read(
+        self, epoch: int, batch: int, positions: Positions, ends: list[int]
+    ) -> Window:
+        rows = self._order.at(epoch, positions)
         rows.indices.flags.writeable = False
         rows.rounds.flags.writeable = False
-        return Window(epoch, batch, bounds, rows)
+        return Window(epoch, batch, (0, *ends), rows)

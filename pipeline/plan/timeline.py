@@ -132,6 +132,10 @@ class Timeline:
         place = run.place(epoch, batch)
         return Span(place, min(place.position + run.size, self.epoch_length), run.size)
 
+    def even(self, epoch: int, first: int, last: int) -> bool:
+        """Whether two batches of an epoch, and all between, are of one global size."""
+        return self._run_at(epoch, first) is self._run_at(epoch, last)
+
     def _run_at(self, epoch: int, batch: int) -> Run:
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
