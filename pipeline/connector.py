@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from .chunk import Lease, Outcome, Signal
@@ -44,18 +45,23 @@ class Gate:
         self.lock = threading.Lock()
         self.broken: BaseException | None = None
         """What went wrong inside the engine itself; the trainer is told."""
-        everyone = range(FEED, len(flow.segments))
-        self._conditions = {at: threading.Condition(self.lock) for at in everyone}
-        self._waiting = dict.fromkeys(everyone, 0)
+        segments = range(len(flow.segments))
+        self._conditions = [threading.Condition(self.lock) for _ in segments]
+        self._waiting = [0 for _ in segments]
         self._pokes: deque[Callable[[], None]] = deque()
-        self.bells: dict[int, list[Callable[[], None]]] = {at: [] for at in everyone}
-        """Rung with the lock held, so they must not wait for anything."""
+        self.bells: list[list[Callable[[], None]]] = [[] for _ in segments]
+        """By segment: rung with the lock held, so they must not wait for anything."""
+        self.trainer_waits = False
+        """Set by the trainer, under the lock, before it calls `sleep`."""
+        self._trainer: SimpleQueue[None] = SimpleQueue()
 
     def ring(self) -> None:
         """Wake those whose luck may have changed. The lock is held."""
         flow = self.flow
         wakes = flow.wakes
         if wakes:
+            if wakes.pop(FEED, 0):
+                self.wake_trainer()
             for at, count in wakes.items():
                 if self._waiting[at]:
                     self._conditions[at].notify(count)
@@ -71,17 +77,26 @@ class Gate:
             self._pokes.popleft()()
 
     def wait(self, at: int) -> None:
-        """Wait, with the lock held, until segment `at` (or FEED) is woken."""
+        """Wait, with the lock held, until segment `at` is woken. For workers."""
         self._waiting[at] += 1
         try:
             self._conditions[at].wait()
         finally:
             self._waiting[at] -= 1
 
-    def wake(self, at: int) -> None:
-        """Wake one who waits there. The lock is held."""
-        if self._waiting[at]:
-            self._conditions[at].notify()
+    def sleep(self) -> None:
+        """Wait, without the lock, until `wake_trainer`; may return for no reason.
+
+        No condition: Ctrl-C could come while one takes its lock back, and leave it not
+        taken. What wakes nobody, as Ctrl-C came first, makes a later sleep end at once.
+        """
+        self._trainer.get()
+
+    def wake_trainer(self) -> None:
+        """Wake the trainer if it waits. The lock is held."""
+        if self.trainer_waits:
+            self.trainer_waits = False
+            self._trainer.put(None)
 
     def poke(self) -> None:
         """Bytes came free elsewhere: the source may be granted credit now."""

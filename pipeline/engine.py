@@ -26,7 +26,7 @@ from .connector import Connector, Gate
 from .credits import Account, Purse
 from .errors import BudgetError, PenstockError
 from .flight import Buffer, Flight
-from .flow import FEED, Flow
+from .flow import Flow
 from .knob import Knob
 from .metrics import Gauge
 from .monitor import Monitor, TrainerMeter
@@ -112,9 +112,10 @@ class Engine:
                     gate.ring()
                     break
                 self._check(gate.flow)
-                if not self._rung and not self._step_wanted:
-                    gate.wait(FEED)
+                idle = gate.trainer_waits = not (self._rung or self._step_wanted)
                 self._rung = False
+            if idle:
+                gate.sleep()
             self._step_wanted = self._work_inline()
         gate.poke_others()
         self._check_budget(popped[0])
@@ -128,15 +129,17 @@ class Engine:
         """
         reader = self.recipe.segments[0].program.operations[0]
         gate, flow = self.gate, self.gate.flow
-        with gate.lock:
-            if isinstance(reader, ReadOn):
-                flow.holding = True
-                while flow.reading:
-                    gate.wait(FEED)
-                flow.holding = False
-                reader.restart(skip)
-            flow.restart(step, gate.clock())
-            gate.ring()
+        while True:
+            with gate.lock:
+                flow.holding = isinstance(reader, ReadOn) and flow.reading
+                if not flow.holding:
+                    if isinstance(reader, ReadOn):
+                        reader.restart(skip)
+                    flow.restart(step, gate.clock())
+                    gate.ring()
+                    break
+                gate.trainer_waits = True
+            gate.sleep()
         gate.poke_others()
 
     @property
@@ -195,7 +198,7 @@ class Engine:
         """A segment may have work: if it is inline, the trainer has to do it."""
         if segment.inline is not None:
             self._rung = True
-            self.gate.wake(FEED)
+            self.gate.wake_trainer()
 
     def _poke(self) -> None:
         self.gate.poke()

@@ -53,7 +53,7 @@ def is_full(pipe: ps.Pipeline, batches: int) -> bool:
     moved = threading.Event()
     gate = run.run.engine.gate
     with gate.lock:
-        for bells in gate.bells.values():
+        for bells in gate.bells:
             bells.append(moved.set)
     while held(pipe)[0] < batches * BATCH_BYTES:
         if not moved.wait(5.0):

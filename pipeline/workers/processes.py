@@ -259,15 +259,24 @@ class Processes:
         """Stop every child, the idle by a word, those in the user's code by force."""
         with self._gate.lock:
             self._gate.bells[self._connector.segment].remove(self._ring)
-        for child in self._children.values():
-            if child.lease is not None and child.pid:
-                os.kill(child.pid, signal.SIGKILL)
-            else:
+        try:
+            for child in self._children.values():
                 with contextlib.suppress(EOFError):
-                    child.pipe.send(None)
-        for child in list(self._children.values()):
-            with contextlib.suppress(EOFError):
-                while True:  # up to its end of file: then it is gone
-                    child.pipe.receive()
-            self._forget(selector, child)
-        os.close(self._bell)
+                    self._stop(child)
+            for child in list(self._children.values()):
+                with contextlib.suppress(EOFError):
+                    while True:  # up to its end of file: then it is gone
+                        child.pipe.receive()
+                self._forget(selector, child)
+        finally:
+            os.close(self._bell)
+
+    def _stop(self, child: Child) -> None:
+        if child.lease is None:
+            child.pipe.send(None)
+            return
+        while not child.pid:  # it is the first thing that it says
+            message = child.pipe.receive()
+            child.pid = message if isinstance(message, int) else 0
+        with contextlib.suppress(ProcessLookupError):  # it has just died
+            os.kill(child.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from penstock.pipeline.chunk import Lease, Outcome, Signal
 from penstock.pipeline.connector import Connector, Gate
 from penstock.pipeline.credits import Account, Purse
 from penstock.pipeline.flight import Flight
-from penstock.pipeline.flow import FEED, Flow
+from penstock.pipeline.flow import Flow
 from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.segment_state import SegmentState
 from support.flow_script import Script
@@ -257,10 +257,13 @@ def trainer_at(site: Site, woken: Callable[[], bool]) -> threading.Thread:
     looked = threading.Event()
 
     def wait() -> None:
-        with site.gate.lock:
-            looked.set()
-            while not woken():
-                site.gate.wait(FEED)
+        while True:
+            with site.gate.lock:
+                looked.set()
+                if woken():
+                    return
+                site.gate.trainer_waits = True
+            site.gate.sleep()
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
