@@ -83,3 +83,12 @@ def modules(packages: dict[str, Path]) -> dict[str, Path]:
         for package, folder in packages.items()
         for path in sorted(folder.glob("*.py"))
     }
+
+
+@pytest.fixture(autouse=True)
+def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test see what another has set for the whole process."""
+    import penstock  # here, so that a test of importing it can be the first to
+
+    monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
+    monkeypatch.setattr(penstock.config, "_purse", None)

@@ -24,8 +24,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True)
-def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ps.config, "_settings", ps.config.Settings())
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("penstock.autotune"), "propagate", False)
 
 

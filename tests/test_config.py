@@ -11,12 +11,6 @@ from support.datasets import Numbers
 from support.functions import digest
 
 
-@pytest.fixture(autouse=True)
-def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ps.config, "_settings", ps.config.Settings())
-    monkeypatch.setattr(ps.config, "_purse", None)
-
-
 def segment(pipe: ps.Pipeline) -> Any:
     """Return the first segment's reading in mid-loop."""
     with pipe.batch(4) as batched:

@@ -23,12 +23,6 @@ BATCH_BYTES = 8 * (4 * WIDTH + 8)
 Kind = Mapping[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ps.config, "_settings", ps.config.Settings())
-    monkeypatch.setattr(ps.config, "_purse", None)
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]

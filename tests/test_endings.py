@@ -1,0 +1,219 @@
+"""How a trainer's process ends, or is interrupted, seen from outside: as a script.
+
+Whatever ends it, nothing stays, and nothing hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from support.datasets import KINDS
+
+PROMPT_S = 20.0
+"""What ends at once, with all the time that a busy machine may need."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+PREAMBLE = """
+import os, signal, sys, threading, time
+import penstock as ps
+from support.datasets import Numbers, WORKERS
+from support.functions import digest
+
+def pipe_of(kind, length=10**7, wait_s=0.001):
+    data = Numbers(length, wait_s=wait_s)
+    return ps.Pipeline.from_dataset(data, **WORKERS[kind]).shuffle(seed=2).batch(8)
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a script after the preamble; what it prints, errors too, is its stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(script: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for its end; return its exit code and what it printed since."""
+    try:
+        printed, _ = script.communicate(timeout=PROMPT_S)
+    except subprocess.TimeoutExpired:
+        for child in psutil.Process(script.pid).children(recursive=True):
+            child.kill()
+        script.kill()
+        printed, _ = script.communicate()
+        pytest.fail(f"it had not ended after {PROMPT_S} s; it printed {printed!r}")
+    return script.returncode, printed
+
+
+def test_ctrl_c_ends_a_loop_at_once_and_leaves_nothing(kind: str) -> None:
+    script = start(
+        """
+        pipe = pipe_of(sys.argv[1])
+        try:
+            for at, batch in enumerate(pipe):
+                if at == 2:
+                    print("ready", flush=True)
+        except KeyboardInterrupt:
+            print(threading.active_count(), pipe.stats() is None)
+        """,
+        kind,
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
+    family = psutil.Process(script.pid).children(recursive=True)
+    script.send_signal(signal.SIGINT)
+    assert finish(script) == (0, "1 True\n")
+    assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
+
+
+INTERRUPTED_AGAIN_AND_AGAIN = """
+pipe = pipe_of(sys.argv[1], wait_s=0.0)
+looping = threading.Event()
+
+def interrupt():
+    while True:
+        looping.wait()
+        looping.clear()
+        time.sleep(time.perf_counter_ns() % 2000 * 1e-6)
+        os.kill(os.getpid(), signal.SIGINT)
+
+def train():
+    for at, batch in enumerate(pipe):
+        if at == 2:
+            looping.set()
+
+threading.Thread(target=interrupt, daemon=True).start()
+for _ in range(int(sys.argv[2])):
+    try:
+        train()
+    except KeyboardInterrupt:
+        pipe.close()
+print("done")
+"""
+
+
+def test_ctrl_c_may_come_at_any_moment(kind: str) -> None:
+    """A lock held for ever, or an interrupt that is lost, makes it run on."""
+    times = "50" if kind == "3 processes" else "300"
+    assert finish(start(INTERRUPTED_AGAIN_AND_AGAIN, kind, times)) == (0, "done\n")
+
+
+def test_the_interpreter_may_exit_in_mid_loop() -> None:
+    script = start("loop = iter(pipe_of('3 processes')); next(loop)")
+    assert finish(script) == (0, "")
+
+
+def test_sys_exit_in_the_loops_body_keeps_its_code() -> None:
+    script = start("for batch in pipe_of('3 processes'): sys.exit(7)")
+    assert finish(script) == (7, "")
+
+
+def test_an_uncaught_exception_shows_one_traceback() -> None:
+    script = start("for batch in pipe_of('2 threads'): batch.missing")
+    code, printed = finish(script)
+    assert code == 1
+    assert printed.count("Traceback") == 1
+    assert "AttributeError" in printed.splitlines()[-1]
+
+
+def test_when_the_trainer_is_killed_its_processes_vanish() -> None:
+    script = start(
+        """
+        for at, batch in enumerate(pipe_of("3 processes")):
+            if at == 2:
+                print("ready", flush=True)
+        """
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
+    family = psutil.Process(script.pid).children(recursive=True)
+    assert len(family) == 4
+    script.kill()
+    assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
+    assert finish(script)[0] == -signal.SIGKILL
+
+
+def test_the_collector_may_run_while_the_engine_is_locked() -> None:
+    """Drops a loop that is part of a cycle, to be found at each of many allocations."""
+    script = start(
+        """
+        import gc
+        pipe = pipe_of("2 threads")
+        gc.freeze()
+        for allocations in range(1, 80):
+            gc.disable()
+            ring = [loop := iter(pipe)]
+            next(loop)
+            ring.append(ring)
+            del loop, ring
+            gc.set_threshold(gc.get_count()[0] + allocations, 1, 1)
+            gc.enable()
+            pipe.stats()
+            gc.disable()
+            gc.collect()
+        print("done")
+        """
+    )
+    assert finish(script) == (0, "done\n")
+
+
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_forked_trainer_may_run_the_pipeline_for_itself(
+    workers: str, state: str
+) -> None:
+    script = start(
+        """
+        pipe = pipe_of(sys.argv[1], length=80, wait_s=0.0)
+        expected = digest(pipe)
+        loop = iter(pipe)
+        if sys.argv[2] == "idle":
+            list(loop)
+        if os.fork() == 0:
+            signal.alarm(5)
+            pipe.set_epoch(0)
+            sys.exit(digest(pipe) != expected)
+        print(os.wait()[1])
+        pipe.set_epoch(0)
+        print(digest(pipe) == expected)
+        """,
+        workers,
+        state,
+    )
+    assert finish(script) == (0, "0\nTrue\n")
+
+
+def test_a_fork_that_lives_on_does_not_keep_the_workers() -> None:
+    script = start(
+        """
+        pipe = pipe_of("3 processes")
+        loop = iter(pipe)
+        next(loop)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        threading.Timer(6, os.kill, (child, signal.SIGKILL)).start()
+        start_s = time.monotonic()
+        pipe.close()
+        print(time.monotonic() - start_s < 3)
+        os.kill(child, signal.SIGKILL)
+        os._exit(0)
+        """
+    )
+    assert finish(script) == (0, "True\n")
