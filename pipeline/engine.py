@@ -128,19 +128,15 @@ class Engine:
         a place in it, so what it still reads for the rows dropped must be read first.
         """
         reader = self.recipe.segments[0].program.operations[0]
-        gate, flow = self.gate, self.gate.flow
-        while True:
-            with gate.lock:
-                flow.holding = isinstance(reader, ReadOn) and flow.reading
-                if not flow.holding:
-                    if isinstance(reader, ReadOn):
-                        reader.restart(skip)
-                    flow.restart(step, gate.clock())
-                    gate.ring()
-                    break
-                gate.trainer_waits = True
-            gate.sleep()
-        gate.poke_others()
+        if isinstance(reader, ReadOn):
+            while self._hold():
+                self.gate.sleep()
+            reader.restart(skip)
+        with self.gate.lock:
+            self.gate.flow.holding = False
+            self.gate.flow.restart(step, self.gate.clock())
+            self.gate.ring()
+        self.gate.poke_others()
 
     @property
     def head(self) -> int:
@@ -184,6 +180,14 @@ class Engine:
                 return False
             lock.release()
         return True
+
+    def _hold(self) -> bool:
+        """Give the source no more rows; return whether one is still being read."""
+        with self.gate.lock:
+            self._check(self.gate.flow)
+            self.gate.flow.holding = True
+            reading = self.gate.trainer_waits = self.gate.flow.reading
+        return reading
 
     def _work_inline(self) -> bool:
         """Work on one lease of a segment that is the trainer's own, the last first."""

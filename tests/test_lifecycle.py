@@ -20,6 +20,7 @@ import pytest
 import penstock as ps
 from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.functions import augment, digest, pids, waits
+from support.leaks import resource_tracker
 
 LENGTH = 160
 EPOCH = 20
@@ -49,7 +50,10 @@ def epochs(count: int) -> list[str]:
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Return this process's children, but for multiprocessing's own tracker."""
+    tracker = resource_tracker().pid
+    family = psutil.Process().children(recursive=True)
+    return [child for child in family if child.pid != tracker]
 
 
 def is_stopped(pipe: ps.Pipeline) -> bool:

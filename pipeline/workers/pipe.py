@@ -13,7 +13,7 @@ import socket
 import struct
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 __all__ = ["Pipe", "kept", "pipe"]
@@ -42,6 +42,12 @@ class Pipe:
         """Return the next object; waits for it."""
         (size,) = HEADER.unpack(self._read(HEADER.size))
         return pickle.loads(self._read(size))  # noqa: S301 from our own child
+
+    def drain(self) -> None:
+        """Read and forget everything until the other end is gone."""
+        with suppress(EOFError):
+            while True:
+                self.receive()
 
     def send_descriptor(self, descriptor: int, tag: int = 0) -> None:
         """Send a file descriptor, with a number from 0 to 255."""

@@ -264,9 +264,7 @@ class Processes:
                 with contextlib.suppress(EOFError):
                     self._stop(child)
             for child in list(self._children.values()):
-                with contextlib.suppress(EOFError):
-                    while True:  # up to its end of file: then it is gone
-                        child.pipe.receive()
+                child.pipe.drain()  # to its end: then it is gone
                 self._forget(selector, child)
         finally:
             os.close(self._bell)
