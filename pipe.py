@@ -230,7 +230,9 @@ class Pipeline:
             collate_fn: makes a batch of a list of samples (default: torch's).
             tail: what several ranks do with a short last batch, if it is kept.
             on_error: "raise" an exception of a stage's function when its batch is due,
-                or "substitute" another sample of the batch, marked in `.plan`.
+                or "substitute" another sample of the batch, marked in `.plan`. Where
+                batches are made while running (filter, iterables), a failed sample is
+                left out and the batch filled with those that follow.
             error_budget: share of an epoch's samples that may be substituted.
         """
         stage = BatchStage(
