@@ -13,8 +13,9 @@ What differs, because there it is a defect or missing: it is asked several times
 second and never ends; wait is time, not a queue's length at one moment; steps shrink
 and stop where the CPU budget is *predicted* to be used up (cores really busy: a worker
 that waits for I/O costs none, so such a segment may go far beyond the core count) and
-where the prefetched bytes would not fit; rule 3 has its turn where 1 and 2 find
-nothing, so that a gain is known to come from the one or the other; what did not help is
+where the prefetched bytes would not fit; one segment at a time gets workers, and rule 3
+has its turn where 1 and 2 find nothing, so that what came of it is known to have come
+of it (two at once were rolled back together for the harm of one); what did not help is
 rolled back and remembered; and what the trainer does not need is given back: idle
 workers by Little's law (busy workers = run seconds a second), three quarters of the
 excess at a time, then prefetched batches, a fifth at a time.
@@ -152,12 +153,12 @@ class _Case:
             return
 
     def growth(self) -> tuple[Decision, ...]:
-        """Rules 1 and 2 for each segment, source first; where they find nothing, 3."""
+        """Rules 1 and 2 for the first segment they fit; where they fit none, 3."""
         segments = self.situation.observation.segments
-        workers = [self._more_workers(segment) for segment in segments]
-        found = tuple(decision for decision in workers if decision)
-        if found:
-            return found
+        for segment in segments:
+            decision = self._more_workers(segment)
+            if decision is not None:
+                return (decision,)
         queues = [self._more_prefetch(segment) for segment in segments]
         return tuple(decision for decision in queues if decision)
 
