@@ -2,11 +2,10 @@
 
     with Engine(recipe, purse, step) as engine:   # compiled, forked, started
         flight, finished = engine.pop()           # in order; blocks until ready
-        engine.restart(step)                      # drop what is in flight, go on
-        elsewhere
+        engine.restart(step)                      # drop what is in flight
 
-It holds no reference to the pipeline or to the trainer's iterator, and its threads hold
-none to it, so letting go of an iterator is enough to have it closed (feed.py).
+It holds no reference to the pipeline or to the trainer's iterator, and neither do its
+threads, so letting go of an iterator is enough to have it closed (`Slot` in tuned.py).
 """
 
 from __future__ import annotations
