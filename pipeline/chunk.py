@@ -88,7 +88,6 @@ class Lease:
     flight: Flight
     """The batch it is part of."""
     input_bytes: int = 0
-    taken_ns: int = 0
 
 
 @dataclass(slots=True)

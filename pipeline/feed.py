@@ -53,7 +53,6 @@ class Faults:
     def __init__(self, share: float, length: int | None) -> None:
         self._share = share
         self._length = length
-        self.total = 0
         self._epoch = -1
         self._count = 0
 
@@ -61,7 +60,6 @@ class Faults:
         """Note failures; raise the first one's exception if the budget is spent."""
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
-        self.total += len(failures)
         self._count += len(failures)
         length = self._length or max(1000, plan.start + plan.n_rows)
         allowed = int(self._share * length)

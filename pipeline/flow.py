@@ -92,7 +92,7 @@ class Flow:
         rows = len(flight.rows.indices)
         flight.next_row = min(rows, start + state.lease_rows(rows))
         lease = Lease(at, flight.chunk(start, flight.next_row), None, flight)
-        return self._lend(lease, now_ns)
+        return self._lend(lease)
 
     def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
         """Take back a lease; return its batch when this finished the last row of it."""
@@ -250,10 +250,9 @@ class Flow:
         self._show_waiting(at, now_ns)
         if state.pieces:
             self._wake(at, 1)  # one was woken, maybe, for what makes several leases
-        return self._lend(Lease(at, chunk, inputs, flight, nbytes), now_ns)
+        return self._lend(Lease(at, chunk, inputs, flight, nbytes))
 
-    def _lend(self, lease: Lease, now_ns: int) -> Lease:
-        lease.taken_ns = now_ns
+    def _lend(self, lease: Lease) -> Lease:
         self.leases.add(lease)
         return lease
 
