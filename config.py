@@ -161,7 +161,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def defaults() -> Defaults:
     """Return what a pipeline takes where it says nothing."""
-    return Defaults(get_num_parallel_workers(), _settings.prefetch_size, _settings.seed)
+    return Defaults(
+        get_num_parallel_workers(),
+        _settings.prefetch_size,
+        _settings.seed,
+        budget().cpu_cores,
+    )
 
 
 def _set(**changes: object) -> None:

@@ -7,36 +7,19 @@ for batch in pipe: ...        # one epoch
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from . import config
+from .description import Description
+from .epoch import Epoch
 from .pipeline.errors import SpecError
-from .pipeline.ordering import order_of
+from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
-from .pipeline.sources import Folder, is_iterable
-from .pipeline.spec import (
-    BatchStage,
-    DeviceStage,
-    Executor,
-    FilterStage,
-    MapStage,
-    OnError,
-    RepeatStage,
-    SelectStage,
-    ShuffleStage,
-    SourceStage,
-    Stage,
-    TakeStage,
-    Workers,
-    check_place,
-)
-from .tuned import Slot, TunedRun
+from .pipeline.spec import Stage
+from .tuned import Slot
 
 # What runs a pipeline is loaded when one runs: it takes as long as all the rest.
 if TYPE_CHECKING:
@@ -48,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline"]
 
 
-class Pipeline:
+class Pipeline(Description):
     """What to load, stage by stage. Iterating it runs one epoch and yields batches.
 
     Each method returns a new pipeline and leaves this one as it is; nothing runs until
@@ -56,9 +39,10 @@ class Pipeline:
     samples.
     """
 
-    def __init__(self, stages: tuple[Stage, ...], shard: Shard) -> None:
-        self._stages = stages
-        self._shard = shard
+    def __init__(
+        self, stages: tuple[Stage, ...], shard: Shard, options: Options = AS_SHIPPED
+    ) -> None:
+        super().__init__(stages, shard, options)
         self._recipe: Recipe | None = None
         self._epoch = 0
         """Which epoch the next loop runs, unless `_next` says where to go on."""
@@ -69,182 +53,6 @@ class Pipeline:
         self._plan: BatchPlan | None = None
         self._slot = Slot()
         weakref.finalize(self, self._slot.finalise)
-
-    # Sources
-
-    @classmethod
-    def from_folder(
-        cls,
-        root: str | os.PathLike[str],
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-    ) -> Self:
-        """Read images from class sub-folders: samples are `(bytes, label)`.
-
-        Args:
-            root: a folder with one sub-folder of images per class; labels number these
-                in sorted order.
-            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
-                for the storage, so many are cheap.
-            executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: all).
-
-        Raises:
-            SpecError: no such folder, or no images in class folders in it.
-        """
-        stage = SourceStage(
-            Folder.scan(root),
-            folder=True,
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-        )
-        return cls((stage,), shard or Shard.single())
-
-    @classmethod
-    def from_dataset(
-        cls,
-        dataset: Any,
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        thread_safe: bool | None = None,
-        name: str | None = None,
-        shard: Shard | None = None,
-    ) -> Self:
-        """Read from a torch dataset, a list, an array: map-style or iterable.
-
-        Args:
-            dataset: has `__len__` and `__getitem__`, or `__iter__`.
-            num_parallel_workers: n, or (lo, hi), or as configured.
-            executor: "auto", "inline", "thread" or "process".
-            thread_safe: False: its `__getitem__` must not run on several threads at
-                once, so "auto" uses processes.
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: all).
-
-        Raises:
-            SpecError: not a dataset, or an empty one.
-        """
-        stage = SourceStage(
-            dataset,
-            iterable=is_iterable(dataset),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            thread_safe=thread_safe,
-            name=name,
-        )
-        return cls((stage,), shard or Shard.single())
-
-    # Stages of samples
-
-    def map(
-        self,
-        function: Callable[..., Any],
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        tune: bool = True,
-    ) -> Self:
-        """Call `function(sample)` on each sample.
-
-        A function that takes `rng` is given the sample's own numpy Generator, the same
-        for a given seed, epoch and index whatever the workers; one that takes `ctx` is
-        given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
-
-        Args:
-            function: returns the new sample; must not return None.
-            num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
-            executor: "auto" (inline while it costs next to nothing, else threads),
-                "inline", "thread" or "process".
-            name: what the log calls this stage.
-            tune: False leaves its settings to you.
-        """
-        return self._with(
-            MapStage(function, num_parallel_workers, executor, name, tune)
-        )
-
-    def filter(
-        self,
-        predicate: Callable[[Any], Any],
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        tune: bool = True,
-    ) -> Self:
-        """Leave out samples that `predicate(sample)` says no to, while running.
-
-        Batches stay full, the length becomes unknown, and it works on one rank; where
-        the indices to keep are known beforehand, `select` is better.
-        """
-        return self._with(
-            FilterStage(predicate, num_parallel_workers, executor, name, tune)
-        )
-
-    def select(self, indices: Sequence[int]) -> Self:
-        """Use only these samples, in this order."""
-        return self._with(SelectStage(indices))
-
-    def shuffle(self, seed: int | None = None) -> Self:
-        """Use another order every epoch, a function of the seed and the epoch alone.
-
-        Args:
-            seed: default: `set_seed`'s.
-        """
-        chosen = config.get_seed() if seed is None else seed
-        return self._with(ShuffleStage(chosen))
-
-    def take(self, count: int) -> Self:
-        """Use only the first `count` samples: of each epoch's order, if shuffled."""
-        return self._with(TakeStage(count))
-
-    def repeat(self, count: int) -> Self:
-        """Make an epoch of `count` passes, each with its own order and random draws."""
-        return self._with(RepeatStage(count))
-
-    # Stages of batches
-
-    def batch(
-        self,
-        size: int | None = None,
-        *,
-        global_size: int | None = None,
-        drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
-        on_error: OnError = "raise",
-        error_budget: float = 0.01,
-    ) -> Self:
-        """Make batches.
-
-        Args:
-            size: samples a rank.
-            global_size: samples over all ranks, instead of `size`.
-            drop_last: leave out an epoch's last batch if it is short.
-            collate_fn: makes a batch of a list of samples (default: torch's).
-            tail: what several ranks do with a short last batch, if it is kept.
-            on_error: "raise" an exception of a stage's function when its batch is due,
-                or "substitute" another sample of the batch, marked in `.plan`. Where
-                batches are made while running (filter, iterables), a failed sample is
-                left out and the batch filled with those that follow.
-            error_budget: share of an epoch's samples that may be substituted.
-        """
-        stage = BatchStage(
-            size, global_size, drop_last, collate_fn, tail, on_error, error_budget
-        )
-        return self._with(stage)
-
-    def to_device(self, device: str | torch.device) -> Self:
-        """Copy batches to a device."""
-        return self._with(DeviceStage.of(device))
-
-    # Running
 
     def __iter__(self) -> Iterator[Any]:
         """Run one epoch: the next one, or what a loaded state left of its own.
@@ -257,7 +65,7 @@ class Pipeline:
         self._next, self._epoch = None, cursor.epoch + 1
         run = self._slot.start(recipe, cursor, self._shard.rank)
         self._feed = run.run.feed
-        return Epoch(self, run)
+        return Epoch(self._slot, run, self._hand_over)
 
     def __len__(self) -> int:
         """Return the batches in the epoch.
@@ -331,21 +139,13 @@ class Pipeline:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        """Return the code that makes it."""
-        return "".join(map(repr, self._stages))
-
-    def _with(self, stage: Stage) -> Self:
-        check_place(self._stages, stage)
-        stages = (*self._stages, stage)
-        order_of(stages)  # refuses what it cannot do, here in the line that says it
-        return type(self)(stages, self._shard)
-
     def _compiled(self) -> Recipe:
         from .pipeline.compile import compile_recipe
 
         if self._recipe is None:
-            self._recipe = compile_recipe(self._stages, config.defaults(), self._shard)
+            self._recipe = compile_recipe(
+                self._stages, config.defaults(), self._shard, self._options
+            )
         return self._recipe
 
     def _here(self, recipe: Recipe) -> Cursor:
@@ -360,31 +160,3 @@ class Pipeline:
             self._feed = None
         else:
             self._plan = delivery.plan
-
-
-class Epoch(Iterator[Any]):
-    """One loop over a pipeline. Dropped early, it stops the workers."""
-
-    def __init__(self, pipe: Pipeline, run: TunedRun) -> None:
-        self._pipe = pipe
-        self._run = run
-        self._over = False
-        self._abandon = weakref.finalize(self, pipe._slot.finalise, run)  # noqa: SLF001
-
-    def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        try:
-            delivery = self._run.next()
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
-            self._abandon()
-            raise
-        self._pipe._hand_over(delivery)  # noqa: SLF001 its other half
-        if delivery is None:
-            self._over = True
-            self._abandon.detach()
-            self._pipe._slot.release(self._run)  # noqa: SLF001
-            raise StopIteration
-        return delivery.data

@@ -17,6 +17,7 @@ import torch
 
 from .buffers import Buffers
 from .errors import SpecError
+from .options import AS_SHIPPED, Options
 from .ordering import order_of
 from .plan import (
     Constant,
@@ -33,14 +34,13 @@ from .spec import (
     BatchStage,
     Defaults,
     DeviceStage,
-    Executor,
     FilterStage,
     MapStage,
     ShuffleStage,
     SourceStage,
     Stage,
-    Workers,
 )
+from .staffing import Executor, Workers
 
 __all__ = ["Recipe", "SegmentRecipe", "compile_recipe"]
 
@@ -63,6 +63,10 @@ class SegmentRecipe:
     bounds: tuple[int, int]
     prefetch_size: int
     tunable: bool
+    thread_safe: bool = True
+    """Whether several threads of one process may work on it."""
+    timeout_s: float | None = None
+    """How long one sample may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ class Recipe:
     """Batches are made from what a filter or an iterable leaves, at run time."""
     iterable: bool
     device: torch.device | None
+    options: Options
+    cpu_cores: float
+    """Cores that its workers may keep busy together."""
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON."""
@@ -93,7 +100,12 @@ class Recipe:
 PerSample = SourceStage | MapStage | FilterStage
 
 
-def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) -> Recipe:
+def compile_recipe(
+    stages: Sequence[Stage],
+    defaults: Defaults,
+    shard: Shard,
+    options: Options = AS_SHIPPED,
+) -> Recipe:
     """Build the recipe of a pipeline.
 
     Raises:
@@ -106,17 +118,8 @@ def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) ->
         raise SpecError(
             "the pipeline has no batch size; end it with .batch(n) before iterating"
         )
-    work: list[tuple[int, PerSample]] = [
-        (number, stage)
-        for number, stage in enumerate(stages)
-        if isinstance(stage, (SourceStage, MapStage, FilterStage))
-    ]
-    repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
-    if repack and shard.size > 1:
-        raise SpecError(
-            f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
-            "which could end at different steps; use select() with the indices to keep"
-        )
+    work = _work(stages)
+    repack = _repacks(source, work, shard)
     order = order_of(stages)
     seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
     seed = seeds[-1] if seeds else defaults.seed
@@ -137,7 +140,31 @@ def compile_recipe(stages: Sequence[Stage], defaults: Defaults, shard: Shard) ->
         repack,
         source.iterable,
         devices[-1] if devices else None,
+        options,
+        defaults.cpu_cores,
     )
+
+
+def _work(stages: Sequence[Stage]) -> list[tuple[int, PerSample]]:
+    """Return the stages that do something to samples, with their numbers."""
+    return [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (SourceStage, MapStage, FilterStage))
+    ]
+
+
+def _repacks(
+    source: SourceStage, work: list[tuple[int, PerSample]], shard: Shard
+) -> bool:
+    """Whether batches can only be made of what is left over at run time."""
+    repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
+    if repack and shard.size > 1:
+        raise SpecError(
+            f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
+            "which could end at different steps; use select() with the indices to keep"
+        )
+    return repack
 
 
 def _batch(stages: Sequence[Stage]) -> BatchStage | None:
@@ -203,6 +230,7 @@ def _segment(
         bounds,
         defaults.prefetch_size,
         all(_tune(stage) for _, stage in group),
+        timeout_s=min((s.timeout for _, s in group if s.timeout), default=None),
     )
 
 

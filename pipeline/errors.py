@@ -1,12 +1,11 @@
 """What penstock raises. Each text names the value, the rule and the cure.
 
     PenstockError
-    ├── SpecError          a pipeline that cannot be built (also a ValueError)
-    ├── SampleError        a stage's function broke its contract on one sample (also a
-    TypeError) ├── BudgetError        a budget that cannot hold what was asked for (also
-    a ValueError) ├── StateError         a saved state that does not belong to this
-    pipeline (also a ValueError) └── WorkerError        a worker process that died (also
-    a RuntimeError)
+    ├── SpecError     a pipeline that cannot be built          (also a ValueError)
+    ├── SampleError   a function broke its contract            (also a TypeError)
+    ├── BudgetError   a budget too small for what was asked    (also a ValueError)
+    ├── StateError    a saved state of another pipeline        (also a ValueError)
+    └── WorkerError   a worker process that died               (also a RuntimeError)
 
 An exception raised by the user's own function keeps its type: it is re-raised as it is,
 with a note (PEP 678) that names the stage, the sample and the step.

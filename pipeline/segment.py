@@ -14,7 +14,7 @@ from .workers.inline import Inline
 
 __all__ = ["Hire", "Segment"]
 
-Kind = Literal["inline", "thread", "process"]
+Kind = Literal["inline", "thread", "process", "async"]
 Hire = Callable[[Kind], Crew]
 """Makes the crew of one kind for this segment."""
 

@@ -16,12 +16,12 @@ import torch
 
 from .errors import SpecError
 from .printing import Bare, call, name_of
+from .staffing import Executor, Workers, check, check_staff
 
 __all__ = [
     "BatchStage",
     "Defaults",
     "DeviceStage",
-    "Executor",
     "FilterStage",
     "MapStage",
     "OnError",
@@ -31,15 +31,10 @@ __all__ = [
     "SourceStage",
     "Stage",
     "TakeStage",
-    "Workers",
     "check_place",
 ]
 
-Executor = Literal["auto", "inline", "thread", "process"]
-EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process")
 OnError = Literal["raise", "substitute"]
-Workers = int | tuple[int, int] | None
-"""Exactly n; between lo and hi, starting at lo; or as configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +44,9 @@ class Defaults:
     num_parallel_workers: int
     prefetch_size: int
     seed: int
-
-
-def check(condition: object, text: str) -> None:
-    """Raise `SpecError` with this text unless the condition holds."""
-    if not condition:
-        raise SpecError(text)
-
-
-def check_workers(workers: Workers, executor: Executor) -> None:
-    """Check the two settings that every stage with a function has."""
-    check(
-        executor in EXECUTORS,
-        f"`executor` must be one of {', '.join(EXECUTORS)}, got {executor!r}",
-    )
-    if workers is None:
-        return
-    bounds = workers if isinstance(workers, tuple) else (workers, workers)
-    check(
-        len(bounds) == 2,
-        f"`num_parallel_workers` must be n or (lo, hi), got {workers!r}",
-    )
-    for count in bounds:
-        check(
-            type(count) is int and count >= 1,
-            f"`num_parallel_workers` must be >= 1, got {workers!r}; to work in the "
-            'trainer\'s own thread use executor="inline"',
-        )
-    low, high = bounds
-    check(
-        low <= high,
-        f"`num_parallel_workers=(lo, hi)` must have lo <= hi, got {workers!r}",
-    )
-    check(
-        executor != "inline" or workers in (None, 1),
-        f'executor="inline" has one worker, the trainer itself, got '
-        f'`num_parallel_workers={workers!r}`; leave it out, or use executor="thread"',
-    )
+    cpu_cores: float = 1.0
+    """Cores that all workers may keep busy together: as many children as that share
+    the leases of a thread-safe segment."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -99,9 +60,10 @@ class SourceStage:
     executor: Executor = "auto"
     thread_safe: bool | None = None
     name: str | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        check_workers(self.num_parallel_workers, self.executor)
+        check_staff(self.num_parallel_workers, self.executor, self.timeout)
         if self.iterable:
             check(
                 self.num_parallel_workers in (None, 1),
@@ -142,6 +104,7 @@ class SourceStage:
         if self.folder:
             return call("Pipeline.from_folder", self.dataset.root, **shared)
         shared["thread_safe"] = (self.thread_safe, None)
+        shared["timeout"] = (self.timeout, None)
         dataset = Bare(f"<{type(self.dataset).__name__}>")
         return call("Pipeline.from_dataset", dataset, **shared)
 
@@ -155,13 +118,14 @@ class MapStage:
     executor: Executor = "auto"
     name: str | None = None
     tune: bool = True
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         check(
             callable(self.function),
             f"map() needs a function of one sample, got {self.function!r}",
         )
-        check_workers(self.num_parallel_workers, self.executor)
+        check_staff(self.num_parallel_workers, self.executor, self.timeout)
 
     @property
     def kind(self) -> str:
@@ -181,6 +145,7 @@ class MapStage:
             executor=(self.executor, "auto"),
             name=(self.name, None),
             tune=(self.tune, True),
+            timeout=(self.timeout, None),
         )
 
 
@@ -193,13 +158,14 @@ class FilterStage:
     executor: Executor = "auto"
     name: str | None = None
     tune: bool = True
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         check(
             callable(self.predicate),
             f"filter() needs a function of one sample, got {self.predicate!r}",
         )
-        check_workers(self.num_parallel_workers, self.executor)
+        check_staff(self.num_parallel_workers, self.executor, self.timeout)
 
     @property
     def kind(self) -> str:
@@ -219,6 +185,7 @@ class FilterStage:
             executor=(self.executor, "auto"),
             name=(self.name, None),
             tune=(self.tune, True),
+            timeout=(self.timeout, None),
         )
 
 

@@ -1,0 +1,254 @@
+"""What to load, stage by stage: the half of a face that describes and never runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+import torch
+
+from . import config
+from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
+from .pipeline.ordering import order_of
+from .pipeline.plan import Shard
+from .pipeline.sources import Folder, is_iterable
+from .pipeline.spec import (
+    BatchStage,
+    DeviceStage,
+    FilterStage,
+    MapStage,
+    OnError,
+    RepeatStage,
+    SelectStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+    TakeStage,
+    check_place,
+)
+from .pipeline.staffing import Executor, Workers
+
+__all__ = ["Description"]
+
+
+class Description:
+    """A source, stages and options. Each method returns a new one; none changes it."""
+
+    def __init__(
+        self, stages: tuple[Stage, ...], shard: Shard, options: Options = AS_SHIPPED
+    ) -> None:
+        self._stages = stages
+        self._shard = shard
+        self._options = options
+
+    # Sources
+
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+    ) -> Self:
+        """Read images from class sub-folders: samples are `(bytes, label)`.
+
+        Args:
+            root: a folder with one sub-folder of images per class; labels number these
+                in sorted order.
+            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
+                for the storage, so many are cheap.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: all).
+
+        Raises:
+            SpecError: no such folder, or no images in class folders in it.
+        """
+        stage = SourceStage(
+            Folder.scan(root),
+            folder=True,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls((stage,), shard or Shard.single())
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        thread_safe: bool | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+    ) -> Self:
+        """Read from a torch dataset, a list, an array: map-style or iterable.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`, or `__iter__`.
+            num_parallel_workers: n, or (lo, hi), or as configured.
+            executor: "auto" (as measured), "inline", "thread" or "process".
+            thread_safe: whether `__getitem__` may run on several threads of a process
+                at once. None: not if it is seen to hold an open file, a database or
+                the like, a few levels down; then "auto" uses processes.
+            name: what the log calls this stage.
+            timeout: seconds a sample may take, as for `map`.
+            shard: this rank's share of the global batches (default: all).
+
+        Raises:
+            SpecError: not a dataset, or an empty one.
+        """
+        stage = SourceStage(
+            dataset,
+            iterable=is_iterable(dataset),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            thread_safe=thread_safe,
+            name=name,
+            timeout=timeout,
+        )
+        return cls((stage,), shard or Shard.single())
+
+    # Stages of samples
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Call `function(sample)` on each sample.
+
+        A function that takes `rng` is given the sample's own numpy Generator, the same
+        for a given seed, epoch and index whatever the workers; one that takes `ctx` is
+        given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
+
+        Args:
+            function: returns the new sample; must not return None.
+            num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
+            executor: "auto" (as measured), "inline", "thread", "process" or "async".
+            name: what the log calls this stage.
+            tune: False leaves its settings to you.
+            timeout: seconds a sample may take. A process that takes longer is replaced,
+                its stack is told; what waits in a coroutine is cancelled.
+        """
+        return self._with(
+            MapStage(function, num_parallel_workers, executor, name, tune, timeout)
+        )
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Leave out samples that `predicate(sample)` says no to, while running.
+
+        Batches stay full, the length becomes unknown, and it works on one rank; where
+        the indices to keep are known beforehand, `select` is better.
+        """
+        return self._with(
+            FilterStage(predicate, num_parallel_workers, executor, name, tune, timeout)
+        )
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Use only these samples, in this order."""
+        return self._with(SelectStage(indices))
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """Use another order every epoch, a function of the seed and the epoch alone.
+
+        Args:
+            seed: default: `set_seed`'s.
+        """
+        chosen = config.get_seed() if seed is None else seed
+        return self._with(ShuffleStage(chosen))
+
+    def take(self, count: int) -> Self:
+        """Use only the first `count` samples: of each epoch's order, if shuffled."""
+        return self._with(TakeStage(count))
+
+    def repeat(self, count: int) -> Self:
+        """Make an epoch of `count` passes, each with its own order and random draws."""
+        return self._with(RepeatStage(count))
+
+    # Stages of batches
+
+    def batch(
+        self,
+        size: int | None = None,
+        *,
+        global_size: int | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
+        on_error: OnError = "raise",
+        error_budget: float = 0.01,
+    ) -> Self:
+        """Make batches.
+
+        Args:
+            size: samples a rank.
+            global_size: samples over all ranks, instead of `size`.
+            drop_last: leave out an epoch's last batch if it is short.
+            collate_fn: makes a batch of a list of samples (default: torch's).
+            tail: what several ranks do with a short last batch, if it is kept.
+            on_error: "raise" an exception of a stage's function when its batch is due,
+                or "substitute" another sample of the batch, marked in `.plan`. Where
+                batches are made while running (filter, iterables), a failed sample is
+                left out and the batch filled with those that follow.
+            error_budget: share of an epoch's samples that may be substituted.
+        """
+        stage = BatchStage(
+            size, global_size, drop_last, collate_fn, tail, on_error, error_budget
+        )
+        return self._with(stage)
+
+    def to_device(self, device: str | torch.device) -> Self:
+        """Copy batches to a device."""
+        return self._with(DeviceStage.of(device))
+
+    def options(
+        self,
+        *,
+        host: Host = "auto",
+        persistent_workers: bool = True,
+        multiprocessing_context: StartMethod | None = None,
+    ) -> Self:
+        """Say how the whole pipeline runs. It changes no byte of any batch.
+
+        Args:
+            host: where the engine and its threads run: "trainer", beside the trainer;
+                "process", in a child, so that the trainer's GIL is its own; "auto".
+            persistent_workers: False: nothing outlives an epoch, and the next one's
+                worker processes see what was changed in the dataset in between.
+            multiprocessing_context: how worker processes start: "fork", "forkserver"
+                or "spawn" (default: fork; forkserver where CUDA is in use).
+        """
+        chosen = Options(host, persistent_workers, multiprocessing_context)
+        return type(self)(self._stages, self._shard, chosen)
+
+    def __repr__(self) -> str:
+        """Return the code that makes it."""
+        return "".join(map(repr, (*self._stages, self._options)))
+
+    def _with(self, stage: Stage) -> Self:
+        check_place(self._stages, stage)
+        stages = (*self._stages, stage)
+        order_of(stages)  # refuses what it cannot do, here in the line that says it
+        return type(self)(stages, self._shard, self._options)
