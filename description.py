@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
 
 from . import config
+from .pipeline.files import Urls, find_files
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.plan import Shard
@@ -78,6 +79,48 @@ class Description:
         return cls((stage,), shard or Shard.single())
 
     @classmethod
+    def from_files(
+        cls,
+        urls: Urls,
+        labels: Sequence[Any] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+    ) -> Self:
+        """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
+
+        Web servers and object stores are read in one event loop, where a waiting read
+        costs no thread; other file systems by threads.
+
+        Args:
+            urls: paths or URLs of one file system, or one pattern that matches them:
+                "photos/**/*.jpg", "s3://bucket/train/*.jpg".
+            labels: one a file, in the order of `urls` (of a pattern: sorted).
+            storage_options: for the file system, as its fsspec package names them.
+            num_parallel_workers: reads in flight: n, or (lo, hi).
+            executor: "auto", "inline", "thread", "process" or "async".
+            name: what the log calls this stage.
+            timeout: seconds a file may take, as for `map`.
+            shard: this rank's share of the global batches (default: all).
+
+        Raises:
+            SpecError: no file, files of several file systems, or not a label a file.
+        """
+        stage = SourceStage(
+            find_files(urls, labels, storage_options, executor),
+            files=True,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            timeout=timeout,
+        )
+        return cls((stage,), shard or Shard.single())
+
+    @classmethod
     def from_dataset(
         cls,
         dataset: Any,
@@ -135,7 +178,9 @@ class Description:
         given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
 
         Args:
-            function: returns the new sample; must not return None.
+            function: returns the new sample; must not return None. A coroutine
+                function (`async def`) runs in an event loop: hundreds wait at once in
+                one thread.
             num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
             executor: "auto" (as measured), "inline", "thread", "process" or "async".
             name: what the log calls this stage.

@@ -25,8 +25,9 @@ from .tuned import Slot
 if TYPE_CHECKING:
     from .autotune.explain import Explanation
     from .pipeline.compile import Recipe
-    from .pipeline.feed import Delivery, Feed
+    from .pipeline.feed import Delivery
     from .pipeline.monitor import Reading
+    from .pipeline.run import Run
 
 __all__ = ["Pipeline"]
 
@@ -47,9 +48,8 @@ class Pipeline(Description):
         self._epoch = 0
         """Which epoch the next loop runs, unless `_next` says where to go on."""
         self._next: Cursor | None = None
-        self._feed: Feed | None = None
-        """The feed of the loop now running, or of the last one if that was left
-        early."""
+        self._run: Run | None = None
+        """That of the loop now running, or of the last one if that was left early."""
         self._plan: BatchPlan | None = None
         self._slot = Slot()
         weakref.finalize(self, self._slot.finalise)
@@ -64,7 +64,7 @@ class Pipeline(Description):
         cursor = self._next or recipe.plan.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1
         run = self._slot.start(recipe, cursor, self._shard.rank)
-        self._feed = run.run.feed
+        self._run = run.run
         return Epoch(self._slot, run, self._hand_over)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Pipeline(Description):
         """Begin the next loop at the start of this epoch."""
         if type(epoch) is not int or epoch < 0:
             raise SpecError(f"`epoch` must be an int >= 0, got {epoch!r}")
-        self._epoch, self._next, self._feed = epoch, None, None
+        self._epoch, self._next, self._run = epoch, None, None
 
     @property
     def plan(self) -> BatchPlan | None:
@@ -106,7 +106,7 @@ class Pipeline(Description):
         """
         cursor = self._compiled().restore(state)
         self._slot.close()
-        self._next, self._feed = cursor, None
+        self._next, self._run = cursor, None
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
@@ -150,13 +150,13 @@ class Pipeline(Description):
 
     def _here(self, recipe: Recipe) -> Cursor:
         """Where the next batch starts: of the loop now running, or of the next one."""
-        if self._feed is not None:
-            return self._feed.cursor
+        if self._run is not None:
+            return self._run.cursor
         return self._next or recipe.plan.start(self._epoch)
 
     def _hand_over(self, delivery: Delivery | None) -> None:
         """Take note of what the loop was given; None: it is over."""
         if delivery is None:
-            self._feed = None
+            self._run = None
         else:
             self._plan = delivery.plan

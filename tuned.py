@@ -151,7 +151,7 @@ class Slot:
         """
         if self.run is None or (run is not None and self.run is not run):
             return
-        if not self.run.run.engine.is_free():
+        if not self.run.run.is_free():
             threading.Thread(target=self.close, name="penstock closing").start()
             return
         try:

@@ -12,10 +12,12 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from ..pipeline.observation import Move
 from . import phrases
 from .decision import Decision, Outcome, Row
 from .situation import KnobKey, KnobView, Situation
@@ -87,6 +89,10 @@ class AutotuneLog:
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))
         self._write(outcome.to_row(time_s))
+
+    def moved(self, move: Move) -> None:
+        """A segment has workers of another kind; the line is out already."""
+        self._write({"event": "executor", **asdict(move)})
 
     def verdict(
         self, line: str, explanation: Mapping[str, object], time_s: float

@@ -13,6 +13,7 @@ from typing import Any
 from ..pipeline.knob import Knob, KnobName
 from ..pipeline.observation import (
     ConnectorObservation,
+    Move,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -90,7 +91,9 @@ def _observation(row: Mapping[str, Any]) -> Observation:
 def _segment(row: Mapping[str, Any]) -> SegmentObservation:
     feeding = row["input"] and ConnectorObservation(**row["input"])
     output = ConnectorObservation(**row["output"])
-    return SegmentObservation(**{**row, "input": feeding, "output": output})
+    moves = tuple(Move(**move) for move in row["moves"])
+    parts = {"input": feeding, "output": output, "moves": moves}
+    return SegmentObservation(**{**row, **parts})
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

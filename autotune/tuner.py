@@ -20,7 +20,7 @@ from .log import AutotuneLog
 from .policies.policy import Policy
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
-from .window import enough, joined, wait_share
+from .window import enough, joined, staff, wait_share
 
 __all__ = ["Plant", "Tuner", "TunerThread"]
 
@@ -33,6 +33,8 @@ CALM_CONTROL_S = 2.0
 CALM_WINDOWS = 20
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most."""
+MOVE_WINDOWS = 10
+"""After a segment was given workers of another kind, on trial: how long that lasts."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -97,6 +99,9 @@ class Tuner(Generic[M]):
         self._outcomes: tuple[Outcome, ...] = ()  # the policy does not know them yet
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
+        self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
+        self._abstain = 0  # windows in which others change something
+        self._moved_s = float("-inf")  # when the last move told was made
         self._released = _Released()
         self._verdict = _Spoken()
 
@@ -114,6 +119,7 @@ class Tuner(Generic[M]):
         """
         seen = self._plant.observe()
         if seen is not None and seen.window_s > 0:
+            self._tell_moves(seen)
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
             self._gathered = None if enough(window) else window
@@ -127,6 +133,10 @@ class Tuner(Generic[M]):
 
     def _turn(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""
+        if self._moved(window):
+            self._trial = None  # nobody can tell what did what: the values stand
+            self._settle()
+            return
         if self._settling:
             self._settling = False
             return
@@ -134,8 +144,25 @@ class Tuner(Generic[M]):
             return
         self._base = (*self._base, window)[-BASE_WINDOWS:]
         self._speak(window)
+        self._abstain = max(0, self._abstain - 1)
+        if self._abstain:
+            return
         if self._plant.steps - self._decided_at >= self._interval_steps:
             self._decide(window)
+
+    def _moved(self, window: Observation) -> bool:
+        """Whether a segment has workers of another kind than in the window before.
+
+        The engine does that by itself. Between threads and processes it then compares,
+        and nothing else shall change meanwhile; from inline there is no way back.
+        """
+        before, self._staff = dict(self._staff), staff(window)
+        left = {
+            before[name] for name, kind in self._staff if before.get(name, kind) != kind
+        }
+        if left - {"inline"}:
+            self._abstain = MOVE_WINDOWS
+        return bool(left)
 
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True where it is over and the new values stand."""
@@ -202,6 +229,14 @@ class Tuner(Generic[M]):
             explanation = explain(window, self._budget)
             row = explanation.to_dict()
             self._log.verdict(explanation.line, row, window.time_s)
+
+    def _tell_moves(self, window: Observation) -> None:
+        """Write down the segments' moves that are news."""
+        moves = [move for segment in window.segments for move in segment.moves]
+        for move in sorted(moves, key=lambda move: move.time_s):
+            if move.time_s > self._moved_s:
+                self._moved_s = move.time_s
+                self._log.moved(move)
 
     def _tell_released(self, window: Observation) -> None:
         share = wait_share(window)

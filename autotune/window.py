@@ -25,6 +25,7 @@ __all__ = [
     "joined",
     "measured",
     "outbox",
+    "staff",
     "starving",
     "wait_share",
     "whole",
@@ -115,10 +116,10 @@ def whole(windows: tuple[Observation, ...]) -> Observation:
 def joined(first: Observation, second: Observation) -> Observation:
     """Two windows, one after the other, as one.
 
-    Where the segments are not the same ones, the pipeline was built anew and the second
-    window stands alone.
+    Where the segments are not the same ones, the pipeline was built anew, and where one
+    has workers of another kind, nothing is as it was: the second window stands alone.
     """
-    if [s.name for s in first.segments] != [s.name for s in second.segments]:
+    if staff(first) != staff(second):
         return second
     pairs = zip(first.segments, second.segments, strict=True)
     share = first.window_s / (first.window_s + second.window_s)
@@ -128,6 +129,11 @@ def joined(first: Observation, second: Observation) -> Observation:
         trainer=_trainers(first.trainer, second.trainer),
         segments=tuple(_segments(a, b, share) for a, b in pairs),
     )
+
+
+def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
+    """Which kind of workers each segment has, by its name."""
+    return tuple((each.name, each.executor) for each in observation.segments)
 
 
 def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:

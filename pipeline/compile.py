@@ -1,4 +1,6 @@
-"""From what the user wrote to what can run: stages in, a recipe out. Pure.
+"""From what the user wrote to what can run: stages in, a recipe out.
+
+Pure, but for a line in the log where a segment is not worked on as one would think.
 
 Neighbouring stages of one executor kind are fused into one segment, so a sample passes
 through them without being handed over. Three things are borders: a setting of its own
@@ -9,6 +11,7 @@ reads wait while what follows computes.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +20,7 @@ import torch
 
 from .buffers import Buffers
 from .errors import SpecError
+from .kinds import Kind, PerSample, kind_of
 from .options import AS_SHIPPED, Options
 from .ordering import order_of
 from .plan import (
@@ -39,6 +43,7 @@ from .spec import (
     ShuffleStage,
     SourceStage,
     Stage,
+    executor_of,
 )
 from .staffing import Executor, Workers
 
@@ -46,6 +51,12 @@ __all__ = ["Recipe", "SegmentRecipe", "compile_recipe"]
 
 MOST_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
+PERMITS = 64
+"""Coroutines at once where the user gives no number: sized by how long they wait, not
+by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python can use.
+"""
+MOST_PERMITS = 4096
+"""Upper bound of these: reads in flight beyond it are more than stores like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,8 @@ class SegmentRecipe:
     """Whether several threads of one process may work on it."""
     timeout_s: float | None = None
     """How long one sample may take."""
+    movable: bool = False
+    """Whether it may be moved to another executor than it starts with: `auto`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +108,6 @@ class Recipe:
         if self.repack:  # its batches are not the plan's, so the plan cannot check them
             return read_state(state, self.plan.hash, self.plan.facts())
         return self.plan.restore(state)
-
-
-PerSample = SourceStage | MapStage | FilterStage
 
 
 def compile_recipe(
@@ -201,10 +211,13 @@ def _segments(
 
 def _border(before: PerSample, after: PerSample) -> bool:
     """Whether two neighbours run in different segments."""
-    if isinstance(before, SourceStage) and (before.folder or before.iterable):
+    if isinstance(before, SourceStage) and (before.waits or before.iterable):
         return True
     own = before.num_parallel_workers, after.num_parallel_workers
-    if own != (None, None) or before.executor != after.executor:
+    kind = executor_of(before)
+    if own != (None, None) or kind != executor_of(after):
+        return True
+    if kind == "async" and before.timeout != after.timeout:  # each sample's in a stage
         return True
     return _tune(before) != _tune(after) and not isinstance(before, SourceStage)
 
@@ -219,34 +232,42 @@ def _segment(
     )
     # A segment is called after the first stage that does something of the user's.
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
-    executor = _executor([stage for _, stage in group])
-    workers, bounds = _workers([stage for _, stage in group], executor, defaults)
+    kind = kind_of([stage for _, stage in group])
+    _tell(names[lead], kind)
+    workers, bounds = _workers([stage for _, stage in group], kind.executor, defaults)
     return SegmentRecipe(
         names[lead],
         batch_name or names[-1],
         Program(operations, places=batch_name is not None),
-        executor,
+        kind.executor,
         workers,
         bounds,
         defaults.prefetch_size,
         all(_tune(stage) for _, stage in group),
+        kind.thread_safe,
         timeout_s=min((s.timeout for _, s in group if s.timeout), default=None),
+        movable=all(_movable(stage) for _, stage in group),
     )
 
 
-def _executor(stages: list[PerSample]) -> Executor:
-    """Which kind of workers a segment starts with."""
-    source = stages[0]
-    for stage in stages:
-        if stage.executor != "auto":
-            return stage.executor
-    if isinstance(source, SourceStage):
-        if source.thread_safe is False:
-            return "process"
-        if source.folder or source.iterable:
-            return "thread"
-    explicit = any(stage.num_parallel_workers is not None for stage in stages)
-    return "thread" if explicit else "auto"
+def _tell(name: str, kind: Kind) -> None:
+    """Log what was found in a segment's data that its threads would share."""
+    if kind.finding is None:
+        return
+    if kind.executor == "process":
+        logging.getLogger("penstock.autotune").info(MOVED, name, kind.finding)
+    else:
+        logging.getLogger("penstock").warning(SHARED, name, kind.finding)
+
+
+MOVED = (
+    "%s: executor auto -> process: %s. Make it when it is first used, so that every "
+    "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
+)
+SHARED = (
+    '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '
+    "it in a threading.local(), or say from_dataset(thread_safe=True) if they may."
+)
 
 
 def _workers(
@@ -261,8 +282,17 @@ def _workers(
     )
     if isinstance(given, tuple):
         return given[0], given
-    start = given or defaults.num_parallel_workers
-    return start, (1, max(MOST_WORKERS, start))
+    if executor == "async":
+        usual, most = PERMITS, MOST_PERMITS
+    else:
+        usual, most = defaults.num_parallel_workers, MOST_WORKERS
+    return given or usual, (1, max(most, given or usual))
+
+
+def _movable(stage: PerSample) -> bool:
+    """Whether its workers may be of any kind: an iterable's place is in one process."""
+    iterable = isinstance(stage, SourceStage) and stage.iterable
+    return executor_of(stage) == "auto" and not iterable
 
 
 def _tune(stage: PerSample) -> bool:

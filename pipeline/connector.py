@@ -186,6 +186,11 @@ class Connector:
             self.gate.flow.wakes[self.segment] = 1 << 30
             self.gate.ring()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a worker has a lease in hand, also one dropped by `restart`."""
+        return any(meter.running for meter in self._meters)
+
     # For the monitor
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from .buffers import Failed, Finished
 from .compile import Recipe, SegmentRecipe
@@ -27,12 +27,15 @@ from .errors import BudgetError, PenstockError
 from .flight import Buffer, Flight
 from .flow import Flow
 from .knob import Knob
+from .layout import Allocate, Layout
 from .metrics import Gauge
 from .monitor import Monitor, TrainerMeter
+from .mover import Mover
 from .plan import BatchPlan
 from .program import ReadOn
 from .segment import Kind, Segment
 from .segment_state import SegmentState
+from .workers.coroutines import Coroutines
 from .workers.crew import Crew
 from .workers.inline import Inline
 from .workers.processes import Processes
@@ -53,22 +56,29 @@ class Engine:
         recipe: what to run.
         purse: the bytes it may hold, shared with other pipelines.
         step: the first batch wanted.
+        trainer: the instrument of whoever takes the batches.
+        slabs: where worker processes write; given where others know it, too.
 
     Raises:
         BudgetError: from `pop`, when the purse cannot hold one batch.
     """
 
-    def __init__(self, recipe: Recipe, purse: Purse, step: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        purse: Purse,
+        step: int,
+        trainer: TrainerMeter | None = None,
+        slabs: SlabPool | None = None,
+    ) -> None:
         self._owner = os.getpid()
         self._closed = False
         self.recipe = recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
         self._template = self._fork() if "process" in kinds else None
-        self._slabs = SlabPool()
-        buffers = recipe.buffers
-        if recipe.segments[-1].executor == "process":
-            buffers = replace(buffers, lend=self._slabs.lend)
+        self._slabs = slabs or SlabPool()
+        buffers = replace(recipe.buffers, lend=self._lend)
         self.account = Account(purse, self._poke)
         self.gate = Gate(self._flow(recipe, buffers.of, step))
         self.segments = [
@@ -78,8 +88,15 @@ class Engine:
         self._rung = self._step_wanted = True
         for at, segment in enumerate(self.segments):
             self.gate.bells[at].append(partial(self._ring, segment))
-        self.trainer = TrainerMeter()
+        self.trainer = trainer or TrainerMeter()
         self.monitor = Monitor(self.gate, self.segments, self.trainer)
+        self._mover = Mover(
+            self.segments,
+            self.monitor,
+            self.trainer,
+            recipe.cpu_cores,
+            self.move,
+        )
 
     def __enter__(self) -> Self:
         """Let the workers begin."""
@@ -102,6 +119,8 @@ class Engine:
         """
         gate = self.gate
         flow = gate.flow
+        if time.perf_counter_ns() > self._mover.due_ns:
+            self._mover.look()
         if self.segments[-1].inline is not None and flow.head not in flow.outbox:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
@@ -137,6 +156,39 @@ class Engine:
             self.gate.ring()
         self.gate.poke_others()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is about to be asked for.
+
+        Where nothing is to outlive an epoch, none of the next one is begun, and workers
+        are forked anew: they know the dataset as it is now.
+        """
+        if self.recipe.options.persistent_workers:
+            return
+        flow = self.gate.flow
+        if flow.until is not None and self._template is not None:
+            self._template.renew()
+        with self.gate.lock:
+            flow.until = self.recipe.plan.first_step(epoch + 1)
+            flow.resume()
+            self.gate.ring()
+
+    def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
+        """Give a segment workers of another kind. For the trainer's thread.
+
+        Nothing drains. Only where it takes the first worker processes, all others pause
+        for as long as a fork takes: see `_still`.
+
+        Raises:
+            SpecError: the segment cannot travel to another process; it stays as it was.
+        """
+        if kind == "process" and self._template is None:
+            with self._still():
+                self._template = self._fork()
+            if self.gate.flow.closed:  # by another thread, which may have found none
+                self._end_template()
+                self._check(self.gate.flow)
+        segment.move(kind, workers)
+
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
@@ -155,8 +207,8 @@ class Engine:
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._slabs.close)
-            if self._template is not None:
-                stack.callback(self._template.close)
+            stack.callback(self._mover.close)
+            stack.callback(self._end_template)
             reader = self.recipe.segments[0].program.operations[0]
             if isinstance(reader, ReadOn):
                 stack.callback(reader.restart)  # lets go of the iterator
@@ -180,6 +232,32 @@ class Engine:
             lock.release()
         return True
 
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """Let nobody work for a while.
+
+        A fork copies the locks of the user's functions as they are, and one that a
+        thread holds at that moment stays taken in the copy for ever.
+        """
+        try:
+            while self._stop_all():
+                self.gate.sleep()
+            yield
+        finally:
+            with self.gate.lock:
+                self.gate.flow.resume()
+                self.gate.ring()
+
+    def _stop_all(self) -> bool:
+        """Give out no more work; return whether somebody is still at it."""
+        gate = self.gate
+        with gate.lock:
+            self._check(gate.flow)
+            gate.flow.still = True
+            working = any(segment.connector.busy for segment in self.segments)
+            busy = gate.trainer_waits = working or gate.flow.finishing > 0
+        return busy
+
     def _hold(self) -> bool:
         """Give the source no more rows; return whether one is still being read."""
         with self.gate.lock:
@@ -193,7 +271,8 @@ class Engine:
         for segment in reversed(self.segments):
             inline = segment.inline
             if inline is not None and inline.step():
-                segment.decide()
+                if segment.undecided:
+                    self._mover.weigh(segment)
                 return True
         return False
 
@@ -224,9 +303,20 @@ class Engine:
             )
             raise BudgetError(text)
 
+    def _end_template(self) -> None:
+        if self._template is not None:
+            self._template.close()
+
+    def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
+        """Lend memory for a batch: shared, where processes write its rows."""
+        shared = self.segments[-1].executor == "process"
+        lend = self._slabs.lend if shared else self.recipe.buffers.lend
+        return lend(layout, rows)
+
     def _fork(self) -> Template:
         programs = [segment.program for segment in self.recipe.segments]
-        return Template(programs, self.recipe.seed)
+        method = self.recipe.options.multiprocessing_context
+        return Template(programs, self.recipe.seed, method)
 
     def _flow(
         self, recipe: Recipe, buffer_of: Callable[[BatchPlan], Buffer], step: int
@@ -251,10 +341,17 @@ class Engine:
                 return Inline(connector, recipe.program, self.recipe.seed)
             if kind == "thread":
                 return Threads(connector, recipe.program, self.recipe.seed, recipe.name)
+            if kind == "async":
+                return Coroutines(
+                    connector,
+                    recipe.program,
+                    self.recipe.seed,
+                    recipe.name,
+                    recipe.timeout_s,
+                )
             assert self._template is not None
-            return Processes(
-                connector, recipe.program, self._template, self._slabs, recipe.name
-            )
+            cores = max(1, round(self.recipe.cpu_cores))
+            return Processes(connector, recipe, self._template, self._slabs, cores)
 
         return Segment(recipe, connector, hire)
 

@@ -1,24 +1,21 @@
-"""The feed: the trainer's end. Takes batches in order, stamps them, moves them."""
+"""The feed: the engine's end. Takes batches in order, and says what each one is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
-
 from .buffers import Failed, Finished
 from .chunk import Failure
 from .engine import Engine
 from .plan import BatchPlan, Cursor
-from .stamp import stamped, to_device
 
 __all__ = ["Delivery", "Faults", "Feed", "PlannedFeed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One batch, as the trainer gets it."""
+    """One batch, and what it is; stamped and on its device once a run has it."""
 
     data: Any
     plan: BatchPlan
@@ -80,7 +77,6 @@ class PlannedFeed:
         recipe = engine.recipe
         self._engine = engine
         self._plan = recipe.plan
-        self._device: torch.device | None = recipe.device
         length = recipe.plan.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._start = cursor
@@ -95,6 +91,7 @@ class PlannedFeed:
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free when that is where the prefetching already is."""
+        self._engine.begin_epoch(cursor.epoch)
         if cursor.step != self._engine.head:
             self._engine.restart(cursor.step)
         self._start, self._last = cursor, None
@@ -119,10 +116,7 @@ class PlannedFeed:
                 del finished, flight
         plan = self._note(plan, finished)
         self._last = plan
-        data = finished.data
-        if self._device is not None:
-            data = to_device(data, self._device)
-        return Delivery(stamped(data, plan), plan)
+        return Delivery(finished.data, plan)
 
     def _note(self, plan: BatchPlan, finished: Finished) -> BatchPlan:
         if not finished.failures:

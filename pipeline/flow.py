@@ -62,6 +62,12 @@ class Flow:
         self.closed = False
         self.holding = False
         """The source is given no more rows for now."""
+        self.until: int | None = None
+        """The first step that may not be begun yet; None: there is none."""
+        self.still = False
+        """Nobody is given work for now."""
+        self.finishing = 0
+        """Batches out of `settle`, not yet back in `deliver`: one is collating them."""
         self.outbox: dict[int, Any] = {}
         """Finished batches by step: popped in order, the only reordering there is."""
         self.flights: dict[int, Flight] = {}
@@ -79,6 +85,8 @@ class Flow:
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows that segment `at` may work on."""
         state = self.segments[at]
+        if self.still:
+            return Wait.CREDIT
         if state.pieces:
             if state.pieces[0][0] <= self._limit(at):
                 return self._lease_pieces(at, state, now_ns)
@@ -96,6 +104,8 @@ class Flow:
 
     def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
         """Take back a lease; return its batch when this finished the last row of it."""
+        if self.still:
+            self._wake(FEED)
         if lease not in self.leases:
             return None
         self.leases.discard(lease)
@@ -113,11 +123,17 @@ class Flow:
         if outcome.outputs is not None:
             self._pass_on(lease, outcome, now_ns)
         self._count(flight, at, outcome)
-        return flight if flight.remaining[-1] == 0 else None
+        if flight.remaining[-1]:
+            return None
+        self.finishing += 1
+        return flight
 
     def deliver(self, flight: Flight, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox."""
         step = flight.plan.step
+        self.finishing -= 1
+        if self.still:
+            self._wake(FEED)
         if self.closed or self.flights.get(step) is not flight:
             return
         whole = len(flight.rows.indices) >= self.batch_rows
@@ -155,6 +171,12 @@ class Flow:
             state.pieces.clear()
             state.waiting = 0
             state.gauge.move(0, now_ns)
+            self._wake(at)
+
+    def resume(self) -> None:
+        """Nobody was given work for a while: let all look again."""
+        self.still = False
+        for at in range(len(self.segments)):
             self._wake(at)
 
     def close(self) -> None:
@@ -213,7 +235,8 @@ class Flow:
         flight = self.flights.get(self.next_step - 1)
         if flight is not None and flight.next_row < len(flight.rows.indices):
             return flight
-        if self.next_step > self._limit(0):
+        until = self.until
+        if self.next_step > self._limit(0) or self.next_step == until:
             return None
         return self._open(self.next_step)
 

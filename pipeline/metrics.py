@@ -121,6 +121,11 @@ class WorkerMeter:
         self._waiting_since = 0
         self._running_since: int | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether the worker has a lease in hand."""
+        return self._running_since is not None
+
     def wait(self, what: Wait, now_ns: int) -> None:
         """The worker found nothing to do, for this reason."""
         if self.waiting_for is not what:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from .compile import Recipe
 from .connector import Gate
 from .metrics import GaugeReading, WorkerReading
 from .observation import (
     ConnectorObservation,
+    Move,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -17,6 +19,7 @@ from .observation import (
 from .segment import Segment
 
 __all__ = [
+    "Instruments",
     "Monitor",
     "Reading",
     "SegmentReading",
@@ -42,6 +45,8 @@ class SegmentReading:
     output: GaugeReading
     row_bytes: float
     """Bytes one row waiting behind it holds, on the average of those now waiting."""
+    moves: tuple[Move, ...] = ()
+    """The latest from one kind of workers to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +154,22 @@ class Monitor:
             segment.connector.readings(now_ns),
             state.gauge.read(now_ns),
             flow.row_bytes(at),
+            tuple(segment.moves),
         )
+
+
+class Instruments(Protocol):
+    """What gives readings of one engine."""
+
+    def read(self) -> Reading:
+        """Return all totals as of now."""
+        ...
 
 
 class Window:
     """Makes observations: each call covers the time since the call before."""
 
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: Instruments) -> None:
         self._monitor = monitor
         self._before = monitor.read()
 
@@ -219,6 +233,7 @@ def segment(
         work.wait_credit_s,
         feeding,
         output,
+        now.moves,
     )
 
 

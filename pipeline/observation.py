@@ -9,9 +9,12 @@ and simulated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "ConnectorObservation",
+    "Move",
+    "MoveOutcome",
     "Observation",
     "SegmentObservation",
     "TrainerObservation",
@@ -45,6 +48,31 @@ class ConnectorObservation:
         return min(1.0, ratio(self.occupancy, self.capacity))
 
 
+MoveOutcome = Literal["moved", "on trial", "kept", "taken back", "stays", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A segment's change of workers to another kind, or why there was none."""
+
+    time_s: float
+    op: str
+    """The segment, as `Map(ID:1) decode`."""
+    old: str
+    new: str
+    """`inline`, `thread` or `process`; the same as `old` where it stays."""
+    outcome: MoveOutcome
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        if self.outcome == "stays":
+            return f"{self.op}: executor {self.old} stays: {self.reason}."
+        ending = "" if self.outcome == "moved" else f" {self.outcome}"
+        return f"{self.op}: executor {self.old} -> {self.new}{ending}: {self.reason}."
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentObservation:
     """One segment: neighbouring stages that run together under one set of workers."""
@@ -75,6 +103,8 @@ class SegmentObservation:
     input: ConnectorObservation | None
     """None for a source: it always has input, and counts as utilisation 1.0."""
     output: ConnectorObservation
+    moves: tuple[Move, ...] = ()
+    """The latest since the engine began, in order."""
 
     @property
     def input_utilization(self) -> float:

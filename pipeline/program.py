@@ -18,7 +18,20 @@ from .errors import SampleError
 from .randomness import SampleRandom
 from .sample import size_of
 
-__all__ = ["Filter", "Map", "Operation", "Program", "Read", "ReadOn", "Sink", "Work"]
+__all__ = [
+    "FAILED",
+    "Calling",
+    "Calls",
+    "Filter",
+    "Map",
+    "Operation",
+    "Program",
+    "Read",
+    "ReadOn",
+    "Sink",
+    "Watch",
+    "Work",
+]
 
 
 class Sink(Protocol):
@@ -26,6 +39,14 @@ class Sink(Protocol):
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         """Put one sample into each of `rows`; return the bytes they take."""
+        ...
+
+
+class Watch(Protocol):
+    """Is told of each sample as it is taken in hand."""
+
+    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
+        """Hand `items` through, noting the row each belongs to as it is taken."""
         ...
 
 
@@ -41,6 +62,13 @@ class Work:
     failures: list[Failure] | None = None
     dropped: int = 0
     ended: bool = False
+    watch: Watch | None = None
+
+    def watched(self, items: Iterable[Any]) -> Iterable[Any]:
+        """Return `items`, one a sample, watched as they are taken."""
+        if self.watch is None:
+            return items
+        return self.watch.each(items, self.offsets or range(len(self.chunk)))
 
     def rows(self) -> Sequence[int]:
         """Return the row of the batch each sample belongs to."""
@@ -58,6 +86,13 @@ class Work:
         before: Sequence[int] = self.offsets or range(len(flags))
         self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
         self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
+
+    def take(self, results: list[Any], failed: set[int]) -> None:
+        """Go on with `results`, but for those that failed."""
+        if failed:
+            self.keep(results, (at not in failed for at in range(len(results))))
+        else:
+            self.samples = results
 
     def fail(self, at: int, error: BaseException, stage: str) -> None:
         """Note that the sample `at` (counted within `samples`) raised."""
@@ -107,10 +142,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
                 failed.add(len(results))
                 work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
                 results.append(FAILED)
-    if failed:
-        work.keep(results, (at not in failed for at in range(count)))
-    else:
-        work.samples = results
+    work.take(results, failed)
 
 
 STOPPED = (
@@ -120,7 +152,42 @@ STOPPED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Calls:
+    """The calls that an operation makes, not made yet."""
+
+    each: Iterator[Any]
+    """Makes one a step; goes on behind one that raised."""
+    count: int
+    results: Work
+    """Whose samples the results are to be."""
+
+
+class Calling:
+    """An operation that calls a function once for every sample.
+
+    Between its two halves the calls are made: one after the other, or, where the
+    function is a coroutine function, awaited (awaiting.py).
+    """
+
+    __slots__ = ()
+    stage: str
+
+    def begin(self, work: Work) -> Calls:
+        """Prepare the calls."""
+        raise NotImplementedError
+
+    def finish(self, work: Work, results: Work) -> None:
+        """Judge the results, once all calls are made."""
+
+    def run(self, work: Work) -> None:
+        """Do it to all rows of `work`."""
+        calls = self.begin(work)
+        apply(calls.results, self.stage, calls.each, calls.count)
+        self.finish(work, calls.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Calling):
     """Ask the dataset for the chunk's indices."""
 
     stage: str
@@ -129,8 +196,8 @@ class Read:
     """The dataset's `__getitems__`, where it has one."""
 
     def run(self, work: Work) -> None:
-        indices = work.chunk.indices.tolist()
         if self.get_many is not None:
+            indices = work.chunk.indices.tolist()
             try:
                 samples = list(self.get_many(indices))
             except Exception:  # noqa: BLE001 one by one, the guilty sample says so itself
@@ -138,7 +205,12 @@ class Read:
             if len(samples) == len(indices):
                 work.samples = samples
                 return
-        apply(work, self.stage, map(self.get, indices), len(indices))
+        Calling.run(self, work)
+
+    def begin(self, work: Work) -> Calls:
+        """Ask for one sample after the other."""
+        indices = work.chunk.indices.tolist()
+        return Calls(map(self.get, work.watched(indices)), len(indices), work)
 
 
 @dataclass(slots=True, eq=False)
@@ -185,7 +257,7 @@ class ReadOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class Map(Calling):
     """Call a function on each sample."""
 
     stage: str
@@ -195,13 +267,18 @@ class Map:
     wants_rng: bool = False
     wants_ctx: bool = False
 
-    def run(self, work: Work) -> None:
+    def begin(self, work: Work) -> Calls:
+        """Hand each sample to the function, with what else it wants."""
+        samples = work.watched(work.samples)
         if self.wants_rng or self.wants_ctx:
-            calls = map(self._call, work.samples, *self._extras(work))
+            calls = map(self._call, samples, *self._extras(work))
         else:
-            calls = map(self.function, work.samples)
-        apply(work, self.stage, calls, len(work.samples))
-        if any(sample is None for sample in work.samples):
+            calls = map(self.function, samples)
+        return Calls(calls, len(work.samples), work)
+
+    def finish(self, work: Work, results: Work) -> None:
+        """Refuse None."""
+        if any(sample is None for sample in results.samples):
             self._blame_none(work)
 
     def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
@@ -234,23 +311,26 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Calling):
     """Leave out the samples a function says no to."""
 
     stage: str
     predicate: Callable[[Any], Any]
 
-    def run(self, work: Work) -> None:
-        before = work.samples
-        flags = Work(work.chunk, work.random, before, work.offsets)
-        apply(flags, self.stage, map(self.predicate, before), len(before))
-        failed = {failure.row for failure in flags.failures or ()}
-        work.failures = [*(work.failures or ()), *(flags.failures or ())]
-        flags.failures = None
+    def begin(self, work: Work) -> Calls:
+        """Ask about each sample; the answers do not take their place."""
+        flags = Work(work.chunk, work.random, work.samples, work.offsets)
+        calls = map(self.predicate, work.watched(work.samples))
+        return Calls(calls, len(work.samples), flags)
+
+    def finish(self, work: Work, results: Work) -> None:
+        """Keep the samples whose answer is yes."""
+        failed = {failure.row for failure in results.failures or ()}
+        work.failures = [*(work.failures or ()), *(results.failures or ())]
+        results.failures = None
         if failed:
-            rows = work.rows()
-            work.keep(before, [row not in failed for row in rows])
-        kept = [bool(flag) for flag in flags.samples]
+            work.keep(work.samples, [row not in failed for row in work.rows()])
+        kept = [bool(flag) for flag in results.samples]
         work.dropped += kept.count(False)
         work.keep(work.samples, kept)
 
@@ -273,14 +353,22 @@ class Program:
         inputs: list[Any] | None,
         sink: Sink | None,
         random: SampleRandom,
+        watch: Watch | None = None,
     ) -> Outcome:
         """Work on a chunk; place the results in `sink`, or return them without one."""
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        work = Work(chunk, random, inputs or [])
+        work = Work(chunk, random, inputs or [], watch=watch)
         for operation in self.operations:
             operation.run(work)
+        outcome = self.finish(work, sink)
+        outcome.cpu_ns = time.thread_time_ns() - cpu_ns
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        return outcome
+
+    def finish(self, work: Work, sink: Sink | None) -> Outcome:
+        """Place what is left of the rows, or return it; their times are not known."""
         outcome = Outcome(
-            done=len(chunk),
+            done=len(work.chunk),
             failures=work.failures or [],
             dropped=work.dropped,
             ended=work.ended,
@@ -290,6 +378,4 @@ class Program:
             outcome.nbytes = sum(map(size_of, work.samples))
         elif work.samples:
             outcome.nbytes = sink.place(work.rows(), work.samples)
-        outcome.cpu_ns = time.thread_time_ns() - cpu_ns
-        outcome.run_ns = time.perf_counter_ns() - start_ns
         return outcome

@@ -15,7 +15,6 @@ from .buffers import BatchBuffer, Buffers, Failed
 from .engine import Engine
 from .feed import Delivery, Faults
 from .plan import BatchPlan, Cursor, Plan
-from .stamp import stamped, to_device
 
 __all__ = ["RepackFeed"]
 
@@ -32,7 +31,6 @@ class RepackFeed:
         assert size is not None
         self._size = size
         self._buffers: Buffers = replace(recipe.buffers, keep=False)
-        self._device = recipe.device
         length = None if recipe.iterable else recipe.plan.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._samples: deque[tuple[int, Any]] = deque()
@@ -47,6 +45,7 @@ class RepackFeed:
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`."""
+        self._engine.begin_epoch(cursor.epoch)
         recipe = self._engine.recipe
         length = recipe.plan.order.epoch_length
         step, skip = place(self._plan, cursor)
@@ -116,9 +115,7 @@ class RepackFeed:
             cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
         )
         data = self._collate(plan, [sample for _, sample in taken])
-        if self._device is not None:
-            data = to_device(data, self._device)
-        return Delivery(stamped(data, plan), plan)
+        return Delivery(data, plan)
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
         buffer: BatchBuffer = self._buffers.of(plan)

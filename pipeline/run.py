@@ -1,4 +1,4 @@
-"""A run: one engine with its feed, from the first batch to its close."""
+"""A run: an engine, wherever it lives, from the first batch to its close."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections import deque
 
 from .compile import Recipe
 from .credits import Purse
-from .engine import Engine
-from .feed import Delivery, Feed, PlannedFeed
+from .feed import Delivery
+from .hosts.host import Host
+from .hosts.process import ProcessHost
+from .hosts.trainer import TrainerHost
 from .knob import Knob
-from .monitor import Reading, Window, difference
+from .monitor import Reading, TrainerMeter, Window, difference
 from .observation import Observation
 from .plan import Cursor
-from .repack import RepackFeed
+from .stamp import stamped, to_device
 
 __all__ = ["Run"]
 
 HISTORY = 10
-NOTE_NS = 1_000_000_000
-"""One reading a second is kept, for `recent`."""
+"""Readings kept for `recent`, one a second."""
 
 
 class Run:
@@ -30,36 +31,42 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:
-        self.engine = Engine(recipe, purse, cursor.step)
-        make = RepackFeed if recipe.repack else PlannedFeed
-        self.feed: Feed = make(self.engine, cursor)
-        self.feed.begin(cursor)
-        self.engine.__enter__()
-        self._trainer = self.engine.trainer
-        self._window = Window(self.engine.monitor)
-        self._history = deque((self.read(),), HISTORY)
-        self._noted_ns = time.perf_counter_ns()
+        self._device = recipe.device
+        self._trainer = TrainerMeter()
+        host = ProcessHost if recipe.options.host == "process" else TrainerHost
+        self.host: Host = host(recipe, purse, cursor, self._trainer)
+        self._era = self.host.era
+        self._window = Window(self.host)
+        self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
+        self._note(self.host.read())
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return self.host.cursor
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free where that is what has been prefetched."""
-        self.feed.begin(cursor)
+        self.host.begin(cursor)
         self._history.clear()
-        self._note(time.perf_counter_ns())
+        self._note(self.host.read())
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end; measured."""
-        trainer = self._trainer
+        """Return the next batch of the epoch, stamped; None at its end. Measured."""
+        trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
-        delivery = self.feed.next()
-        now_ns = time.perf_counter_ns()
+        delivery = host.next()
         if delivery is None:
-            self._note(now_ns)
+            self._note(host.glance() or host.read())
             trainer.stop()
             return None
-        if now_ns - self._noted_ns > NOTE_NS:
-            self._note(now_ns)
-        plan = delivery.plan
-        trainer.get(now_ns, plan.n_rows, plan.epoch, plan.step)
+        data, plan = delivery.data, delivery.plan
+        if self._device is not None:
+            data = to_device(data, self._device)
+        delivery = Delivery(stamped(data, plan), plan)
+        if (reading := host.glance()) is not None:
+            self._note(reading)
+        trainer.get(time.perf_counter_ns(), plan.n_rows, plan.epoch, plan.step)
         return delivery
 
     # The tuner's side: this is the plant it tunes
@@ -70,32 +77,42 @@ class Run:
         return self._trainer.steps
 
     def observe(self) -> Observation | None:
-        """Return the window since the last call; None if the trainer is elsewhere."""
+        """Return the window since the last call; None if the trainer is elsewhere.
+
+        None also where the engine is another one than it was: its counters began anew.
+        """
         observation = self._window.observe()
+        if self._era != self.host.era:
+            self._era, self._window = self.host.era, Window(self.host)
+            return None
         return observation if self._trainer.training else None
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be turned."""
-        return self.engine.knobs()
+        return self.host.knobs()
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
-        readings = list(self._history)
-        if self._trainer.training:
+        era = self.host.era
+        readings = [reading for at, reading in list(self._history) if at == era]
+        if self._trainer.training or not readings:
             readings.append(self.read())
         return difference(readings[0], readings[-1])
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        return self.engine.monitor.read()
+        return self.host.read()
+
+    def is_free(self) -> bool:
+        """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
+        return self.host.is_free()
 
     def close(self) -> None:
         """Stop everything. Idempotent."""
-        self.engine.close()
+        self.host.close()
 
-    def _note(self, now_ns: int) -> None:
-        self._noted_ns = now_ns
-        self._history.append(self.read())
+    def _note(self, reading: Reading) -> None:
+        self._history.append((self.host.era, reading))
 
     def __repr__(self) -> str:
-        return f"<Run at {self.feed.cursor}: {self.engine!r}>"
+        return f"<Run: {self.host!r}>"

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from .compile import SegmentRecipe
 from .connector import Connector
 from .knob import Knob
-from .segment_state import SegmentState
+from .observation import Move
 from .workers.crew import Crew
 from .workers.inline import Inline
 
-__all__ = ["Hire", "Segment"]
+__all__ = ["Hire", "Kind", "Segment"]
 
 Kind = Literal["inline", "thread", "process", "async"]
 Hire = Callable[[Kind], Crew]
 """Makes the crew of one kind for this segment."""
 
+MOST_MOVES = 16
+"""That are remembered."""
 MOST_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
-WORTH_A_THREAD_NS = 500_000
-"""Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
-and as much again of the GIL)."""
 SURE_NS = 3_000_000
 """Work from which a segment need not finish a whole batch to be judged."""
 
@@ -30,26 +31,38 @@ SURE_NS = 3_000_000
 class Segment:
     """One segment of a running engine.
 
-    A segment with executor `auto` begins inline and moves to threads once it has shown
-    that a batch costs more than handing it over: nothing is known of a function before
-    it runs.
+    Its workers may be exchanged for others of another kind while it runs: the new ones
+    take leases from the same connector, the old ones leave after those they have. Only
+    the trainer's thread does that; knobs may be turned by another.
     """
 
     def __init__(self, recipe: SegmentRecipe, connector: Connector, hire: Hire) -> None:
         self.recipe = recipe
         self.connector = connector
+        self.undecided = recipe.executor == "auto"
+        """Whether it runs inline until it has shown what a batch costs."""
         self._hire = hire
+        self._lock = threading.Lock()
+        """Guards `_crew` and `_asked`: a crew that leaves must not be resized."""
         self._asked = recipe.num_parallel_workers
         self._prefetch = recipe.prefetch_size
-        self._undecided = recipe.executor == "auto"
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self._crew = hire(start)
+        self._leaving: list[Crew] = []
+        self.moves: deque[Move] = deque(maxlen=MOST_MOVES)
+        """The latest from one kind of workers to another, and why."""
         self._tell_flow()
 
     @property
     def executor(self) -> str:
         """The kind of workers it has now."""
         return self._crew.executor
+
+    @property
+    def movable(self) -> bool:
+        """Whether it may be moved between threads and processes."""
+        recipe = self.recipe
+        return recipe.movable and recipe.thread_safe and recipe.timeout_s is None
 
     @property
     def num_parallel_workers(self) -> int:
@@ -72,8 +85,9 @@ class Segment:
 
     def set_workers(self, count: int) -> None:
         """Ask for `count` workers; takes hold while work goes on."""
-        self._asked = count
-        self._crew.resize(count)
+        with self._lock:
+            self._asked = count
+            self._crew.resize(count)
         self._tell_flow()
 
     def set_prefetch(self, batches: int) -> None:
@@ -81,22 +95,42 @@ class Segment:
         self._prefetch = batches
         self._tell_flow()
 
-    def decide(self) -> None:
-        """Called between two leases of an inline segment: is it time to use threads?"""
+    def batch_ns(self) -> float | None:
+        """What a batch costs inline; None while too little was done to tell."""
         inline = self.inline
-        if inline is None or not self._undecided:
-            return
-        rows, run_ns = inline.tally
+        rows, run_ns = inline.tally if inline is not None else (0, 0)
         batch_rows = self.connector.gate.flow.batch_rows
-        if rows < batch_rows and run_ns < SURE_NS:
-            return
-        self._undecided = False
-        if run_ns / rows * batch_rows > WORTH_A_THREAD_NS:
-            self._move_to("thread")
+        if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
+            return None
+        return run_ns / rows * batch_rows
+
+    def move(self, kind: Kind, workers: int | None = None) -> None:
+        """Give the work to workers of another kind; returns at once, nothing drains.
+
+        Args:
+            kind: of the new workers.
+            workers: how many; None: as many as were asked for.
+        """
+        with self._lock:
+            before, self._crew = self._crew, self._hire(kind)
+            self._leaving.append(before)
+            if workers is not None:
+                self._asked = workers
+            self._crew.resize(self._asked)
+            before.retire()
+        self._tell_flow()
+
+    def settled(self) -> bool:
+        """Whether all workers of the kind before have left; forgets those that did."""
+        for crew in [crew for crew in self._leaving if not crew.statistics().alive]:
+            crew.close()
+            self._leaving.remove(crew)
+        return not self._leaving
 
     def close(self) -> None:
         """Stop the workers and wait for them. The gate is closed already."""
-        self._crew.close()
+        for crew in (self._crew, *self._leaving):
+            crew.close()
 
     def knobs(self) -> Iterable[Knob]:
         """Return what may be turned while it runs."""
@@ -121,17 +155,6 @@ class Segment:
                 lambda: self.prefetch_size,
                 self.set_prefetch,
             )
-
-    @property
-    def _state(self) -> SegmentState:
-        return self.connector.gate.flow.segments[self.connector.segment]
-
-    def _move_to(self, kind: Kind) -> None:
-        """Start workers of another kind on the same connector; the first ones leave."""
-        before, self._crew = self._crew, self._hire(kind)
-        self._crew.resize(self._asked)
-        self._tell_flow()
-        before.close()
 
     def _tell_flow(self) -> None:
         gate, at = self.connector.gate, self.connector.segment

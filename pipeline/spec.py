@@ -16,7 +16,7 @@ import torch
 
 from .errors import SpecError
 from .printing import Bare, call, name_of
-from .staffing import Executor, Workers, check, check_staff
+from .staffing import Executor, Workers, check, check_kind, check_staff, is_async
 
 __all__ = [
     "BatchStage",
@@ -32,6 +32,7 @@ __all__ = [
     "Stage",
     "TakeStage",
     "check_place",
+    "executor_of",
 ]
 
 OnError = Literal["raise", "substitute"]
@@ -56,6 +57,7 @@ class SourceStage:
     dataset: Any
     iterable: bool = False
     folder: bool = False
+    files: bool = False
     num_parallel_workers: Workers = None
     executor: Executor = "auto"
     thread_safe: bool | None = None
@@ -72,11 +74,12 @@ class SourceStage:
                 "here and give it to the map() that does the work",
             )
             check(
-                self.executor != "process",
-                "an iterable dataset is read in the trainer's process: "
-                'executor="process" is for its map(), not for from_dataset()',
+                self.executor not in ("process", "async"),
+                "an iterable dataset is read in the trainer's process, by next(): "
+                f'executor="{self.executor}" is for its map(), not for from_dataset()',
             )
             return
+        check_kind(self.dataset.__getitem__, self.executor)
         check(
             len(self.dataset) > 0,
             f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
@@ -86,6 +89,8 @@ class SourceStage:
     @property
     def kind(self) -> str:
         """As the log names it."""
+        if self.files:
+            return "Files"
         return "Folder" if self.folder else "Dataset"
 
     @property
@@ -93,7 +98,12 @@ class SourceStage:
         """What stands behind the ID in the log."""
         if self.name:
             return self.name
-        return "read" if self.folder else name_of(self.dataset)
+        return "read" if self.waits else name_of(self.dataset)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is known to wait for a storage, and so is best kept apart."""
+        return self.folder or self.files
 
     def __repr__(self) -> str:
         shared: dict[str, tuple[object, object]] = {
@@ -103,8 +113,10 @@ class SourceStage:
         }
         if self.folder:
             return call("Pipeline.from_folder", self.dataset.root, **shared)
-        shared["thread_safe"] = (self.thread_safe, None)
         shared["timeout"] = (self.timeout, None)
+        if self.files:
+            return call("Pipeline.from_files", *self.dataset.shown, **shared)
+        shared["thread_safe"] = (self.thread_safe, None)
         dataset = Bare(f"<{type(self.dataset).__name__}>")
         return call("Pipeline.from_dataset", dataset, **shared)
 
@@ -126,6 +138,7 @@ class MapStage:
             f"map() needs a function of one sample, got {self.function!r}",
         )
         check_staff(self.num_parallel_workers, self.executor, self.timeout)
+        check_kind(self.function, self.executor)
 
     @property
     def kind(self) -> str:
@@ -166,6 +179,7 @@ class FilterStage:
             f"filter() needs a function of one sample, got {self.predicate!r}",
         )
         check_staff(self.num_parallel_workers, self.executor, self.timeout)
+        check_kind(self.predicate, self.executor)
 
     @property
     def kind(self) -> str:
@@ -323,6 +337,20 @@ Stage = (
     | BatchStage
     | DeviceStage
 )
+
+
+def executor_of(stage: SourceStage | MapStage | FilterStage) -> Executor:
+    """Return the kind of workers it asks for; a coroutine function asks for its own."""
+    match stage:
+        case SourceStage(iterable=True):
+            return stage.executor
+        case SourceStage():
+            function = stage.dataset.__getitem__
+        case MapStage():
+            function = stage.function
+        case FilterStage():
+            function = stage.predicate
+    return "async" if is_async(function) else stage.executor
 
 
 def check_place(stages: Sequence[Stage], stage: Stage) -> None:

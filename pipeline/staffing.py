@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 from .errors import SpecError
+from .printing import name_of
 
-__all__ = ["Executor", "Workers", "check", "check_staff"]
+__all__ = ["Executor", "Workers", "check", "check_kind", "check_staff", "is_async"]
 
 Executor = Literal["auto", "inline", "thread", "process", "async"]
 EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process", "async")
@@ -32,6 +36,32 @@ def check_staff(workers: Workers, executor: Executor, timeout: float | None) -> 
         _check_workers(workers, executor)
     if timeout is not None:
         _check_timeout(timeout, executor)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether it is a coroutine function, a partial of one, or called as one."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 not whether, but which
+    )
+
+
+def check_kind(function: Callable[..., Any], executor: Executor) -> None:
+    """Check that this kind of workers can run this kind of function."""
+    name = name_of(function)
+    if is_async(function):
+        check(
+            executor in ("auto", "async"),
+            f"{name} is a coroutine function (async def), which an event loop runs, "
+            f"got executor={executor!r}; leave `executor` out",
+        )
+    else:
+        check(
+            executor != "async",
+            f'executor="async" runs coroutine functions (async def), got {name}, which '
+            'is a plain one; write it with async def, or use executor="thread"',
+        )
 
 
 def _check_workers(workers: int | tuple[int, int], executor: Executor) -> None:

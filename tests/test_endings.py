@@ -143,7 +143,7 @@ def test_when_the_trainer_is_killed_its_processes_vanish() -> None:
     assert script.stdout is not None
     assert script.stdout.readline() == "ready\n"
     family = psutil.Process(script.pid).children(recursive=True)
-    assert len(family) == 4
+    assert len(family) >= 2  # the template, and children to carry three workers
     script.kill()
     assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
     assert finish(script)[0] == -signal.SIGKILL

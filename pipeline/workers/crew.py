@@ -35,6 +35,10 @@ class Crew(Protocol):
         """Ask for `count` workers; returns at once, waits for no work in progress."""
         ...
 
+    def retire(self) -> None:
+        """Ask all to leave after the lease in hand; returns at once. For good."""
+        ...
+
     def close(self) -> None:
         """Stop, and wait until all are gone. The gate is closed already."""
         ...

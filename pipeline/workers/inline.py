@@ -21,6 +21,7 @@ class Inline:
         self._program = program
         self._random = SampleRandom(seed)
         self._meter = connector.enter()
+        self._left = False
         self._leases = self._rows = self._run_ns = 0
 
     @property
@@ -39,13 +40,19 @@ class Inline:
     def resize(self, count: int) -> None:
         """Has one worker, whatever is asked for."""
 
-    def close(self) -> None:
+    def retire(self) -> None:
         """Leave the connector."""
+        self._left = True
         self._connector.leave(self._meter)
+
+    def close(self) -> None:
+        """Leave the connector, if it has not yet."""
+        self.retire()
 
     def statistics(self) -> CrewStatistics:
         """Return its size."""
-        return CrewStatistics(self.executor, 1, 1)
+        here = not self._left
+        return CrewStatistics(self.executor, here, here)
 
     def _run(self, lease: Lease) -> None:
         sink = sink_of(self._program, lease)

@@ -81,7 +81,7 @@ def whole_pages(nbytes: int) -> int:
 class Slab:
     """One shared block."""
 
-    __slots__ = ("block", "descriptor", "key", "nbytes")
+    __slots__ = ("address", "block", "descriptor", "key", "nbytes")
 
     def __init__(self, key: int, nbytes: int) -> None:
         self.key = key
@@ -95,6 +95,7 @@ class Slab:
         except BaseException:
             os.close(self.descriptor)
             raise
+        self.address = ctypes.addressof(self.block)
 
     def give_away(self) -> None:
         """Close the descriptor; the memory lives on for as long as arrays use it."""
@@ -134,7 +135,11 @@ class SlabPool:
 
         When all tensors made on it have died, the slab is free again.
         """
-        size = whole_pages(block_bytes(layout, rows))
+        return self.lend_bytes(block_bytes(layout, rows))
+
+    def lend_bytes(self, nbytes: int) -> tuple[Slab, Allocate]:
+        """Return a slab of so many bytes at least, as `lend` does."""
+        size = whole_pages(nbytes)
         with self.lock:
             self._sweep()
             slab = self._find(size)
@@ -152,6 +157,21 @@ class SlabPool:
             self._lent.clear()
             self._drop_free()
             self._returned.clear()
+
+    def at(self, address: int) -> Slab | None:
+        """Return the slab lent that holds this address."""
+        with self.lock:
+            for mark in self._lent.values():
+                if 0 <= address - mark.slab.address < mark.slab.nbytes:
+                    return mark.slab
+        return None
+
+    def give_away(self, key: int) -> None:
+        """Let go of a slab that is lent; it lives on with its batch."""
+        with self.lock:
+            mark = self._lent.pop(key, None)
+            if mark is not None:
+                mark.slab.give_away()
 
     def keys(self) -> set[int]:
         """Return the keys of slabs that may be lent again, or are being filled."""

@@ -21,15 +21,17 @@ class Placement:
     key: int
     nbytes: int
     sent: bool
-    """Whether the slab's descriptor follows this message."""
+    """Whether the slab's descriptor comes with this message."""
     layout: Layout
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A lease, as a worker process needs it."""
+    """A lease, or the first rows of one, as a worker process needs it."""
 
+    number: int
+    """Told back with the outcome: a worker may have several at a time."""
     chunk: Chunk
     inputs: list[Any] | None
     placement: Placement | None

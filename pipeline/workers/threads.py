@@ -74,6 +74,10 @@ class Threads:
         if change < 0:
             self._connector.wake_all()
 
+    def retire(self) -> None:
+        """Send all home at their next `take`."""
+        self.resize(0)
+
     def close(self) -> None:
         """Wait for the threads, whom the closed gate sends home."""
         me = threading.current_thread()

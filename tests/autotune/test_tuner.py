@@ -262,3 +262,18 @@ def test_a_tuner_that_breaks_ends_tuning_with_one_warning(
     assert record.levelname == "WARNING"
     assert record.getMessage() == "autotune is off from here, training goes on"
     assert "LookupError: no such counter" in caplog.text
+
+
+def test_a_change_of_executor_ends_a_trial_unjudged_and_holds_the_tuner_back() -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog())
+    while not plant.changes:
+        plant.advance(tuner.step())
+    plant.segments[1].executor = "process"
+    moved_s, made = plant.now_s, len(plant.changes)
+    while plant.now_s < moved_s + 4.0:
+        plant.advance(tuner.step())
+    assert len(plant.changes) == made
+    while plant.now_s < moved_s + 20.0:
+        plant.advance(tuner.step())
+    assert len(plant.changes) > made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -187,6 +189,11 @@ EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
         ["inline"],
     ),
     "thread-safe": ([SourceStage([1], thread_safe=True)], ["auto"]),
+    "a limit of time": ([DATA, MapStage(decode, timeout=2.0)], ["process"]),
+    "a limit of time and workers": (
+        [DATA, MapStage(decode, 2, timeout=2.0)],
+        ["auto", "process"],
+    ),
     "iterable": (
         [SourceStage(iter([1]), iterable=True), MapStage(decode)],
         ["thread", "auto"],
@@ -199,6 +206,87 @@ def test_the_executor_is_what_was_said_or_fits_the_source(case: str) -> None:
     stages, executors = EXECUTORS[case]
     recipe = compiled(*stages, BatchStage(1))
     assert [segment.executor for segment in recipe.segments] == executors
+
+
+OPEN = [io.BytesIO(b"of the data")]
+"""A dataset that threads must not share."""
+
+
+def reads(sample: Any, file: io.BytesIO = OPEN[0]) -> Any:
+    """Read from an open file."""
+    return file.read(sample)
+
+
+SHARING: dict[str, tuple[list[Stage], list[tuple[str, bool]]]] = {
+    "an unsafe dataset": ([SourceStage(OPEN)], [("process", False)]),
+    "declared": ([SourceStage(OPEN, thread_safe=True)], [("auto", True)]),
+    "declared not to be": ([SourceStage([1], thread_safe=False)], [("process", False)]),
+    "an unsafe function": ([DATA, MapStage(reads)], [("process", False)]),
+    "an unsafe predicate": (
+        [DATA, MapStage(decode, 2), FilterStage(reads)],
+        [("auto", True), ("thread", True), ("process", False)],
+    ),
+    "processes said": ([SourceStage(OPEN, executor="process")], [("process", False)]),
+    "processes said, safe": (
+        [SourceStage([1], executor="process")],
+        [("process", True)],
+    ),
+    "threads said": ([SourceStage(OPEN, executor="thread")], [("thread", False)]),
+    "inline said": ([SourceStage(OPEN, executor="inline")], [("inline", True)]),
+    "an iterable": (
+        [SourceStage(io.BytesIO(b"lines"), iterable=True), MapStage(decode)],
+        [("thread", True), ("auto", True)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARING)
+def test_threads_share_nothing_that_is_known_to_be_unsafe(case: str) -> None:
+    stages, expected = SHARING[case]
+    recipe = compiled(*stages, BatchStage(1))
+    found = [(segment.executor, segment.thread_safe) for segment in recipe.segments]
+    assert found == expected
+
+
+def told(caplog: pytest.LogCaptureFixture, *stages: Stage) -> list[tuple[str, str]]:
+    """Return the logger and the level of each line, and check what it names."""
+    with caplog.at_level(logging.INFO, "penstock"):
+        compiled(*stages, BatchStage(1))
+    for record in caplog.records:
+        assert "`dataset[0]` (a _io.BytesIO) has one position" in record.getMessage()
+        assert record.getMessage().startswith("Dataset(ID:0) list: ")
+    return [(record.name, record.levelname) for record in caplog.records]
+
+
+def test_the_log_says_what_made_it_take_processes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert told(caplog, SourceStage(OPEN)) == [("penstock.autotune", "INFO")]
+
+
+def test_threads_that_were_asked_for_are_kept_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = SourceStage(OPEN, executor="thread")
+    assert told(caplog, stage) == [("penstock", "WARNING")]
+    assert "thread_safe=True" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        SourceStage([1]),
+        SourceStage(OPEN, executor="process"),
+        SourceStage(OPEN, executor="inline"),
+        SourceStage(OPEN, thread_safe=True, executor="thread"),
+        SourceStage([1], thread_safe=False),
+    ],
+    ids=repr,
+)
+def test_the_log_is_silent_where_nothing_surprises(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert told(caplog, stage) == []
 
 
 @pytest.mark.parametrize(

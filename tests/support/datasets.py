@@ -21,6 +21,7 @@ WORKERS: Mapping[str, Mapping[str, Any]] = {
     "2 threads": {"executor": "thread", "num_parallel_workers": 2},
     "16 threads": {"executor": "thread", "num_parallel_workers": 16},
     "3 processes": {"executor": "process", "num_parallel_workers": 3},
+    "9 processes": {"executor": "process", "num_parallel_workers": 9},
 }
 """Settings of a stage under which the same batches must come, by a name."""
 

@@ -49,6 +49,7 @@ class Segment:
         self.work = work
         self.workers = workers
         self.prefetch = prefetch
+        self.executor = "thread"
         self.level = 0.0
         self.clear()
 
@@ -224,7 +225,7 @@ class FluidPlant:
         return SegmentObservation(
             name=name,
             queue_name=name,
-            executor="thread",
+            executor=segment.executor,
             num_parallel_workers=segment.workers,
             prefetch_size=segment.prefetch,
             rows=int(segment.rows),

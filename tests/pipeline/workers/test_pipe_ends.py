@@ -60,9 +60,9 @@ def test_sending_to_an_end_that_is_gone_is_told(ends: tuple[Pipe, Pipe]) -> None
     with pytest.raises(EOFError):
         ours.send("anyone?")
     with pytest.raises(EOFError):
-        ours.send_descriptor(0)
+        ours.send("here", [0])
     with pytest.raises(EOFError):
-        ours.receive_descriptor()
+        ours.receive()
 
 
 def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Pipe, Pipe]) -> None:
@@ -78,13 +78,14 @@ def test_a_descriptor_arrives_as_the_receivers_own(ends: tuple[Pipe, Pipe]) -> N
     ours, theirs = ends
     reading, writing = os.pipe()
     ours.send("before")
-    ours.send_descriptor(writing, 7)
+    ours.send("with it", [writing])
     ours.send("after")
     os.close(writing)
     assert theirs.receive() == "before"
-    descriptor, tag = theirs.receive_descriptor()
+    assert not theirs.descriptors
+    assert theirs.receive() == "with it"
+    descriptor = theirs.descriptors.popleft()
     assert theirs.receive() == "after"
-    assert tag == 7
     assert not os.get_inheritable(descriptor)
     os.write(descriptor, b"through")
     assert os.read(reading, 20) == b"through"

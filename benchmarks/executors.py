@@ -1,0 +1,182 @@
+"""Does `executor="auto"` find the better of threads and processes, from either start?
+
+    python benchmarks/executors.py [--rounds 5] [--sleep]
+
+Three data sets whose samples take a millisecond: pure Python (holds the GIL), zlib
+(lets go of it), and half of each; with --sleep one more, that waits 20 ms before a
+millisecond of Python. Each is loaded by two threads, by two processes, and by `auto`
+begun on threads and begun on processes. `auto` first gets the seconds it takes to make
+up its mind; then all four are measured in turn. The aim is 0.9 of the better of the
+two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import penstock as ps
+from penstock.pipeline.credits import Purse
+from penstock.pipeline.observation import Move
+from penstock.pipeline.run import Run
+
+BATCH = 32
+SLICE_S = 2.0
+"""How long each candidate is measured in a round."""
+DECIDE_S = 30.0
+"""Longest that `auto` may take to settle."""
+NOISE = os.urandom(1 << 20)
+
+
+def python(loops: int) -> None:
+    """Hold the GIL."""
+    total = 0
+    for number in range(loops):
+        total += number
+
+
+def compress(nbytes: int) -> None:
+    """Let go of the GIL."""
+    zlib.compress(NOISE[:nbytes], 1)
+
+
+def repeats_for(work: Callable[[int], None], seconds: float) -> int:
+    """Return the argument for which `work` takes so long: the best of some."""
+    trial = 20_000
+    spent = []
+    for _ in range(30):
+        start = time.perf_counter()
+        work(trial)
+        spent.append(time.perf_counter() - start)
+    return int(trial * seconds / min(spent))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Sample i is i, and the work for it."""
+
+    loops: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+
+    def __len__(self) -> int:
+        return 10**8
+
+    def __getitem__(self, index: int) -> int:
+        if self.wait_s:
+            time.sleep(self.wait_s)
+        python(self.loops)
+        if self.nbytes:
+            compress(self.nbytes)
+        return index
+
+
+class Candidate:
+    """One run, that goes on from slice to slice."""
+
+    def __init__(self, data: Samples, executor: str, *, auto: bool) -> None:
+        workers = 32 if data.wait_s else 2
+        pipe = ps.Pipeline.from_dataset(
+            data, executor="thread", num_parallel_workers=workers, thread_safe=True
+        ).batch(BATCH)
+        recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
+        segment = replace(recipe.segments[0], executor=executor, movable=auto)
+        recipe = replace(recipe, segments=(segment,))
+        self.run = Run(recipe, Purse(1 << 30), recipe.plan.start(0))
+
+    def rate(self, seconds: float) -> float:
+        """Train for so long; return samples a second."""
+        self.run.next()  # what was prefetched meanwhile is not counted
+        start, rows = time.perf_counter(), 0
+        while (spent := time.perf_counter() - start) < seconds:
+            self.run.next()
+            rows += BATCH
+        return rows / spent
+
+    def settle(self) -> None:
+        """Train until it has made up its mind."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < DECIDE_S and not self.over():
+            self.run.next()
+
+    def over(self) -> bool:
+        """Whether the last move is the end of a trial, or a reason for none."""
+        moves = self.moves()
+        return bool(moves) and moves[-1].outcome in ("kept", "taken back", "stays")
+
+    def moves(self) -> tuple[Move, ...]:
+        """Return what it has done, and why."""
+        return self.run.recent().segments[0].moves
+
+    def close(self) -> None:
+        """End it."""
+        self.run.close()
+
+
+def measure(name: str, data: Samples, rounds: int) -> list[float]:
+    """Print one data set's table; return what `auto` reaches of the better one."""
+    with ExitStack() as stack:
+
+        def candidate(executor: str, *, auto: bool = False) -> Candidate:
+            made = Candidate(data, executor, auto=auto)
+            return stack.enter_context(closing(made))
+
+        candidates = {
+            "threads": candidate("thread"),
+            "processes": candidate("process"),
+            "auto from threads": candidate("thread", auto=True),
+            "auto from processes": candidate("process", auto=True),
+        }
+        rates: dict[str, list[float]] = {each: [] for each in candidates}
+        for each in candidates.values():
+            each.rate(0.5)  # warm
+        for each in list(candidates.values())[2:]:
+            each.settle()
+        for _ in range(rounds):
+            for each, one in candidates.items():
+                rates[each].append(one.rate(SLICE_S))
+        print(f"\n{name} (medians of {rounds}, interleaved)")
+        medians = {each: statistics.median(found) for each, found in rates.items()}
+        best = max(medians["threads"], medians["processes"])
+        for each, one in candidates.items():
+            print(
+                f"  {each:<20} {medians[each]:>8,.0f}/s  {medians[each] / best:5.2f}x"
+            )
+            for move in one.moves():
+                print(f"      {move.line}")
+    return [medians[each] / best for each in medians if each.startswith("auto")]
+
+
+def main() -> None:
+    """Print a table a data set, and the worst ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sleep", action="store_true", help="and one that waits")
+    options = parser.parse_args()
+    loops = repeats_for(python, 0.001)
+    nbytes = repeats_for(compress, 0.001)
+    sets = {
+        "GIL-bound": Samples(loops),
+        "GIL-free": Samples(nbytes=nbytes),
+        "mixed": Samples(loops // 2, nbytes // 2),
+    }
+    if options.sleep:
+        sets["waits 20 ms, then GIL-bound"] = Samples(loops, wait_s=0.02)
+    gc.freeze()
+    worst = min(
+        ratio
+        for name, data in sets.items()
+        for ratio in measure(name, data, options.rounds)
+    )
+    print(f"\nauto reaches at least {worst:.2f} of the better one (aim: 0.9)")
+
+
+if __name__ == "__main__":
+    main()

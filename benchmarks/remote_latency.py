@@ -1,0 +1,300 @@
+"""What if a read waits 20 ms for its storage, and then takes 1 ms of Python?
+
+    python benchmarks/remote_latency.py
+
+Batches of 32. No threads of one process get past its GIL, no few processes past the
+wait: it takes many of the one and some of the other. Beside torch's DataLoader with 64
+workers stand penstock in two stages set by hand, in one `__getitem__` set by hand, and
+left to itself with autotune on; above all, what two processes of bare Python burn. Each
+runs in a process of its own, which is new every round; memory is the proportional set
+size (PSS) of all its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import psutil
+from versus import Result, cpu_s, show
+
+WAIT_S = 0.020
+BURN_S = 0.001
+BATCH = 32
+SAMPLES = 10_000_000
+"""An epoch that does not end while it is measured."""
+WORKERS = 64
+ROUNDS = 3
+WINDOWS = 2
+"""In a round, one after the other."""
+WINDOW_S = 2.0
+WARM_S = 2.0
+"""From the first batch on; what workers have ready by then is used up."""
+TUNE_S = 15.0
+"""The same for the one that finds its settings while it runs."""
+
+TORCH = f"DataLoader num_workers={WORKERS}"
+BARE = "two processes of bare Python"
+TUNED = f"one stage, autotune, after {TUNE_S:.0f} s"
+AIMS = {
+    f"two stages, {WORKERS} threads and 2 processes": (1_700, 450),
+    f"one stage, {WORKERS} workers in processes": (1_600, 600),
+}
+"""Samples a second where bare Python makes 2,000, and MB."""
+STAGES, WHOLE = AIMS
+
+
+def burn(iterations: int) -> int:
+    """Work in pure Python; holds the GIL throughout."""
+    total = 0
+    for number in range(iterations):
+        total += number & 3
+    return total
+
+
+def calibrate() -> int:
+    """Return the iterations that take 1 ms of this machine, undisturbed."""
+
+    def taken_s(iterations: int) -> float:
+        start_s = time.thread_time()
+        burn(iterations)
+        return time.thread_time() - start_s
+
+    probe = 100_000
+    return round(probe * BURN_S / min(taken_s(probe) for _ in range(50)))
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Sample i is i, and takes its time.
+
+    Args:
+        iterations: of Python after the wait.
+    """
+
+    iterations: int = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(WAIT_S)
+        burn(self.iterations)
+        return index
+
+
+@dataclass(frozen=True)
+class Burn:
+    """The Python alone, as a stage of its own."""
+
+    iterations: int
+
+    def __call__(self, sample: int) -> int:
+        burn(self.iterations)
+        return sample
+
+
+# In the process of one subject
+
+
+def two_stages(iterations: int) -> Iterable[object]:
+    """Wait on many threads, compute on two processes."""
+    import penstock as ps
+
+    return (
+        ps.Pipeline.from_dataset(
+            Remote(), executor="thread", num_parallel_workers=WORKERS
+        )
+        .map(Burn(iterations), executor="process", num_parallel_workers=2)
+        .batch(BATCH)
+    )
+
+
+def one_stage(iterations: int) -> Iterable[object]:
+    """Wait and compute in `__getitem__`, on workers that are not the trainer's."""
+    import penstock as ps
+
+    return ps.Pipeline.from_dataset(
+        Remote(iterations),
+        executor="process",
+        num_parallel_workers=WORKERS,
+        thread_safe=True,
+    ).batch(BATCH)
+
+
+def tuned(iterations: int) -> Iterable[object]:
+    """Say nothing, and turn autotune on."""
+    import penstock as ps
+
+    ps.set_enable_autotune(True)
+    return ps.Pipeline.from_dataset(Remote(iterations)).batch(BATCH)
+
+
+def torch_loader(iterations: int) -> Iterable[object]:
+    """As many workers as the best by hand has."""
+    from torch.utils.data import DataLoader
+
+    dataset = Remote(iterations)
+    return DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)  # type: ignore[arg-type]
+
+
+def burns(iterations: int) -> int:
+    """Return how many samples' Python one process does in a window."""
+    end_s, count = time.perf_counter() + WINDOW_S, 0
+    while time.perf_counter() < end_s:
+        burn(iterations)
+        count += 1
+    return count
+
+
+def run_bare(iterations: int) -> Iterator[tuple[float, float]]:
+    """Yield rate and cores of each window."""
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        for _ in range(WINDOWS):
+            start_s, cpu = time.perf_counter(), cpu_s()
+            count = sum(pool.map(burns, [iterations] * 2))
+            spent_s = time.perf_counter() - start_s
+            yield count / spent_s, (cpu_s() - cpu) / spent_s
+
+
+def run_batches(
+    batches: Iterator[object], warm_s: float
+) -> Iterator[tuple[float, float]]:
+    """Yield rate and cores of each window, once warmed up."""
+    next(batches)
+    count_for(batches, warm_s)
+    for _ in range(WINDOWS):
+        start_s, cpu = time.perf_counter(), cpu_s()
+        count = count_for(batches, WINDOW_S)
+        spent_s = time.perf_counter() - start_s
+        yield count * BATCH / spent_s, (cpu_s() - cpu) / spent_s
+
+
+def count_for(batches: Iterator[object], seconds: float) -> int:
+    """Return how many batches come in this time."""
+    end_s, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end_s:
+        next(batches)
+        count += 1
+    return count
+
+
+SUBJECTS: dict[str, Callable[[int], Iterable[object]] | None] = {
+    STAGES: two_stages,
+    WHOLE: one_stage,
+    TUNED: tuned,
+    TORCH: torch_loader,
+    BARE: None,
+}
+
+
+def be(subject: str, iterations: int) -> None:
+    """Run one subject: write its windows, then go on until the input ends."""
+    make = SUBJECTS[subject]
+    if make is None:
+        report(run_bare(iterations))
+        is_over(None)
+        return
+    source = make(iterations)
+    batches = iter(source)
+    report(run_batches(batches, TUNE_S if subject == TUNED else WARM_S))
+    while not is_over(0):  # at work while its memory is read
+        next(batches)
+    if hasattr(source, "explain"):
+        for stage in source.explain().to_dict()["stages"]:
+            told = (stage[key] for key in ("name", "num_parallel_workers", "executor"))
+            print(*told, file=sys.stderr)
+    del batches
+
+
+def is_over(wait_s: float | None) -> bool:
+    """Whether the input has ended; a thread that reads it would be forked with it."""
+    return bool(select.select([sys.stdin], [], [], wait_s)[0])
+
+
+def report(windows: Iterator[tuple[float, float]]) -> None:
+    """Write all windows as one line."""
+    print(json.dumps(list(windows)), flush=True)
+
+
+# In the process that asks
+
+
+def measure(subject: str, iterations: int) -> tuple[list[tuple[float, float]], float]:
+    """Return rate and cores of each window of a fresh process, and its PSS in MB."""
+    command = [sys.executable, "-W", "ignore", __file__, "--subject", subject]
+    command += ["--iterations", str(iterations)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{subject} ended without a result")
+        return json.loads(line), pss_mb(psutil.Process(process.pid))
+
+
+def pss_mb(process: psutil.Process) -> float:
+    """Return the memory of a process and all its children, shared pages once."""
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            total += each.memory_full_info().pss
+        except psutil.NoSuchProcess:  # pragma: no cover - it has just ended
+            continue
+    return total / 1e6
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--subject", choices=SUBJECTS, help="be one of those measured")
+    parser.add_argument("--iterations", type=int, help="of Python in a sample")
+    options = parser.parse_args()
+    iterations = options.iterations or calibrate()
+    if options.subject:
+        be(options.subject, iterations)
+        return
+    print(f"1 ms of this machine's Python: {iterations:,} iterations of a bare loop")
+    windows: dict[str, list[tuple[float, float]]] = {name: [] for name in SUBJECTS}
+    memory: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    for number in range(options.rounds):
+        for name in SUBJECTS:
+            print(f"round {number + 1}: {name}", file=sys.stderr, flush=True)
+            found, used_mb = measure(name, iterations)
+            windows[name] += found
+            memory[name].append(used_mb)
+    results = {
+        name: Result(
+            name,
+            tuple(rate for rate, _ in found),
+            statistics.median(cores for _, cores in found),
+        )
+        for name, found in windows.items()
+    }
+    show("20 ms of waiting, 1 ms of Python", list(results.values()), [TORCH])
+    conclude(results, {name: statistics.median(each) for name, each in memory.items()})
+
+
+def conclude(results: dict[str, Result], memory_mb: dict[str, float]) -> None:
+    """Print memory and share of the ceiling, beside what was aimed at."""
+    ceiling = results[BARE].rate
+    for name, result in results.items():
+        rate, most_mb = AIMS.get(name, (0, 0))
+        aim = f"  (aim: {rate / 2_000:.2f}, {most_mb} MB)" if rate else ""
+        share = result.rate / ceiling
+        print(f"  {name}: {share:.2f} of bare Python, {memory_mb[name]:,.0f} MB{aim}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where an engine runs: beside the trainer, or in a child of its own."""

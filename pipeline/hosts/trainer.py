@@ -1,0 +1,81 @@
+"""`host="trainer"`: the engine and its threads run in this very process."""
+
+from __future__ import annotations
+
+import time
+
+from ..compile import Recipe
+from ..credits import Purse
+from ..engine import Engine
+from ..feed import Delivery, Feed, PlannedFeed
+from ..knob import Knob
+from ..monitor import Reading, TrainerMeter
+from ..plan import Cursor
+from ..repack import RepackFeed
+from ..workers.slabs import SlabPool
+
+__all__ = ["NOTE_NS", "TrainerHost"]
+
+NOTE_NS = 1_000_000_000
+"""One reading a second is enough for what is told of the last ten."""
+
+
+class TrainerHost:
+    """One engine with its feed.
+
+    Args:
+        recipe: what to run.
+        purse: the bytes it may hold.
+        cursor: where the first batch starts.
+        trainer: the instrument of whoever calls `next`.
+        slabs: where batches' memory comes from, if another process is to have them.
+    """
+
+    era = 0
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        purse: Purse,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+        slabs: SlabPool | None = None,
+    ) -> None:
+        self.engine = Engine(recipe, purse, cursor.step, trainer=trainer, slabs=slabs)
+        make = RepackFeed if recipe.repack else PlannedFeed
+        self._feed: Feed = make(self.engine, cursor)
+        self._feed.begin(cursor)
+        self.engine.__enter__()
+        self._noted_ns = time.perf_counter_ns()
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._feed.cursor
+
+    def next(self) -> Delivery | None:
+        return self._feed.next()
+
+    def begin(self, cursor: Cursor) -> None:
+        self._feed.begin(cursor)
+
+    def read(self) -> Reading:
+        return self.engine.monitor.read()
+
+    def glance(self) -> Reading | None:
+        now_ns = time.perf_counter_ns()
+        if now_ns - self._noted_ns < NOTE_NS:
+            return None
+        self._noted_ns = now_ns
+        return self.read()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return self.engine.knobs()
+
+    def is_free(self) -> bool:
+        return self.engine.is_free()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __repr__(self) -> str:
+        return f"<TrainerHost at {self.cursor}: {self.engine!r}>"

@@ -1,0 +1,71 @@
+"""A web server on this machine that is slow to answer, as a store far away is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from aiohttp import web
+
+__all__ = ["HttpStore", "served"]
+
+
+class HttpStore:
+    """Serves files from memory, and counts the requests in flight."""
+
+    def __init__(self, files: Mapping[str, bytes], latency_s: float) -> None:
+        self.files = files
+        self.latency_s = latency_s
+        self.url = ""
+        self.inside = 0
+        self.most = 0
+        """The most requests that were in flight at once."""
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(self.latency_s)
+        self.inside -= 1
+        content = self.files.get(request.path.lstrip("/"))
+        if content is None:
+            return web.Response(status=404)
+        return web.Response(body=content)
+
+    async def serve(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = web.Server(self.answer)
+        runner = web.ServerRunner(server, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    def run(self, ready: threading.Event) -> None:
+        asyncio.run(self.serve(ready))
+
+    def stop(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+
+@contextmanager
+def served(files: Mapping[str, bytes], latency_s: float = 0.01) -> Iterator[HttpStore]:
+    """Serve these files for the length of the block."""
+    store = HttpStore(files, latency_s)
+    ready = threading.Event()
+    thread = threading.Thread(target=store.run, args=(ready,), name="http store")
+    thread.start()
+    try:
+        assert ready.wait(timeout=60)
+        yield store
+    finally:
+        store.stop()
+        thread.join()

@@ -1,0 +1,227 @@
+"""Segments are moved between kinds of workers live, and `auto` chooses by measure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.pipeline.engine import Engine
+from penstock.pipeline.segment import Kind
+from support.datasets import WORKERS, Numbers
+from support.functions import augment, digest
+
+LENGTH = 400
+THREADS = WORKERS["2 threads"]
+KINDS: tuple[Kind, ...] = ("inline", "thread", "process")
+NOISE = os.urandom(1 << 16)
+
+
+def two_segments() -> ps.Pipeline:
+    return (
+        ps.Pipeline.from_dataset(Numbers(LENGTH), **THREADS)
+        .shuffle(seed=5)
+        .map(augment, **THREADS)
+        .batch(8)
+    )
+
+
+def engine_of(pipe: ps.Pipeline) -> Engine:
+    run = pipe._slot.run  # noqa: SLF001 moves are the engine's own affair
+    assert run is not None
+    return run.run.host.engine  # type: ignore[attr-defined, no-any-return]
+
+
+def moving(pipe: ps.Pipeline, kinds: list[Kind], each: int = 3) -> list[Any]:
+    """Train an epoch; after every few batches another segment gets another kind."""
+    found = []
+    for number, batch in enumerate(pipe):
+        found.append(batch)
+        if kinds and number % each == 0:
+            engine = engine_of(pipe)
+            engine.move(engine.segments[len(kinds) % 2], kinds.pop())
+    assert kinds == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    with two_segments() as pipe:
+        return digest(pipe)
+
+
+def test_moves_between_all_kinds_under_load_change_no_byte(undisturbed: str) -> None:
+    dice = random.Random(0)
+    kinds = [kind for kind in KINDS for _ in range(5)]
+    dice.shuffle(kinds)
+    with two_segments() as pipe:
+        assert digest(moving(pipe, kinds)) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_fifty_moves_in_fifty_batches_change_no_byte(
+    seed: int, undisturbed: str
+) -> None:
+    kinds = random.Random(seed).choices(KINDS, k=LENGTH // 8)
+    with two_segments() as pipe:
+        assert digest(moving(pipe, kinds, each=1)) == undisturbed
+
+
+def test_workers_of_the_kind_before_leave_and_their_work_stays_counted() -> None:
+    with two_segments() as pipe:
+        loop = iter(pipe)
+        next(loop)
+        engine = engine_of(pipe)
+        for kind in ("process", "thread"):
+            for segment in engine.segments:
+                engine.move(segment, kind)
+            for _ in loop:
+                if all(segment.settled() for segment in engine.segments):
+                    break
+        assert [segment.executor for segment in engine.segments] == ["thread"] * 2
+        list(loop)
+        read = engine.monitor.read()
+        assert all(segment.total.rows >= LENGTH for segment in read.segments)
+        assert all(len(segment.workers) == 2 for segment in read.segments)
+
+
+def test_no_lock_of_the_users_is_taken_along_into_worker_processes() -> None:
+    held = threading.Lock()
+
+    def locked(sample: Any) -> Any:
+        with held:
+            time.sleep(0.001)  # most of the time some thread is in here
+        return sample
+
+    pipe = ps.Pipeline.from_dataset(Numbers(120)).map(
+        locked, executor="thread", num_parallel_workers=4
+    )
+    with pipe.batch(4) as pipe:
+        found = []
+        for number, batch in enumerate(pipe):
+            found += batch[1].tolist()
+            if number == 3:
+                engine = engine_of(pipe)
+                engine.move(engine.segments[-1], "process")
+        assert found == list(range(120))
+
+
+def test_batches_lie_in_shared_memory_while_processes_write_them() -> None:
+    with two_segments() as pipe:
+        loop = iter(pipe)
+        next(loop)
+        engine = engine_of(pipe)
+        engine.move(engine.segments[-1], "process")
+        list(loop)
+        assert engine._slabs.keys()  # noqa: SLF001 where memory lies is not told
+
+
+def counts_in_python(index: int) -> int:
+    """Hold the GIL for a millisecond or two."""
+    return index + 0 * sum(number * number for number in range(20_000))
+
+
+def compresses(index: int) -> int:
+    """Work for a millisecond or two without the GIL."""
+    return index + 0 * len(zlib.compress(NOISE, 1))
+
+
+def train_until(pipe: ps.Pipeline, outcomes: set[str], patience_s: float) -> Any:
+    """Train until the only segment has come to one of these; return its last move."""
+    start = time.perf_counter()
+    for _ in pipe:
+        stats = pipe.stats()
+        assert stats is not None
+        for move in stats.segments[0].moves:
+            if move.outcome in outcomes:
+                return move
+        if time.perf_counter() - start > patience_s:
+            break
+    return pytest.fail(f"none of {outcomes} within {patience_s} s: {pipe.stats()}")
+
+
+ENDLESS = range(10**7)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
+def test_python_that_holds_the_gil_is_moved_to_processes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
+        move = train_until(pipe, {"kept", "taken back"}, 40.0)
+    assert (move.old, move.new, move.outcome) == ("thread", "process", "kept")
+    told = [line for line in caplog.messages if "executor" in line]
+    assert "executor inline -> thread: a batch takes" in told[0]
+    assert "executor thread -> process on trial: the GIL is held" in told[1]
+    assert "executor thread -> process kept:" in told[2]
+
+
+@pytest.mark.slow
+def test_work_without_the_gil_stays_on_threads() -> None:
+    with ps.Pipeline.from_dataset(ENDLESS).map(compresses).batch(32) as pipe:
+        move = train_until(pipe, {"stays", "on trial"}, 40.0)
+    assert (move.old, move.outcome) == ("thread", "stays")
+
+
+def test_a_cheap_function_stays_inline_and_costs_no_probe() -> None:
+    with ps.Pipeline.from_dataset(range(20_000)).batch(32) as pipe:
+        for _ in pipe:
+            assert not [t for t in threading.enumerate() if "gil probe" in t.name]
+        stats = pipe.stats()
+    assert stats is not None
+    [move] = stats.segments[0].moves
+    assert (move.old, move.outcome) == ("inline", "stays")
+
+
+def test_an_explicit_executor_is_never_moved() -> None:
+    for kind in KINDS:
+        with ps.Pipeline.from_dataset(range(64), executor=kind).batch(8) as pipe:
+            list(pipe)
+            assert not any(segment.movable for segment in engine_of(pipe).segments)
+
+
+def test_what_cannot_be_moved_says_so_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ps.SpecError("`lambda` cannot travel; write it with def")
+
+    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        engine = engine_of(pipe)
+        [segment] = engine.segments
+        mover = engine._mover  # noqa: SLF001 what it does is told in the log
+        monkeypatch.setattr(mover, "_change", refuse)
+        assert not mover._carry_out(segment, "process")  # noqa: SLF001
+        next(loop)
+        assert segment.executor == "thread"
+        assert segment.moves[-1].line.endswith(
+            "executor thread -> process failed: `lambda` cannot travel; write it with "
+            "def."
+        )
+
+
+def test_moves_are_rows_of_the_autotune_file(tmp_path: Path) -> None:
+    ps.set_enable_autotune(True, filepath_prefix=str(tmp_path / "run"))
+    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
+        for _ in pipe:
+            lines = (tmp_path / "run_0.jsonl").read_text().splitlines()
+            rows = map(json.loads, lines)
+            moves = [row for row in rows if row["event"] == "executor"]
+            if moves:
+                break
+    assert (moves[0]["old"], moves[0]["new"]) == ("inline", "thread")
+    assert "a batch takes" in moves[0]["reason"]

@@ -1,0 +1,174 @@
+"""Kills, stops and interrupts at random moments, again and again, on a busy machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock as ps
+from support.datasets import Numbers
+from support.functions import augment, digest, indices, waits
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROUNDS = range(50)
+KILLS = 200
+BATCH = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_core_is_busy() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burner:
+        yield
+        burner.kill()
+
+
+def described(batches: int, *, thread_safe: bool) -> ps.Pipeline:
+    workers: dict[str, Any] = {"executor": "process", "num_parallel_workers": 4}
+    return (
+        ps.Pipeline.from_dataset(
+            Numbers(batches * BATCH), thread_safe=thread_safe, **workers
+        )
+        .shuffle(seed=1)
+        .map(augment, **workers)
+        .map(partial(waits, wait_s=0.0005), **workers)
+        .batch(BATCH)
+    )
+
+
+def kill_one(dice: random.Random) -> bool:
+    """Kill a template or a worker of this process; tell whether one was there."""
+    family = psutil.Process().children(recursive=True)
+    ours = [child for child in family if "while True" not in " ".join(cmdline(child))]
+    if not ours:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        dice.choice(ours).kill()
+        return True
+    return False
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+@pytest.mark.parametrize("round_", ROUNDS)
+def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
+    round_: int,
+) -> None:
+    dice = random.Random(round_)
+    thread_safe = round_ % 2 == 0
+    batches = KILLS + 40
+    killed, found = 0, []
+    with described(batches, thread_safe=thread_safe) as pipe:
+        for batch in pipe:
+            found.append(batch)
+            killed += killed < KILLS and kill_one(dice)
+            run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+            assert run is not None
+            dice.choice(run.run.knobs()).turn(dice.randint(1, 6))
+    assert killed >= KILLS * 0.9
+    whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")
+    with whole.shuffle(seed=1).map(augment).batch(BATCH) as pipe:
+        assert digest(found) == digest(pipe)
+
+
+TRAINER = """
+import sys, time
+import penstock as ps
+from functools import partial
+from support.datasets import Numbers
+from support.functions import waits
+workers = dict(executor="process", num_parallel_workers=4)
+pipe = (ps.Pipeline.from_dataset(Numbers(100000), thread_safe=sys.argv[1] == "safe")
+    .map(partial(waits, wait_s=float(sys.argv[2])), **workers).batch(4))
+try:
+    for at, batch in enumerate(pipe):
+        if at == 2:
+            print("ready", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def trainer(*args: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """Start a training script; yield it and its processes, once it is at work."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER, *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "ready\n"
+        family = psutil.Process(script.pid).children(recursive=True)
+        assert len(family) >= 2
+        yield script, family
+
+
+@pytest.mark.parametrize("round_", ROUNDS)
+def test_a_killed_trainer_leaves_nothing(round_: int) -> None:
+    dice = random.Random(round_)
+    shared = set(os.listdir("/dev/shm"))
+    with trainer("safe" if round_ % 2 else "unsafe", "0.001") as (script, family):
+        time.sleep(dice.random() * 0.05)  # any moment
+        script.kill()
+        assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.parametrize("round_", ROUNDS)
+def test_ctrl_c_returns_within_a_second(round_: int) -> None:
+    dice = random.Random(round_)
+    hanging = "30" if round_ % 5 == 0 else "0.001"
+    with trainer("safe" if round_ % 2 else "unsafe", "0.001") as (script, family):
+        time.sleep(dice.random() * 0.05)  # any moment
+        start_s = time.monotonic()
+        script.send_signal(signal.SIGINT)
+        assert script.wait(timeout=30) == 0, hanging
+        assert time.monotonic() - start_s < 1
+        assert psutil.wait_procs(family, timeout=1)[1] == []
+        assert script.stdout is not None
+        assert script.stdout.read() == "interrupted\n"
+
+
+@pytest.mark.parametrize("round_", ROUNDS)
+def test_a_stopped_worker_is_replaced_under_a_timeout(round_: int) -> None:
+    dice = random.Random(round_)
+    pipe = (
+        ps.Pipeline.from_dataset(Numbers(400), executor="inline")
+        .map(
+            partial(waits, wait_s=0.002),
+            executor="process",
+            num_parallel_workers=dice.randint(1, 6),
+            timeout=0.3,
+        )
+        .batch(BATCH)
+    )
+    stop_at = dice.randrange(20)
+    found = []
+    with pipe:
+        for at, batch in enumerate(pipe):
+            found.append(batch)
+            if at == stop_at:
+                workers = [
+                    worker
+                    for template in psutil.Process().children()
+                    for worker in template.children()
+                ]
+                dice.choice(workers).suspend()
+    assert [i for batch in indices(found) for i in batch] == list(range(400))

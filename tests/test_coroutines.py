@@ -1,0 +1,499 @@
+"""Coroutine functions as stages: hundreds wait in one thread, the batches are the same.
+
+Reads wait for each other, or for ever, so that nothing depends on who is quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.pipeline.knob import Knob
+from penstock.pipeline.workers import coroutines
+from support.datasets import WORKERS, Counting, Numbers, Sample
+from support.functions import BadSample, augment, digest, fails_on, indices
+
+
+async def augment_async(sample: Sample, rng: np.random.Generator) -> Sample:
+    """What `augment` does, with others drawing in between."""
+    values, index = sample
+    for _ in range(index % 3):
+        await asyncio.sleep(0)
+    return values + rng.random(values.shape, np.float32), index
+
+
+async def hand_on(sample: Any) -> Any:
+    await asyncio.sleep(0)
+    return sample
+
+
+class Caller:
+    """Called as a coroutine function, without being one."""
+
+    async def __call__(self, sample: Any) -> Any:
+        return await hand_on(sample)
+
+
+class Crowd:
+    """Keeps those who enter until so many are inside at once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.inside = 0
+        self.threads = 0
+        """Python's threads when it was full."""
+        self._full = asyncio.Event()
+
+    async def enter(self) -> None:
+        self.inside += 1
+        if self.inside == self.size:
+            self.threads = threading.active_count()
+            self._full.set()
+        await self._full.wait()
+
+
+class Remote:
+    """Sample i is i, from behind a crowd.
+
+    The first `free` come as from any store, so that it is known what a batch holds, and
+    that reads take long enough to be leased one by one.
+    """
+
+    def __init__(self, length: int, crowd: Crowd, free: int) -> None:
+        self.length = length
+        self.crowd = crowd
+        self.free = free
+
+    def __len__(self) -> int:
+        return self.length
+
+    async def __getitem__(self, index: int) -> int:
+        if index < self.free:
+            await asyncio.sleep(0.02)
+        else:
+            await self.crowd.enter()
+        return index
+
+
+class Forever:
+    """A function that waits for ever on one sample, and notes when that is over."""
+
+    def __init__(self, *bad: int) -> None:
+        self.bad = bad
+        self.reached = threading.Event()
+        self.left: list[int] = []
+
+    async def __call__(self, sample: Sample) -> Sample:
+        if sample[1] in self.bad:
+            self.reached.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.append(sample[1])
+        return sample
+
+
+def pipe_of(
+    function: Callable[..., Awaitable[Any]],
+    *,
+    length: int = 48,
+    batch: Mapping[str, Any] = {},
+    **settings: Any,
+) -> ps.Pipeline:
+    source = ps.Pipeline.from_dataset(Numbers(length))
+    return source.map(function, name="fetch", **settings).batch(8, **batch)
+
+
+def first_error(pipe: ps.Pipeline) -> BaseException:
+    with pipe, pytest.raises(BaseException) as caught:  # noqa: PT011 looked at
+        list(pipe)
+    return caught.value
+
+
+def executors(pipe: ps.Pipeline) -> list[str]:
+    return [stage["executor"] for stage in pipe.explain().to_dict()["stages"]]
+
+
+def permits_of(pipe: ps.Pipeline) -> Knob:
+    run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+    assert run is not None
+    (found,) = (k for k in run.run.knobs() if k.name == "num_parallel_workers")
+    return found
+
+
+# Many wait in one thread
+
+
+def test_a_thousand_reads_wait_in_one_more_thread() -> None:
+    crowd = Crowd(1000)
+    data = Remote(1050, crowd, free=50)
+    before = threading.active_count()
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=1000).batch(50)
+    with pipe:
+        assert [n for batch in pipe for n in batch.tolist()] == list(range(1050))
+    assert crowd.threads == before + 1
+
+
+def test_64_wait_at_once_where_nobody_says_how_many() -> None:
+    crowd = Crowd(64)
+    with ps.Pipeline.from_dataset(Remote(72, crowd, free=8)).batch(8) as pipe:
+        assert len(list(pipe)) == 9
+        assert executors(pipe) == ["async"]
+
+
+# The batches are the same
+
+
+def two_epochs(first: Mapping[str, Any], *maps: tuple[Any, Mapping[str, Any]]) -> str:
+    pipe = ps.Pipeline.from_dataset(Numbers(50), **first).shuffle(seed=3)
+    for function, settings in maps:
+        pipe = pipe.map(function, **settings)
+    with pipe.batch(8) as pipe:
+        return digest([*pipe, *pipe])
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    inline = WORKERS["inline"]
+    return two_epochs(inline, (augment, inline), (augment, inline))
+
+
+@pytest.mark.parametrize("permits", [1, 3, 200, None])
+def test_two_epochs_are_byte_identical_to_inline(
+    permits: int | None, expected: str
+) -> None:
+    settings = {"num_parallel_workers": permits}
+    stage = (augment_async, settings)
+    assert two_epochs({}, stage, stage) == expected
+
+
+@pytest.mark.parametrize("other", WORKERS)
+def test_other_kinds_before_and_behind_hand_on_the_same_bytes(
+    other: str, expected: str
+) -> None:
+    kind, stage = WORKERS[other], (augment_async, {})
+    assert two_epochs(kind, (augment, kind), stage) == expected
+    assert two_epochs(kind, stage, (augment, kind)) == expected
+
+
+def test_an_iterable_comes_in_its_order() -> None:
+    pipe = ps.Pipeline.from_dataset(Counting(50)).map(augment_async).batch(8)
+    with pipe:
+        found = [index for batch in indices(pipe) for index in batch]
+    assert found == list(range(50))
+
+
+def test_a_coroutine_function_may_filter() -> None:
+    async def is_even(sample: Sample) -> bool:
+        await asyncio.sleep(0)
+        return sample[1] % 2 == 0
+
+    with ps.Pipeline.from_dataset(Numbers(40)).filter(is_even).batch(5) as pipe:
+        assert list(indices(pipe)) == [
+            list(range(at, at + 10, 2)) for at in range(0, 40, 10)
+        ]
+
+
+def test_ctx_is_the_batchs() -> None:
+    async def step_of(sample: Any, ctx: Any) -> int:
+        return int(ctx.step)
+
+    with pipe_of(step_of, length=32) as pipe:
+        assert [batch.tolist() for batch in pipe] == [[step] * 8 for step in range(4)]
+
+
+def test_the_trainer_may_run_in_an_event_loop_too() -> None:
+    async def train() -> list[list[int]]:
+        with pipe_of(hand_on, length=16) as pipe:
+            return list(indices(pipe))
+
+    assert asyncio.run(train()) == [list(range(8)), list(range(8, 16))]
+
+
+# Which functions, and what runs them
+
+
+@pytest.mark.parametrize("function", [hand_on, Caller(), partial(partial(hand_on))])
+def test_auto_takes_an_event_loop_for_all_that_is_awaited(function: Any) -> None:
+    with pipe_of(function, length=16) as pipe:
+        assert list(indices(pipe)) == [list(range(8)), list(range(8, 16))]
+        assert executors(pipe)[-1] == "async"
+
+
+def test_neighbours_of_another_kind_stay_apart_and_free_to_move() -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(8)).map(hand_on).map(hand_on).map(str)
+    with pipe.batch(8) as pipe:
+        list(pipe)
+        assert executors(pipe) == ["inline", "async", "inline"]
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+def test_other_workers_refuse_a_coroutine_function(executor: Any) -> None:
+    source = ps.Pipeline.from_dataset(Numbers(8))
+    with pytest.raises(ps.SpecError, match="hand_on is a coroutine.*leave `executor`"):
+        source.map(hand_on, executor=executor)
+
+
+@pytest.mark.parametrize("stage", ["map", "filter"])
+def test_an_event_loop_refuses_a_plain_function(stage: str) -> None:
+    source = ps.Pipeline.from_dataset(Numbers(8))
+    with pytest.raises(ps.SpecError, match="got str, which is a plain one"):
+        getattr(source, stage)(str, executor="async")
+
+
+def test_an_event_loop_refuses_a_plain_dataset_and_an_iterable() -> None:
+    with pytest.raises(ps.SpecError, match="got __getitem__, which is a plain one"):
+        ps.Pipeline.from_dataset(Numbers(8), executor="async")
+    with pytest.raises(ps.SpecError, match="is for its map"):
+        ps.Pipeline.from_dataset(Counting(8), executor="async")
+
+
+# Knobs turn
+
+
+def test_more_permits_let_more_wait_at_once() -> None:
+    crowd = Crowd(40)
+    data = Remote(88, crowd, free=8)
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2).batch(8)
+    with pipe:
+        batches = iter(pipe)
+        next(batches)
+        permits_of(pipe).turn(40)
+        assert len(list(batches)) == 10
+
+
+def test_fewer_permits_leave_when_their_lease_ends() -> None:
+    inside = 0
+    seen: dict[int, int] = {}
+
+    async def count(sample: Sample) -> Sample:
+        nonlocal inside
+        inside += 1
+        await asyncio.sleep(0)
+        seen[sample[1]] = inside
+        inside -= 1
+        return sample
+
+    with pipe_of(count, length=800, num_parallel_workers=30) as pipe:
+        for step, _ in enumerate(pipe):
+            if step == 20:
+                permits_of(pipe).turn(1)
+    assert {seen[index] for index in range(600, 800)} == {1}
+
+
+def test_turning_knobs_changes_no_byte() -> None:
+    dice = random.Random(0)
+    with pipe_of(augment_async, length=400, num_parallel_workers=5) as pipe:
+        turned = []
+        for batch in pipe:
+            turned.append(batch)
+            permits_of(pipe).turn(dice.randrange(1, 60))
+    with pipe_of(augment_async, length=400, num_parallel_workers=1) as pipe:
+        assert digest(turned) == digest(pipe)
+
+
+# Errors
+
+
+def test_an_exception_belongs_to_its_batch_and_says_its_sample() -> None:
+    async def check(sample: Sample) -> Sample:
+        return fails_on(21)(await hand_on(sample))
+
+    with pipe_of(check) as pipe:
+        batches = iter(pipe)
+        next(batches), next(batches)
+        with pytest.raises(BadSample) as caught:
+            next(batches)
+    (note,) = caught.value.__notes__
+    assert "in Map(ID:1) fetch, sample index 21 (epoch 0, step 2, row 5" in note
+
+
+def test_a_bad_sample_may_be_substituted() -> None:
+    async def check(sample: Sample) -> Sample:
+        return fails_on(21)(await hand_on(sample))
+
+    options = {"on_error": "substitute", "error_budget": 1.0}
+    with pipe_of(check, batch=options) as pipe:
+        found = [index for batch in indices(pipe) for index in batch]
+    assert len(found) == 48
+    assert 21 not in found
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit]
+)
+def test_what_ends_a_program_elsewhere_reaches_the_trainer(
+    error: type[BaseException],
+) -> None:
+    async def check(sample: Sample) -> Sample:
+        return fails_on(21, error=error)(await hand_on(sample))
+
+    assert type(first_error(pipe_of(check))) is error
+
+
+def test_a_function_that_cancels_its_own_task_fails_its_own_rows_alone() -> None:
+    async def check(sample: Sample) -> Sample:
+        task = asyncio.current_task()
+        assert task is not None
+        if sample[1] in (3, 21):
+            task.cancel()
+        if sample[1] == 21:
+            await asyncio.sleep(0)
+        return sample
+
+    error = first_error(pipe_of(check, num_parallel_workers=2))
+    assert type(error) is asyncio.CancelledError
+    assert "step 2, row 5" in error.__notes__[0]
+
+
+def test_none_is_no_sample() -> None:
+    async def forget(sample: Sample) -> None:
+        await hand_on(sample)
+
+    error = first_error(pipe_of(forget))
+    assert type(error) is ps.SampleError
+    assert "fetch returned None" in str(error)
+
+
+def test_a_sample_that_takes_too_long_is_cancelled_and_its_row_fails() -> None:
+    function = Forever(21)
+    error = first_error(pipe_of(function, timeout=0.05))
+    assert type(error) is TimeoutError
+    assert "fetch was still waiting for this sample after its `timeout` of 0.05 s" in (
+        str(error)
+    )
+    assert "row 5 of the batch" in error.__notes__[0]
+    assert function.left == [21]
+
+
+def test_a_timeout_is_each_samples_own() -> None:
+    options = {"on_error": "substitute", "error_budget": 1.0}
+    function = Forever(9, 10, 21)
+    with pipe_of(function, timeout=0.05, batch=options) as pipe:
+        assert len(list(pipe)) == 6
+    assert sorted(function.left) == [9, 10, 21]
+
+
+def test_a_timeout_of_the_functions_own_stays_its_own() -> None:
+    async def check(sample: Sample) -> Sample:
+        async with asyncio.timeout(0):
+            return await hand_on(sample)
+
+    assert str(first_error(pipe_of(check, timeout=60))) == ""
+
+
+# Endings
+
+
+def test_a_loop_left_early_cancels_what_waits() -> None:
+    function = Forever(12)
+    pipe = pipe_of(function)
+    for _ in pipe:
+        assert function.reached.wait(timeout=60)
+        break
+    pipe.close()
+    assert function.left == [12]
+
+
+def test_what_coroutines_began_ends_with_them() -> None:
+    ended = []
+
+    async def numbers() -> Any:
+        try:
+            while True:
+                yield 1
+        finally:
+            ended.append("generator")
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
+
+    kept = []
+
+    async def begin(sample: Sample) -> Sample:
+        if not kept:
+            kept.extend([numbers(), asyncio.create_task(wait())])
+            await anext(kept[0])
+        return await asyncio.to_thread(lambda: sample)
+
+    with pipe_of(begin) as pipe:
+        assert len(list(pipe)) == 6
+    assert sorted(ended) == ["generator", "task"]
+
+
+def test_one_that_will_not_be_cancelled_does_not_keep_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coroutines, "JOIN_S", 0.1)
+    reached, refused, released = (threading.Event() for _ in range(3))
+
+    async def stubborn(sample: Sample) -> Sample:
+        while sample[1] == 12 and not released.is_set():
+            reached.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                refused.set()
+                await asyncio.to_thread(released.wait)
+        return sample
+
+    before = threading.active_count()
+    pipe = pipe_of(stubborn)
+    batches = iter(pipe)
+    next(batches)
+    assert reached.wait(timeout=60)
+    pipe.close()
+    assert refused.wait(timeout=60)
+    assert threading.active_count() > before
+    released.set()  # what is left ends by itself, or the guard round each test tells
+
+
+CTRL_C = """
+import asyncio, threading
+import penstock as ps
+from support.datasets import Numbers
+
+async def fetch(sample):
+    if sample[1] >= 16:
+        await asyncio.Event().wait()
+    return sample
+
+pipe = ps.Pipeline.from_dataset(Numbers(10**6)).map(fetch).batch(8)
+try:
+    for at, batch in enumerate(pipe):
+        if at == 1:
+            print("ready", flush=True)
+except KeyboardInterrupt:
+    print(threading.active_count(), pipe.stats() is None)
+"""
+
+
+def test_ctrl_c_ends_a_loop_whose_reads_wait_for_ever() -> None:
+    script = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CTRL_C)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
+    script.send_signal(signal.SIGINT)
+    printed, _ = script.communicate(timeout=60)
+    assert (script.returncode, printed) == (0, "1 True\n")

@@ -1,0 +1,278 @@
+"""Files by URL: from disk, from memory, and from a web server that takes its time."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import fsspec.asyn
+import pytest
+
+import penstock as ps
+from penstock.pipeline.files import AsyncFiles, Files, find_files
+from support.datasets import KINDS
+from support.http_store import HttpStore, served
+
+CONTENTS = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_thread_of_fsspec() -> None:
+    """It is started once a process, for good, by what is not read in a loop of ours."""
+    fsspec.asyn.get_loop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "040.bin").write_bytes(b"deep")
+    return tmp_path
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    store = fsspec.filesystem("memory")
+    store.pipe({f"/store/{name}": content for name, content in CONTENTS.items()})
+    yield "memory://store"
+    store.rm("/store", recursive=True)
+
+
+@pytest.fixture
+def web() -> Iterator[HttpStore]:
+    with served(CONTENTS) as store:
+        yield store
+
+
+def below(place: object) -> list[str]:
+    return [f"{place}/{name}" for name in CONTENTS]
+
+
+def contents(pipe: ps.Pipeline) -> list[bytes]:
+    with pipe:
+        return [content for batch in pipe for content in batch]
+
+
+def executor_of(pipe: ps.Pipeline) -> str:
+    return str(pipe.explain().to_dict()["stages"][0]["executor"])
+
+
+# Where they are
+
+
+@pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
+def test_files_of_a_disk_come_whole_and_in_order(
+    folder: Path, kind: Mapping[str, Any]
+) -> None:
+    pipe = ps.Pipeline.from_files(below(folder), **kind).batch(8)
+    assert contents(pipe) == [*CONTENTS.values()]
+
+
+@pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
+def test_files_in_memory_come_whole_and_in_order(
+    memory: str, kind: Mapping[str, Any]
+) -> None:
+    pipe = ps.Pipeline.from_files(below(memory), **kind).batch(8)
+    assert contents(pipe) == [*CONTENTS.values()]
+
+
+@pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
+def test_files_of_a_web_server_come_whole_and_in_order(
+    web: HttpStore, kind: Mapping[str, Any]
+) -> None:
+    pipe = ps.Pipeline.from_files(below(web.url), **kind).batch(8)
+    assert contents(pipe) == [*CONTENTS.values()]
+
+
+def test_a_pattern_gives_the_files_that_match_sorted(folder: Path, memory: str) -> None:
+    for place in (folder, memory):
+        pipe = ps.Pipeline.from_files(f"{place}/*.bin").batch(8)
+        assert contents(pipe) == [*CONTENTS.values()]
+
+
+def test_two_stars_match_files_in_folders_below(folder: Path) -> None:
+    pipe = ps.Pipeline.from_files(folder / "**" / "*.bin").batch(8)
+    assert contents(pipe) == [*CONTENTS.values(), b"deep"]
+
+
+def test_paths_are_those_of_the_folder_where_it_was_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    pipe = ps.Pipeline.from_files(["003.bin", Path("005.bin")]).batch(2)
+    monkeypatch.chdir("/")
+    assert contents(pipe) == [CONTENTS["003.bin"], CONTENTS["005.bin"]]
+
+
+def test_files_in_an_archive_are_chained_to_it(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name, content in CONTENTS.items():
+            archive.writestr(name, content)
+    urls = [f"zip://{name}::file://{tmp_path}/all.zip" for name in CONTENTS]
+    assert contents(ps.Pipeline.from_files(urls).batch(8)) == [*CONTENTS.values()]
+
+
+# How they are read
+
+
+def test_a_web_server_is_read_in_an_event_loop_and_a_disk_by_threads(
+    web: HttpStore, folder: Path
+) -> None:
+    for place, expected in ((web.url, "async"), (folder, "thread")):
+        with ps.Pipeline.from_files(below(place)).map(len).batch(8) as pipe:
+            assert len(list(pipe)) == 5
+            assert executor_of(pipe) == expected
+
+
+def test_as_many_requests_are_in_flight_as_there_are_workers() -> None:
+    """More than aiohttp allows if it is not told."""
+    with served(CONTENTS, latency_s=0.2) as store:
+        urls = below(store.url) * 10
+        with ps.Pipeline.from_files(urls, num_parallel_workers=150).batch(8) as pipe:
+            assert len(list(pipe)) == 50
+            assert pipe.stats() is not None
+    assert 100 < store.most <= 150
+
+
+def test_a_reader_of_a_web_server_may_be_any_pipelines(web: HttpStore) -> None:
+    """Each has a loop of its own, and so a session of its own."""
+    pipe = ps.Pipeline.from_files(below(web.url))
+    with pipe.batch(8) as first, pipe.shuffle(seed=1).batch(8) as second:
+        both = [(a, b) for a, b in zip(first, second, strict=True)]
+        assert len(both) == 5
+    assert contents(pipe.batch(8)) == [*CONTENTS.values()]
+
+
+def test_a_loop_over_a_web_server_may_be_left_early() -> None:
+    with served(CONTENTS, latency_s=0.05) as store:
+        pipe = ps.Pipeline.from_files(below(store.url) * 10).batch(8)
+        for _ in pipe:
+            break
+        pipe.close()
+
+
+def test_storage_options_reach_the_file_system(web: HttpStore) -> None:
+    options = {"client_kwargs": {"headers": {"x": "y"}, "no_such_setting": 1}}
+    pipe = ps.Pipeline.from_files(below(web.url), storage_options=options).batch(8)
+    with pipe, pytest.raises(TypeError, match="no_such_setting"):
+        list(pipe)
+
+
+# What they come with
+
+
+def test_labels_go_with_their_files(folder: Path) -> None:
+    pipe = ps.Pipeline.from_files(below(folder), labels=range(40)).shuffle(seed=5)
+    found = {}
+    with pipe.batch(8) as pipe:
+        for batch in pipe:
+            found |= dict(zip(batch[1].tolist(), batch[0], strict=True))
+    assert found == dict(enumerate(CONTENTS.values()))
+
+
+def test_labels_go_with_what_is_awaited(web: HttpStore) -> None:
+    pipe = ps.Pipeline.from_files(below(web.url), [*range(40)]).batch(40)
+    with pipe:
+        (batch,) = pipe
+    assert batch[1].tolist() == list(range(40))
+    assert [*batch[0]] == [*CONTENTS.values()]
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_a_resumed_loop_goes_on_where_it_was_left(
+    place: str, folder: Path, web: HttpStore
+) -> None:
+    urls = below(folder if place == "folder" else web.url)
+    pipe = ps.Pipeline.from_files(urls).shuffle(seed=2).batch(8)
+    with pipe:
+        whole = [*pipe, *pipe]
+        pipe.set_epoch(0)
+        for step, _ in enumerate(pipe):
+            if step == 2:
+                state = pipe.state_dict()
+                break
+    again = ps.Pipeline.from_files(urls).shuffle(seed=2).batch(8)
+    again.load_state_dict(state)
+    with again:
+        assert [list(b) for b in [*again, *again]] == [list(b) for b in whole[3:]]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("place", ["folder", "memory", "web"])
+def test_a_missing_file_belongs_to_its_row(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(place)
+    urls = below(getattr(found, "url", found))
+    urls[21] = urls[21].replace("021", "no-such")
+    pipe = ps.Pipeline.from_files(urls).batch(8)
+    with pipe:
+        batches = iter(pipe)
+        next(batches), next(batches)
+        with pytest.raises(FileNotFoundError, match="no-such") as caught:
+            next(batches)
+    assert "Files(ID:0) read, sample index 21" in caught.value.__notes__[0]
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_said() -> None:
+    with served(CONTENTS, latency_s=3600) as store:
+        pipe = ps.Pipeline.from_files(below(store.url), timeout=0.1).batch(8)
+        with pipe, pytest.raises(TimeoutError, match=r"timeout` of 0\.1 s"):
+            list(pipe)
+
+
+@pytest.mark.parametrize(
+    ("urls", "settings", "text"),
+    [
+        ([], {}, "at least one URL.*was the listing"),
+        ("*.nothing", {}, "found no file that matches '\\*.nothing'; `\\*` matches"),
+        (".", {}, "matches '.', only folders; .*\\*\\*"),
+        (["memory://a", "/b"], {}, r"'memory' \(memory://a\) and 'file' \(/b\); make"),
+        (["/b", "http://a"], {}, "'file'.*'http'.*one pipeline for each"),
+        (["/a", "/b"], {"labels": [1]}, "got 1 labels for 2 files"),
+        (["/a", 3], {}, "must be a str or a path, got 3"),
+        (["nosuch://a"], {}, "cannot read 'nosuch://a': Protocol not known: nosuch"),
+        (["/a"], {"executor": "async"}, "which 'file' is not; leave it out"),
+        (["http://a"], {"executor": "async", "timeout": -1}, "`timeout`"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_at_once(
+    urls: Any, settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ps.SpecError, match=text):
+        ps.Pipeline.from_files(urls, **settings)
+
+
+# What it looks like
+
+
+def test_it_prints_as_what_made_it(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(folder)
+    listed = ps.Pipeline.from_files(below(folder), range(40), name="raw")
+    assert repr(listed) == "Pipeline.from_files(<40 urls>, <40 labels>, name='raw')"
+    assert repr(ps.Pipeline.from_files("*.bin")) == "Pipeline.from_files('*.bin')"
+
+
+def test_files_travel_as_text(folder: Path) -> None:
+    files = find_files(below(folder), range(40), None, "auto")
+    assert files[3] == (CONTENTS["003.bin"], 3)
+    again = pickle.loads(pickle.dumps(files))  # noqa: S301 our own
+    assert type(again) is Files
+    assert again[39] == files[39]
+    waiting = find_files(["http://a/b"], None, None, "auto")
+    again = pickle.loads(pickle.dumps(waiting))  # noqa: S301 our own
+    assert type(again) is AsyncFiles
+    assert repr(waiting) == "<AsyncFiles http: 1 files>"
+
+
+def test_nothing_is_opened_to_describe_them() -> None:
+    """The trainer forks when the loop begins, and connections do not survive it."""
+    assert len(find_files(["http://no-such-host/a"] * 1000, None, None, "auto")) == 1000

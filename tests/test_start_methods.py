@@ -1,0 +1,96 @@
+"""Worker processes by fork, forkserver and spawn: the same batches."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import penstock as ps
+from support.datasets import WORKERS, Numbers
+from support.functions import augment, digest, indices, kills_once
+
+METHODS = ["fork", "forkserver", "spawn"]
+PROCESSES = WORKERS["3 processes"]
+
+
+def pipe_of(method: Any, function: Any = augment) -> ps.Pipeline:
+    return (
+        ps.Pipeline.from_dataset(Numbers(40), **PROCESSES)
+        .shuffle(seed=3)
+        .map(function, **PROCESSES)
+        .batch(8)
+        .options(multiprocessing_context=method)
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_epochs_are_byte_identical(method: str) -> None:
+    with pipe_of(method) as pipe:
+        found = digest([*pipe, *pipe])
+    inline = ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed=3).map(augment)
+    with inline.batch(8) as pipe:
+        assert found == digest([*pipe, *pipe])
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_functions_made_on_the_spot_travel_to_fresh_interpreters(method: str) -> None:
+    offset = 5
+    with pipe_of(method, lambda sample: sample[1] + offset) as pipe:
+        found = sorted(index for batch in pipe for index in batch.tolist())
+    assert found == list(range(5, 45))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_cannot_travel_is_named(method: str) -> None:
+    class Locked(Numbers):
+        def __init__(self) -> None:
+            super().__init__(40)
+            object.__setattr__(self, "guard", threading.Lock())
+
+    described = ps.Pipeline.from_dataset(Locked(), **PROCESSES).batch(8)
+    with (
+        described.options(multiprocessing_context=method) as pipe,  # type: ignore[arg-type]
+        pytest.raises(ps.SpecError, match=r"\.guard") as caught,
+    ):
+        next(iter(pipe))
+    assert 'multiprocessing_context="fork"' in str(caught.value)
+
+
+def test_where_cuda_is_in_use_nothing_is_forked_from_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pipe_of(None) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        (template,) = psutil.Process().children()
+        assert "penstock.pipeline.workers.fresh" in " ".join(template.cmdline())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_workers_of_any_descent_are_replaced(
+    method: str, tmp_path: Path
+) -> None:
+    with pipe_of(method, partial(kills_once, mark=tmp_path / "killed")) as pipe:
+        found = sorted(index for batch in indices(pipe) for index in batch)
+    assert found == list(range(40))
+
+
+def test_what_a_fresh_interpreter_cannot_import_is_told() -> None:
+    with (
+        pipe_of("forkserver", only_here) as pipe,
+        pytest.raises(ps.WorkerError) as told,
+    ):
+        next(iter(pipe))
+    assert "ModuleNotFoundError" in str(told.value)
+
+
+def only_here(sample: Any) -> Any:
+    """Stands in a module that is imported by its path, so by nobody else."""
+    return sample
