@@ -46,7 +46,10 @@ def numbers() -> ps.Pipeline:
         (lambda p: p.batch(2, global_size=4), "batch() needs a size"),
         (
             lambda p: p.map(abs, executor="fast"),
-            "`executor` must be one of auto, inline, thread, process, async, got 'fast'",
+            (
+                "`executor` must be one of auto, inline, thread, process, async, got "
+                "'fast'"
+            ),
         ),
         (
             lambda p: p.map(abs, num_parallel_workers=0),

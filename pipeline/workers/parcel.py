@@ -7,6 +7,7 @@ value. When something cannot travel, the error names it as the user's code would
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -44,7 +45,7 @@ def pack(thing: Any, name: str) -> bytes:
     return body.getvalue()
 
 
-def unpack(body: bytes) -> Any:
+def unpack(body: bytes | mmap.mmap) -> Any:
     """Return what was packed; `body` comes from the trainer's own process."""
     return pickle.loads(body)  # noqa: S301
 

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 __all__ = ["HEADER", "Pipe", "encode", "kept", "pipe", "rights"]
 
@@ -122,7 +122,11 @@ class Pipe:
         return frame
 
 
-def pipe(kind: type[P] = Pipe) -> tuple[P, Pipe]:  # type: ignore[assignment]  # PEP 696
+@overload
+def pipe() -> tuple[Pipe, Pipe]: ...
+@overload
+def pipe(kind: type[P]) -> tuple[P, Pipe]: ...
+def pipe(kind: type[Pipe] = Pipe) -> tuple[Pipe, Pipe]:
     """Return two connected ends, ours of this kind."""
     with _making:
         ours, theirs = socket.socketpair()
