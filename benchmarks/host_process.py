@@ -26,8 +26,8 @@ import penstock as ps
 STEP_S = 0.005
 SAMPLE_S = 0.0005
 BATCH = 8
-STEPS = 300
-ROUNDS = 7
+STEPS = 150
+ROUNDS = 5
 BOUND = 0.03
 
 

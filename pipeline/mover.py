@@ -44,6 +44,8 @@ MOST_BEFORE = 4
 WORTH_A_THREAD_NS = 500_000
 """Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
 and as much again of the GIL)."""
+SURE_NS = 3_000_000
+"""Work from which a segment need not finish a whole batch to be judged."""
 PROBE_AGAIN_S = 60.0
 """What the GIL probe has seen is believed for so long."""
 REST_S = 10.0
@@ -106,7 +108,7 @@ class Mover:
 
     def weigh(self, segment: Segment) -> None:
         """Called between two leases of an inline segment: is it time to move it?"""
-        batch_ns = segment.batch_ns()
+        batch_ns = _batch_ns(segment)
         if batch_ns is None:
             return
         segment.undecided = False
@@ -288,6 +290,16 @@ class Mover:
     def __repr__(self) -> str:
         doing = f"trying {self._attempt}" if self._attempt else "watching"
         return f"<Mover {doing}, {self._probe!r}>"
+
+
+def _batch_ns(segment: Segment) -> float | None:
+    """What a batch costs inline; None while too little was done to tell."""
+    inline = segment.inline
+    rows, run_ns = inline.tally if inline is not None else (0, 0)
+    batch_rows = segment.connector.gate.flow.batch_rows
+    if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
+        return None
+    return run_ns / rows * batch_rows
 
 
 def _contends(segment: Segment) -> bool:

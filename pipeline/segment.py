@@ -24,8 +24,6 @@ MOST_MOVES = 16
 """That are remembered."""
 MOST_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
-SURE_NS = 3_000_000
-"""Work from which a segment need not finish a whole batch to be judged."""
 
 
 class Segment:
@@ -94,15 +92,6 @@ class Segment:
         """Let it work so many batches ahead."""
         self._prefetch = batches
         self._tell_flow()
-
-    def batch_ns(self) -> float | None:
-        """What a batch costs inline; None while too little was done to tell."""
-        inline = self.inline
-        rows, run_ns = inline.tally if inline is not None else (0, 0)
-        batch_rows = self.connector.gate.flow.batch_rows
-        if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
-            return None
-        return run_ns / rows * batch_rows
 
     def move(self, kind: Kind, workers: int | None = None) -> None:
         """Give the work to workers of another kind; returns at once, nothing drains.

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self
 
 __all__ = ["HEADER", "Pipe", "encode", "kept", "pipe", "rights"]
 
@@ -42,9 +42,6 @@ def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if descriptors else []
 
 
-P = TypeVar("P", bound="Pipe")
-
-
 class Pipe:
     """One end. Raises `EOFError` once the other end is gone."""
 
@@ -53,6 +50,13 @@ class Pipe:
         self.descriptors: deque[int] = deque()
         """Those that came with what was received: the receiver's own to close."""
         _ends.add(self)
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Pipe]:
+        """Return two connected ends, the first of this kind."""
+        with _making:
+            ours, theirs = socket.socketpair()
+            return cls(ours), Pipe(theirs)
 
     @classmethod
     def adopt(cls, descriptor: int) -> Self:
@@ -122,15 +126,9 @@ class Pipe:
         return frame
 
 
-@overload
-def pipe() -> tuple[Pipe, Pipe]: ...
-@overload
-def pipe(kind: type[P]) -> tuple[P, Pipe]: ...
-def pipe(kind: type[Pipe] = Pipe) -> tuple[Pipe, Pipe]:
-    """Return two connected ends, ours of this kind."""
-    with _making:
-        ours, theirs = socket.socketpair()
-        return kind(ours), Pipe(theirs)
+def pipe() -> tuple[Pipe, Pipe]:
+    """Return two connected ends."""
+    return Pipe.pair()
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Template:
 
     def hire(self, segment: int) -> tuple[Mailbox, Hands]:
         """Have a worker made for a segment; return the pipe to it, and its page."""
-        ours, theirs = pipe(Mailbox)
+        ours, theirs = Mailbox.pair()
         hands = Hands.make()
         message, descriptors = segment, (theirs.fileno(), hands.descriptor)
         with self._lock:

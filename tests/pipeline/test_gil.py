@@ -58,8 +58,7 @@ def test_it_tells_python_from_work_that_lets_go_of_the_gil() -> None:
             bound = held_share(probe)
         with at_work(lets_go_of_the_gil):
             free = held_share(probe)
-    assert free < 0.5
-    assert bound > 0.75
+    assert bound > free + 0.3
 
 
 def test_nothing_is_said_before_a_burst_is_over() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.pipeline.workers.mailbox import Mailbox
-from penstock.pipeline.workers.pipe import Pipe, pipe
+from penstock.pipeline.workers.pipe import Pipe
 
 LARGE = bytes(3 << 20)
 """More than fits into the pipe at once."""
@@ -19,7 +19,7 @@ LARGE = bytes(3 << 20)
 @pytest.fixture
 def ends() -> Iterator[tuple[Mailbox, Pipe]]:
     """The trainer's end, and the worker's."""
-    ours, theirs = pipe(Mailbox)
+    ours, theirs = Mailbox.pair()
     yield ours, theirs
     ours.close()
     theirs.close()
