@@ -126,6 +126,7 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
 
         def candidate(executor: str, *, auto: bool = False) -> Candidate:
             made = Candidate(data, executor, auto=auto)
+            made.rate(0.5)  # warm
             return stack.enter_context(closing(made))
 
         candidates = {
@@ -135,8 +136,6 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
             "auto from processes": candidate("process", auto=True),
         }
         rates: dict[str, list[float]] = {each: [] for each in candidates}
-        for each in candidates.values():
-            each.rate(0.5)  # warm
         for each in list(candidates.values())[2:]:
             each.settle()
         for _ in range(rounds):

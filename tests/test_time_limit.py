@@ -88,7 +88,7 @@ def test_a_stopped_worker_is_replaced_and_said_to_have_been_stopped(
         time.sleep(0.01)
         return sample
 
-    with pipe_of(takes_its_time, timeout=SHORT_S) as pipe:
+    with pipe_of(takes_its_time, workers=1, timeout=SHORT_S) as pipe:
         loop = iter(pipe)
         found = [next(loop)]
         template = psutil.Process().children()[0]

@@ -307,4 +307,4 @@ def array_of(part: Part, memory: NDArray[np.uint8]) -> Array:
     for size, step in zip(part.shape, part.stride, strict=True):
         span += (size - 1) * step
     line = torch.frombuffer(memory, dtype=dtype, count=span, offset=part.offset)
-    return line.as_strided(part.shape, part.stride)
+    return line if part.stride == (1,) else line.as_strided(part.shape, part.stride)

@@ -9,7 +9,8 @@ answers it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from ..knob import Knob, KnobName
@@ -33,6 +34,10 @@ __all__ = [
 ]
 
 
+FACTS = attrgetter(*(field.name for field in fields(BatchPlan)))
+POSITION = attrgetter(*(field.name for field in fields(Cursor)))
+
+
 class Begin(NamedTuple):
     """Go on at `cursor`."""
 
@@ -52,11 +57,34 @@ class Batch(NamedTuple):
     """One batch, its arrays in slabs."""
 
     turn: int
-    plan: BatchPlan
-    cursor: Cursor
-    """Where the next batch starts."""
+    facts: tuple[Any, ...]
+    """The fields of its plan: these are unpickled ten times faster than a dataclass."""
+    position: tuple[int, ...]
+    """Where the next batch starts: the fields of a cursor."""
     packed: Packed
     reading: Reading | None
+
+    @classmethod
+    def of(
+        cls,
+        turn: int,
+        plan: BatchPlan,
+        cursor: Cursor,
+        packed: Packed,
+        reading: Reading | None,
+    ) -> Batch:
+        """Make it of what it says."""
+        return cls(turn, FACTS(plan), POSITION(cursor), packed, reading)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What it is."""
+        return BatchPlan(*self.facts)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return Cursor(*self.position)
 
 
 class Failed(NamedTuple):

@@ -146,7 +146,8 @@ class Pump:
                 "collate_fn return arrays, tensors, numbers, text or bytes"
             )
             raise SampleError(text) from error
-        return Batch(self._turn, plan, host.cursor, packed, host.glance()), descriptors
+        batch = Batch.of(self._turn, plan, host.cursor, packed, host.glance())
+        return batch, descriptors
 
 
 class Listener(logging.Handler):
