@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.pipeline.hosts.trainer import TrainerHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices
 
@@ -45,7 +46,8 @@ def is_full(pipe: ps.Pipeline, batches: int) -> bool:
     run = pipe._slot.run  # noqa: SLF001 its gate tells when something moves
     assert run is not None
     moved = threading.Event()
-    gate = run.run.engine.gate
+    assert isinstance(run.run.host, TrainerHost)
+    gate = run.run.host.engine.gate
     with gate.lock:
         for bells in gate.bells:
             bells.append(moved.set)
