@@ -78,6 +78,11 @@ class SourceStage:
                 "an iterable dataset is read in the trainer's process, by next(): "
                 f'executor="{self.executor}" is for its map(), not for from_dataset()',
             )
+            check(
+                self.timeout is None,
+                "the reading of an iterable dataset cannot be broken off, got "
+                f"`timeout={self.timeout!r}`; leave it out here and give it to a map()",
+            )
             return
         check_kind(self.dataset.__getitem__, self.executor)
         check(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from support.datasets import Numbers
+from support.datasets import Counting, Numbers
 from support.functions import indices
 
 SHORT_S = 0.5
@@ -135,3 +135,8 @@ def test_workers_that_cannot_be_stopped_take_no_limit(executor: Any) -> None:
 def test_a_limit_is_a_positive_number_of_seconds(limit: Any) -> None:
     with pytest.raises(ps.SpecError, match="`timeout` is the seconds"):
         ps.Pipeline.from_dataset([1]).map(abs, timeout=limit)
+
+
+def test_an_iterable_that_is_read_in_the_trainer_takes_no_limit() -> None:
+    with pytest.raises(ps.SpecError, match="cannot be broken off"):
+        ps.Pipeline.from_dataset(Counting(8), timeout=1)
