@@ -135,12 +135,11 @@ def test_a_killed_trainer_leaves_nothing(round_: int) -> None:
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_ctrl_c_returns_within_a_second(round_: int) -> None:
     dice = random.Random(round_)
-    hanging = "30" if round_ % 5 == 0 else "0.001"
     with trainer("safe" if round_ % 2 else "unsafe", "0.001") as (script, family):
         time.sleep(dice.random() * 0.05)  # any moment
         start_s = time.monotonic()
         script.send_signal(signal.SIGINT)
-        assert script.wait(timeout=30) == 0, hanging
+        assert script.wait(timeout=30) == 0
         assert time.monotonic() - start_s < 1
         assert psutil.wait_procs(family, timeout=1)[1] == []
         assert script.stdout is not None
