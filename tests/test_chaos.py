@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from support.datasets import Numbers
 from support.functions import augment, digest, indices, waits
+from support.leaks import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,7 +51,7 @@ def described(batches: int, *, thread_safe: bool) -> ps.Pipeline:
 
 def kill_one(dice: random.Random) -> bool:
     """Kill a template or a worker of this process; tell whether one was there."""
-    family = psutil.Process().children(recursive=True)
+    family = children(recursive=True)
     ours = [child for child in family if "while True" not in " ".join(cmdline(child))]
     if not ours:
         return False
@@ -166,9 +167,7 @@ def test_a_stopped_worker_is_replaced_under_a_timeout(round_: int) -> None:
             found.append(batch)
             if at == stop_at:
                 workers = [
-                    worker
-                    for template in psutil.Process().children()
-                    for worker in template.children()
+                    worker for template in children() for worker in template.children()
                 ]
                 dice.choice(workers).suspend()
     assert [i for batch in indices(found) for i in batch] == list(range(400))

@@ -22,7 +22,7 @@ from penstock.pipeline.run import Run
 from support.batches import COLLATES, Pair, Refusing, same
 from support.datasets import KINDS, WORKERS, Counting, Numbers, Sample
 from support.functions import BadSample, augment, digest, fails_on, indices, waits
-from support.leaks import resource_tracker
+from support.leaks import children
 
 Kind = Mapping[str, Any]
 
@@ -58,8 +58,7 @@ def epochs(count: int, length: int = 52) -> list[str]:
 
 def host_of(pipe: ps.Pipeline) -> psutil.Process:
     """Return the process that hosts the engine of a pipeline."""
-    tracker = resource_tracker().pid
-    (child,) = (c for c in psutil.Process().children() if c.pid != tracker)
+    (child,) = children()
     assert pipe.stats() is not None
     return child
 

@@ -20,7 +20,7 @@ import pytest
 import penstock as ps
 from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.functions import augment, digest, pids, waits
-from support.leaks import resource_tracker
+from support.leaks import children
 
 LENGTH = 160
 EPOCH = 20
@@ -49,15 +49,8 @@ def epochs(count: int) -> list[str]:
         return [digest(pipe) for _ in range(count)]
 
 
-def children() -> list[psutil.Process]:
-    """Return this process's children, but for multiprocessing's own tracker."""
-    tracker = resource_tracker().pid
-    family = psutil.Process().children(recursive=True)
-    return [child for child in family if child.pid != tracker]
-
-
 def is_stopped(pipe: ps.Pipeline) -> bool:
-    return pipe.stats() is None and children() == []
+    return pipe.stats() is None and children(recursive=True) == []
 
 
 # A loop that is left early
@@ -127,7 +120,7 @@ def test_dropping_both_in_either_order_stops_the_workers(kind: str, first: str) 
         assert next(held["loop"]) is not None
     held.clear()
     assert run() is None
-    assert children() == []
+    assert children(recursive=True) == []
 
 
 def test_dropping_an_idle_pipeline_stops_its_workers(kind: str) -> None:
@@ -137,7 +130,7 @@ def test_dropping_an_idle_pipeline_stops_its_workers(kind: str) -> None:
     assert run() is not None
     del pipe
     assert run() is None
-    assert children() == []
+    assert children(recursive=True) == []
 
 
 def test_the_collector_may_close_a_loop(kind: str) -> None:
@@ -248,7 +241,7 @@ def test_two_pipelines_may_run_in_two_threads(kind: str) -> None:
 
 def workers_below() -> list[psutil.Process]:
     """Children of a template: those whose parent is not this process."""
-    return [p for p in children() if p.ppid() != os.getpid()]
+    return [p for p in children(recursive=True) if p.ppid() != os.getpid()]
 
 
 def test_a_killed_worker_is_replaced_and_its_work_done_again() -> None:

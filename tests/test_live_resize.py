@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, waits
+from support.leaks import children
 
 LENGTH = 400
 BATCH = 8
@@ -187,9 +188,8 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
 
 def kill_a_worker(dice: random.Random) -> list[int]:
     """Kill a grandchild, every other time: children of ours are templates."""
-    templates = psutil.Process().children()
     with contextlib.suppress(psutil.NoSuchProcess):  # it retires just now
-        workers = [each for template in templates for each in template.children()]
+        workers = [each for template in children() for each in template.children()]
         if workers and dice.random() < 0.5:
             victim = dice.choice(workers)
             victim.kill()

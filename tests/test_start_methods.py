@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import penstock as ps
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
+from support.leaks import children
 
 METHODS = ["fork", "forkserver", "spawn"]
 PROCESSES = WORKERS["3 processes"]
@@ -69,7 +69,7 @@ def test_where_cuda_is_in_use_nothing_is_forked_from_the_trainer(
     with pipe_of(None) as pipe:
         loop = iter(pipe)
         next(loop)
-        (template,) = psutil.Process().children()
+        (template,) = children()
         assert "penstock.pipeline.workers.fresh" in " ".join(template.cmdline())
 
 

@@ -17,6 +17,7 @@ import pytest
 import penstock as ps
 from support.datasets import Counting, Numbers
 from support.functions import indices
+from support.leaks import children
 
 SHORT_S = 0.5
 
@@ -91,7 +92,7 @@ def test_a_stopped_worker_is_replaced_and_said_to_have_been_stopped(
     with pipe_of(takes_its_time, workers=1, timeout=SHORT_S) as pipe:
         loop = iter(pipe)
         found = [next(loop)]
-        template = psutil.Process().children()[0]
+        template = children()[0]
         os.kill(template.children()[0].pid, signal.SIGSTOP)
         found += loop
     assert list(indices(found)) == [[*range(at, at + 6)] for at in range(0, 60, 6)]
@@ -105,8 +106,7 @@ def test_a_stopped_worker_without_a_limit_does_not_keep_the_loop_from_closing() 
 
     with pipe_of(takes_its_time) as pipe:
         next(iter(pipe))
-        children = psutil.Process().children(recursive=True)
-        for child in children:
+        for child in children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.suspend()
         start_s = time.monotonic()

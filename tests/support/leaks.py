@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Footprint", "leaks_since"]
+__all__ = ["Footprint", "children", "leaks_since"]
 
 GRACE_S = 5.0
 """What is on its way out gets this long. Nothing waits for it where nothing leaks."""
@@ -47,7 +47,7 @@ class Footprint:
         tracker = resource_tracker()
         return cls(
             threads=frozenset(filter(was_started_by_python, threading.enumerate())),
-            children=frozenset(children()) - {tracker.pid},
+            children=frozenset(child_pids()) - {tracker.pid},
             files=frozenset(f for f in open_files() if f[0] != tracker.descriptor),
             segments=frozenset(entries(SHARED_MEMORY)),
             shared_kib=shared_kib(),
@@ -105,7 +105,7 @@ def was_started_by_python(thread: threading.Thread) -> bool:
     return not thread.name.startswith("Dummy-")
 
 
-def children() -> Iterator[int]:
+def child_pids() -> Iterator[int]:
     """Ids of this process's children, also of those that no one has waited for."""
     for task in entries(Path("/proc/self/task")):
         yield from map(int, content(Path(f"/proc/self/task/{task}/children")).split())
@@ -150,6 +150,13 @@ class Tracker:
 
     pid: int | None
     descriptor: int | None
+
+
+def children(*, recursive: bool = False) -> list[psutil.Process]:
+    """This process's children, but for multiprocessing's own tracker."""
+    tracker = resource_tracker().pid
+    family = psutil.Process().children(recursive=recursive)
+    return [child for child in family if child.pid != tracker]
 
 
 def resource_tracker() -> Tracker:
