@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .plan.batch_plan import Context
+
 if TYPE_CHECKING:
     from .flight import Flight
-    from .plan import Context
 
 __all__ = ["Chunk", "Failure", "Lease", "Outcome", "Signal", "runs"]
 
@@ -40,6 +41,12 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = self.indices.tobytes(), self.rounds.tobytes()
+        context = self.context
+        told = context.epoch, context.step, context.image_size
+        return _chunk, (self.step, self.first_row, *rows, told)
+
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Return the first `rows` rows, and the rest."""
         return self.part(0, rows), self.part(rows, len(self))
@@ -53,6 +60,18 @@ class Chunk:
             self.rounds[start:stop],
             self.context,
         )
+
+
+def _chunk(
+    step: int,
+    first_row: int,
+    indices: bytes,
+    rounds: bytes,
+    context: tuple[int, int, int | None],
+) -> Chunk:
+    """Return a chunk from what `Chunk.__reduce__` tells of it."""
+    rows = np.frombuffer(indices, np.int64), np.frombuffer(rounds, np.int64)
+    return Chunk(step, first_row, *rows, Context(*context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,9 @@ class Connector:
         """
         gate = self.gate
         with gate.lock:
-            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns)
-            flight = gate.flow.settle(lease, outcome, gate.clock())
+            now_ns = gate.clock()
+            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns, now_ns)
+            flight = gate.flow.settle(lease, outcome, now_ns)
             gate.ring()
         # They are the batch's now. A traceback holds the frames it came through, with
         # this outcome in them: letting go here, both die without the collector.
@@ -189,7 +190,7 @@ class Connector:
     @property
     def busy(self) -> bool:
         """Whether a worker has a lease in hand, also one dropped by `restart`."""
-        return any(meter.running for meter in self._meters)
+        return any(meter.leases for meter in self._meters)
 
     # For the monitor
 

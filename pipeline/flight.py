@@ -31,6 +31,8 @@ class Flight:
     """Rows still to be finished, by segment."""
     next_row: int = 0
     """First row the source has not handed out."""
+    called: int = 0
+    """Workers woken for those rows that have not come yet."""
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
     ended: bool = False

@@ -24,7 +24,7 @@ from .credits import Account
 from .flight import Buffer, Flight
 from .metrics import Wait
 from .plan import BatchPlan, Rows
-from .segment_state import SegmentState
+from .segment_state import LEASE_NS, SegmentState
 
 __all__ = ["FEED", "Batches", "Flow"]
 
@@ -96,11 +96,7 @@ class Flow:
         flight = None if self.holding else self._frontier()
         if flight is None:
             return Wait.CREDIT
-        start = flight.next_row
-        rows = len(flight.rows.indices)
-        flight.next_row = min(rows, start + state.lease_rows(rows))
-        lease = Lease(at, flight.chunk(start, flight.next_row), None, flight)
-        return self._lend(lease)
+        return self._lease_rows(flight, state)
 
     def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
         """Take back a lease; return its batch when this finished the last row of it."""
@@ -141,7 +137,7 @@ class Flow:
         self.outbox[step] = (flight, batch)
         self._show_outbox(now_ns)
         self._wake(FEED)
-        self._wake(0)
+        self._wake(0, 1)
 
     # What the trainer's end does
 
@@ -155,8 +151,8 @@ class Flow:
         self.account.close(step)
         self.head = step + 1
         self._show_outbox(now_ns)
-        self._wake(len(self.segments) - 1)
-        self._wake(0)
+        self._wake(len(self.segments) - 1, 1)
+        self._wake(0, 1)
         return ready
 
     def restart(self, step: int, now_ns: int) -> None:
@@ -197,9 +193,13 @@ class Flow:
         self._set_capacity(at)
         self._wake(at)
 
-    def set_workers(self, at: int, workers: int) -> None:
-        """Tell how many workers segment `at` has, which widens its window if needed."""
+    def set_workers(self, at: int, workers: int, lease_ns: int = LEASE_NS) -> None:
+        """Tell how many workers segment `at` has, and how long their leases pay.
+
+        Both widen its window if needed.
+        """
         self.segments[at].workers = workers
+        self.segments[at].lease_ns = lease_ns
         self._wake(at)
 
     # What the monitor and the engine ask
@@ -222,13 +222,16 @@ class Flow:
     def _limit(self, at: int) -> int:
         """The last step segment `at` may work on.
 
-        The reader behind it is at step `head`, so the step at `head` is always within
-        the limit: the oldest unfinished batch is never held back by a bound.
+        The reader behind it is at step `head`, and as many more as its workers span, so
+        the step at `head` is always within the limit: the oldest unfinished batch is
+        never held back by a bound.
         """
-        state = self.segments[at]
+        rows = self.batch_rows
+        ahead = self.segments[at].window(rows)
         if at + 1 == len(self.segments):
-            return self.head + state.window(self.batch_rows) - 1
-        return self.segments[at + 1].head + state.window(self.batch_rows)
+            return self.head + ahead - 1
+        reader = self.segments[at + 1]
+        return reader.head + reader.span(rows) - 1 + ahead
 
     def _frontier(self) -> Flight | None:
         """The batch whose rows the source hands out next, opened if it may be."""
@@ -266,6 +269,24 @@ class Flow:
     def _set_capacity(self, at: int) -> None:
         state = self.segments[at]
         state.gauge.capacity = state.prefetch * self.batch_rows
+
+    def _lease_rows(self, flight: Flight, state: SegmentState) -> Lease:
+        """Hand out planned rows; wake whom the rest of them, or the next, may occupy.
+
+        So who opens a batch calls all that it takes, and the last one calls one to open
+        the next: of many that wait, no more are woken than there is work for.
+        """
+        start, rows = flight.next_row, len(flight.rows.indices)
+        size = state.lease_rows(rows)
+        flight.next_row = min(rows, start + size)
+        flight.called -= 1
+        left = rows - flight.next_row
+        if left == 0:
+            self._wake(0, 1)
+        elif flight.called <= 0:
+            flight.called = -(-left // size)
+            self._wake(0, flight.called)
+        return self._lend(Lease(0, flight.chunk(start, flight.next_row), None, flight))
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         flight = self.flights[state.pieces[0][0]]
@@ -326,7 +347,7 @@ class Flow:
         while (flight := flights.get(state.head)) and flight.remaining[number] == 0:
             state.head += 1
         if number > 0:
-            self._wake(number - 1)
+            self._wake(number - 1, 1)
 
     def _show_waiting(self, at: int, now_ns: int) -> None:
         if at > 0:

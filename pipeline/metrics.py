@@ -100,7 +100,10 @@ class WorkerReading:
 
 
 class WorkerMeter:
-    """One worker's time: running, or waiting for one of two things."""
+    """One worker's time: running, or waiting for one of two things.
+
+    A worker in another process may have a lease waiting there while it runs another.
+    """
 
     __slots__ = (
         "_born",
@@ -110,6 +113,7 @@ class WorkerMeter:
         "_running_since",
         "_wait",
         "_waiting_since",
+        "leases",
         "waiting_for",
     )
 
@@ -119,16 +123,13 @@ class WorkerMeter:
         self._wait = {Wait.INPUT: 0, Wait.CREDIT: 0}
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
-        self._running_since: int | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether the worker has a lease in hand."""
-        return self._running_since is not None
+        self._running_since = 0
+        self.leases = 0
+        """That the worker has, the one in hand included."""
 
     def wait(self, what: Wait, now_ns: int) -> None:
         """The worker found nothing to do, for this reason."""
-        if self.waiting_for is not what:
+        if self.leases == 0 and self.waiting_for is not what:
             self._stop_waiting(now_ns)
             self.waiting_for = what
             self._waiting_since = now_ns
@@ -137,14 +138,17 @@ class WorkerMeter:
         """The worker was given a lease."""
         if self.waiting_for is not None:
             self._stop_waiting(now_ns)
-        self._running_since = now_ns
+        if self.leases == 0:
+            self._running_since = now_ns
+        self.leases += 1
 
-    def stop(self, rows: int, run_ns: int, cpu_ns: int) -> None:
-        """The worker settled its lease."""
+    def stop(self, rows: int, run_ns: int, cpu_ns: int, now_ns: int) -> None:
+        """The worker settled a lease; if it has another, that begins now."""
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
-        self._running_since = None
+        self._running_since = now_ns
+        self.leases -= 1
 
     def read(self, now_ns: int) -> WorkerReading:
         """Return the totals, the open interval included."""
@@ -152,7 +156,7 @@ class WorkerMeter:
         if self.waiting_for is not None:
             waits[self.waiting_for] += now_ns - self._waiting_since
         run = self._run
-        if self._running_since is not None:
+        if self.leases:
             run += now_ns - self._running_since
         return WorkerReading(
             self._rows,

@@ -11,6 +11,7 @@ from .compile import SegmentRecipe
 from .connector import Connector
 from .knob import Knob
 from .observation import Move
+from .segment_state import FAR_LEASE_NS, LEASE_NS
 from .workers.crew import Crew
 from .workers.inline import Inline
 
@@ -148,7 +149,9 @@ class Segment:
     def _tell_flow(self) -> None:
         gate, at = self.connector.gate, self.connector.segment
         with gate.lock:
-            gate.flow.set_workers(at, self.num_parallel_workers)
+            far = self.executor == "process"
+            lease_ns = FAR_LEASE_NS if far else LEASE_NS
+            gate.flow.set_workers(at, self.num_parallel_workers, lease_ns)
             # The trainer works on demand: one batch, the one it asks for.
             gate.flow.set_prefetch(at, 1 if self.inline else self._prefetch)
             gate.ring()

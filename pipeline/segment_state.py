@@ -13,6 +13,10 @@ __all__ = ["Piece", "SegmentState"]
 
 LEASE_NS = 1_500_000
 """Work in one lease: long against the hand-over (some 20 us), short against a batch."""
+FAR_LEASE_NS = 5_000_000
+"""The same where the hand-over is to another process (some 200 us of CPU, all told)."""
+LEARNING = 0.3
+"""Weight of the latest lease in what a row is taken to cost."""
 
 Piece = tuple[int, int, Chunk, list[Any] | None, int]
 """(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
@@ -24,6 +28,7 @@ class SegmentState:
     __slots__ = (
         "gauge",
         "head",
+        "lease_ns",
         "ns_per_row",
         "pieces",
         "prefetch",
@@ -41,6 +46,7 @@ class SegmentState:
         """A heap: rows ready to be worked on."""
         self.waiting = 0
         """Rows in `pieces`."""
+        self.lease_ns = LEASE_NS
         self.ns_per_row: float | None = None
         self.gauge = gauge
         """Rows waiting behind it: for the next segment, or finished for the trainer."""
@@ -49,23 +55,22 @@ class SegmentState:
         """How many rows make a lease; one, until the first has told what it costs."""
         if self.ns_per_row is None:
             return 1
-        return max(1, min(rows, int(LEASE_NS / max(self.ns_per_row, 1.0))))
+        return max(1, min(rows, int(self.lease_ns / max(self.ns_per_row, 1.0))))
 
     def window(self, rows: int) -> int:
-        """Batches it may be ahead: as asked, and enough for all its workers."""
-        needed = self.workers * self.lease_rows(rows)
-        return max(self.prefetch, -(-needed // rows))
+        """Batches it may be ahead: as asked, and those its workers have in hand."""
+        return self.prefetch + self.span(rows) - 1
+
+    def span(self, rows: int) -> int:
+        """Batches of so many rows that its workers have in hand at once."""
+        return -(-self.workers * self.lease_rows(rows) // rows)
 
     def learn(self, run_ns: int, rows: int) -> None:
         """Take a settled lease into account for the size of the next ones."""
-        seen = run_ns / rows
-        known = self.ns_per_row
-        if known is None or seen > known:
-            self.ns_per_row = seen if known is None else known + 0.3 * (seen - known)
-        else:
-            # Down at once, since the first rows of all pay for what is warmed up; but
-            # to no less than an eighth: one lucky row is no evidence.
-            self.ns_per_row = max(seen, known / 8)
+        seen, known = run_ns / rows, self.ns_per_row
+        if known is None:
+            known = seen
+        self.ns_per_row = known + LEARNING * (seen - known)
 
     def push(self, piece: Piece) -> None:
         """Let rows wait here."""

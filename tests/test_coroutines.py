@@ -376,7 +376,7 @@ def test_a_sample_that_takes_too_long_is_cancelled_and_its_row_fails() -> None:
         str(error)
     )
     assert "row 5 of the batch" in error.__notes__[0]
-    assert function.left == [21]
+    assert set(function.left) == {21}  # of the next epochs, too
 
 
 def test_a_timeout_is_each_samples_own() -> None:
@@ -384,7 +384,7 @@ def test_a_timeout_is_each_samples_own() -> None:
     function = Forever(9, 10, 21)
     with pipe_of(function, timeout=0.05, batch=options) as pipe:
         assert len(list(pipe)) == 6
-    assert sorted(function.left) == [9, 10, 21]
+    assert set(function.left) == {9, 10, 21}  # of the next epochs, too
 
 
 def test_a_timeout_of_the_functions_own_stays_its_own() -> None:

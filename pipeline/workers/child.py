@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from ..chunk import Chunk, Lease
+from ..layout import Layout
 from ..metrics import WorkerMeter
 from .death import cause_of, is_stopped, oom_kills
 from .hands import ALL_ROWS, STACK_SIGNAL, Hands, Held
@@ -40,6 +41,8 @@ class Child:
         self.generation = generation
         self.pid = 0
         """0 until it has said so, which is the first that it does."""
+        self.layout: Layout | None = None
+        """How the rows of its last task with a place for them lie."""
         self.lanes = 1
         """Threads it was told to have."""
         self.errands: dict[int, Errand] = {}

@@ -8,7 +8,6 @@ loop never waits for a lease: the gate rings it when there may be work.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from ..connector import Connector
 from ..metrics import WorkerMeter
 from ..program import Program
 from ..randomness import SampleRandom
+from .bell import Bell
 from .crew import CrewStatistics, sink_of
 from .threads import JOIN_S, use_one_torch_thread
 
@@ -67,9 +67,9 @@ class Coroutines:
         self._cpu_ns = 0
         """The thread's CPU time at the last settling."""
         self._rung = asyncio.Event()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         with self._gate.lock:
-            self._gate.bells[connector.segment].append(self._ring)
+            self._gate.bells[connector.segment].append(self._bell.ring)
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {name} coroutines", daemon=True
         )
@@ -79,14 +79,14 @@ class Coroutines:
         """Ask for `count` permits."""
         with self._gate.lock:
             self._asked = count
-            self._ring()
+            self._bell.ring()
 
     def retire(self) -> None:
         """Ask all to leave after the lease in hand."""
         with self._gate.lock:
             self._asked = 0
             self._retiring = True
-            self._ring()
+            self._bell.ring()
 
     def close(self) -> None:
         """Wait until all coroutines, which the closed gate has cancelled, have ended.
@@ -100,11 +100,6 @@ class Coroutines:
     def statistics(self) -> CrewStatistics:
         """Return how many there are."""
         return CrewStatistics(self.executor, self._asked, len(self._permits))
-
-    def _ring(self) -> None:
-        """Wake the loop. The gate's lock is held."""
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
 
     # The loop's thread
 
@@ -122,9 +117,8 @@ class Coroutines:
 
     def _leave(self) -> None:
         with self._gate.lock:
-            self._gate.bells[self._connector.segment].remove(self._ring)
-            os.close(self._bell)
-            self._bell = -1
+            self._gate.bells[self._connector.segment].remove(self._bell.ring)
+            self._bell.close()
         for permit in list(self._permits):
             self._dismiss(permit)
 
@@ -141,7 +135,7 @@ class Coroutines:
             loop.remove_reader(self._bell)
 
     def _hear(self) -> None:
-        os.eventfd_read(self._bell)
+        self._bell.hear()
         self._rung.set()
 
     def _goes_on(self) -> bool:

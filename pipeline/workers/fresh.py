@@ -22,6 +22,7 @@ from ..program import Program
 from .nursery import fork_worker, run_child, run_worker, serve_template, tell_failure
 from .parcel import pack, unpack
 from .pipe import Pipe, pipe
+from .work_pipe import WorkPipe
 from .worker import use_one_thread
 
 __all__ = ["main", "start_fresh"]
@@ -51,7 +52,7 @@ def main() -> None:
     """Run what `sys.argv` says; never returns."""
     role, *numbers = sys.argv[1:]
     end, parcel, *rest = map(int, numbers)
-    work = Pipe.adopt(end)
+    work = WorkPipe.adopt(end)
     if role == "forkserver":
         run_child(lambda: serve_template(work, partial(_fork_worker, parcel)))
     if role == "spawn":

@@ -5,7 +5,7 @@ sample it works on, lane by lane; the template posts how the worker ended; fault
 writes stacks behind it. So when a worker dies or hangs, the trainer can say of what.
 
     word 0          how it ended: 1 + the status of waitpid, 0 while unknown
-    words 8, 9, ..  four a lane: 1 + task, row of the task, since when, spare
+    words 8, 9, ..  four a lane: 1 + task or 0, row of the task, since when, spare
     then            text
 """
 
@@ -59,7 +59,8 @@ class Hand:
         words[at] = task + 1
 
     def end(self) -> None:
-        """Say that the lane's hands are empty."""
+        """Say that the lane's hands are empty, and since when."""
+        self._words[self._at + 2] = time.monotonic_ns()
         self._words[self._at] = 0
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
@@ -104,6 +105,10 @@ class Hands:
             for at in places
             if words[at]
         ]
+
+    def moved_ns(self) -> int:
+        """Return when a lane last began or ended something; 0 if none has."""
+        return max(self._words[FIRST + 2 : FIRST + EACH * MOST_LANES : EACH])
 
     @property
     def status(self) -> int | None:

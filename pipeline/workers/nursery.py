@@ -16,6 +16,7 @@ from typing import NoReturn
 from ..program import Program
 from .hands import Hands, post_status
 from .pipe import Pipe, kept
+from .work_pipe import WorkPipe
 from .worker import Worker, leave, use_one_thread
 
 __all__ = ["fork_worker", "run_child", "run_worker", "serve_template", "tell_failure"]
@@ -71,7 +72,7 @@ class Nursery:
 
     def add(self, make: Make, segment: int, end: Pipe) -> None:
         """Make a worker with the pipe and the page that have just come."""
-        work = Pipe.adopt(end.descriptors.popleft())
+        work = WorkPipe.adopt(end.descriptors.popleft())
         work.descriptors.append(end.descriptors.popleft())
         # Masked: one that dies at once must be known before its end is heard of.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

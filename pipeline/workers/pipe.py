@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-__all__ = ["HEADER", "Pipe", "encode", "kept", "pipe", "rights"]
+__all__ = ["HEADER", "MOST_DESCRIPTORS", "Pipe", "encode", "kept", "pipe", "rights"]
 
 HEADER = struct.Struct("!QI")
 """Bytes of the object that follows, and descriptors that come with it."""
@@ -81,9 +81,7 @@ class Pipe:
         """
         size, descriptors = HEADER.unpack(self._read_header())
         body = self._read(size)
-        if len(self.descriptors) < descriptors:
-            text = "a descriptor got lost: raise the limit with `ulimit -n`"
-            raise OSError(errno.EMFILE, text)
+        self._check_descriptors(descriptors)
         return pickle.loads(body)  # noqa: S301 from our own process
 
     def fileno(self) -> int:
@@ -95,6 +93,11 @@ class Pipe:
         self._socket.close()
         while self.descriptors:
             os.close(self.descriptors.popleft())
+
+    def _check_descriptors(self, count: int) -> None:
+        if len(self.descriptors) < count:
+            text = "a descriptor got lost: raise the limit with `ulimit -n`"
+            raise OSError(errno.EMFILE, text)
 
     def _read_header(self) -> bytes:
         try:

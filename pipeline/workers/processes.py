@@ -6,18 +6,15 @@ work is done or a child is gone, and by its own clock where there is a time limi
 
 A worker is a lease at a time. A child is a process; where the segment is thread-safe a
 child carries several leases, each in a thread of its own, so there need be no more
-children than cores, however many workers wait for a storage.
+children than cores, however many workers wait for a storage. Some more leases wait at
+the child for the next that is free: nobody waits there for the trainer's answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import selectors
 import threading
 import time
-from collections.abc import Iterator
 
 from ..buffers import BatchBuffer
 from ..chunk import Failure, Lease, Outcome
@@ -25,9 +22,12 @@ from ..compile import SegmentRecipe
 from ..connector import Connector
 from ..errors import SampleError, WorkerError
 from ..metrics import WorkerMeter
+from ..segment_state import LEARNING
+from .bell import Bell
 from .blame import LIMIT, Blame
 from .child import Child, Errand
 from .crew import CrewStatistics, sink_of
+from .roster import READ, WRITE, Roster
 from .slabs import Slab, SlabPool
 from .task import Placement, Task, recall
 from .template import Template
@@ -36,16 +36,12 @@ from .watchdog import Watchdog
 __all__ = ["Processes"]
 
 LOGGER = logging.getLogger("penstock")
-MOST_LANES = 500
-"""Of a child: what its page has room for."""
 BARREN = 60
 """Deaths in a row, with nothing done in between, that end the run. So many, as one
 killed template takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
 """As many deaths one counts for that ended by itself before it was at work: the next
 will do the same."""
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
 
 
 class Processes:
@@ -75,21 +71,22 @@ class Processes:
         self._connector = connector
         self._gate = connector.gate
         self._program = recipe.program
-        self._shared = recipe.thread_safe
-        self._template = template
         self._slabs = slabs
-        self._cores = cores
         self._asked = 0
         self._leaving = False
-        self._children: dict[int, Child] = {}
-        self._idle: list[WorkerMeter] = []
-        """The workers without a lease; the last one waits for the shortest time."""
+        self._roster = Roster(
+            connector, template, cores if recipe.thread_safe else None
+        )
+        self._listening = True
+        """Whether it is to be rung when there may be work."""
+        self._lease_ns = 0.0
+        """What a lease takes, lately."""
         self._blame = Blame()
         self._barren = 0
         self._watchdog = Watchdog(recipe.timeout_s)
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         with self._gate.lock:
-            self._gate.bells[connector.segment].append(self._ring)
+            self._gate.bells[connector.segment].append(self._hear_of_work)
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {recipe.name} processes", daemon=True
         )
@@ -99,13 +96,13 @@ class Processes:
         """Ask for `count` workers."""
         with self._gate.lock:
             self._asked = count
-            self._ring()
+            self._bell.ring()
 
     def retire(self) -> None:
         """Ask all to leave after the lease in hand."""
         with self._gate.lock:
             self._asked, self._leaving = 0, True
-            self._ring()
+            self._bell.ring()
 
     def close(self) -> None:
         """Wait until the selector thread has ended all children."""
@@ -114,51 +111,51 @@ class Processes:
 
     def statistics(self) -> CrewStatistics:
         """Return how many there are."""
-        alive = len(self._idle) + sum(len(c.errands) for c in self._children.values())
-        return CrewStatistics(self.executor, self._asked, alive)
+        return CrewStatistics(self.executor, self._asked, self._roster.workers)
 
-    def _ring(self) -> None:
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+    def _hear_of_work(self) -> None:
+        """The gate's bell; its lock is held."""
+        if self._listening or self._gate.flow.closed:
+            self._bell.ring()
 
     # The selector thread
 
     def _work(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._bell, READ)
-            try:
-                self._serve(selector)
-            except BaseException as error:  # noqa: BLE001 ours: user code is in children
-                self._gate.fail(error)
-            finally:
-                self._end_all(selector)
+        try:
+            self._roster.selector.register(self._bell, READ)
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 ours: user code is in children
+            self._gate.fail(error)
+        finally:
+            self._end_all()
 
-    def _serve(self, selector: selectors.BaseSelector) -> None:
+    def _serve(self) -> None:
+        roster = self._roster
         while not self._gate.flow.closed:
-            self._staff(selector)
-            if self._leaving and not self._children:
+            with self._gate.lock:
+                asked = self._asked
+            roster.staff(asked)
+            if self._leaving and not roster.children:
                 return
-            self._hand_out(selector)
-            wait_s, lost = self._watchdog.look(self._children.values())
+            self._hand_out()
+            wait_s, lost = self._watchdog.look(roster.children.values())
             for child in lost:
-                self._bury(selector, child)
-            for key, events in selector.select(0 if lost else wait_s):
-                self._hear(selector, key.fd, events)
+                self._bury(child)
+            for key, events in roster.selector.select(0 if lost else wait_s):
+                self._hear(key.fd, events)
 
-    def _hear(
-        self, selector: selectors.BaseSelector, descriptor: int, events: int
-    ) -> None:
-        if descriptor == self._bell:
-            os.eventfd_read(self._bell)
+    def _hear(self, descriptor: int, events: int) -> None:
+        if descriptor == self._bell.fileno():
+            self._bell.hear()
             return
-        child = self._children[descriptor]
+        child = self._roster.children[descriptor]
         try:
             if events & WRITE:
                 child.mailbox.flush()
-                self._listen(selector, child)
+                self._roster.listen(child)
             messages = child.mailbox.collect() if events & READ else []
         except EOFError:
-            self._bury(selector, child)
+            self._bury(child)
             return
         for message in messages:
             if isinstance(message, int):
@@ -166,68 +163,44 @@ class Processes:
             else:
                 self._take_back(child, *message)
 
-    def _listen(self, selector: selectors.BaseSelector, child: Child) -> None:
-        """Look for room in a child's pipe for as long as something waits for it."""
-        if child.writing != child.mailbox.waiting:
-            child.writing = child.mailbox.waiting
-            selector.modify(child.mailbox, READ | WRITE if child.writing else READ)
+    def _hand_out(self) -> None:
+        """Give leases to the workers that have none, then ahead, while there are any.
 
-    def _staff(self, selector: selectors.BaseSelector) -> None:
-        """Bring workers and children to the numbers asked for."""
-        with self._gate.lock:
-            asked = self._asked
-        busy = sum(len(child.errands) for child in self._children.values())
-        while len(self._idle) + busy < asked:
-            self._idle.append(self._connector.enter())
-        while self._idle and len(self._idle) + busy > asked:
-            self._connector.leave(self._idle.pop(0))
-        wanted = self._wanted(asked)
-        for child in list(self._children.values()):
-            surplus = len(self._children) > wanted
-            old = child.generation != self._template.generation
-            if not child.errands and (surplus or old):
-                self._dismiss(selector, child)
-        while len(self._children) < wanted:
-            generation = self._template.generation
-            child = Child(*self._template.hire(self._connector.segment), generation)
-            self._children[child.mailbox.fileno()] = child
-            selector.register(child.mailbox, READ)
-
-    def _wanted(self, workers: int) -> int:
-        """Return how many children carry so many workers."""
-        if not self._shared:
-            return workers
-        return min(workers, max(self._cores, -(-workers // MOST_LANES)))
-
-    def _hand_out(self, selector: selectors.BaseSelector) -> None:
-        """Give leases to the workers that have none, while there are any."""
-        for meter in reversed(list(self._idle)):
-            child = self._freest()
+        It listens from before it looks: what comes after that rings.
+        """
+        self._listening = True
+        roster = self._roster
+        for meter in reversed(list(roster.idle)):
+            child = roster.freest(self._lanes())
             if child is None:
                 return
             waited = meter.waiting_for is not None
             lease = self._take(meter)
             if lease is not None:
-                self._idle.remove(meter)
-                self._send(selector, child, lease, meter)
+                roster.idle.remove(meter)
+                self._send(child, lease, meter)
             elif waited:
                 return  # and so do those before it
+        self._listening = bool(roster.idle) or self._hand_ahead()
 
-    def _freest(self) -> Child | None:
-        """Return the child with the fewest leases, if it may have one more."""
-        template = self._template.generation
-        children = [c for c in self._children.values() if c.generation == template]
-        child = min(children, key=lambda c: len(c.errands), default=None)
-        if child is None or child.asked_ns:
-            return None
-        most = self._lanes()
-        return child if len(child.errands) < most else None
+    def _hand_ahead(self) -> bool:
+        """Give leases to wait at the children; return whether there are too few."""
+        if self._blame:
+            return False
+        roster = self._roster
+        most = roster.lanes() + roster.ahead(self._lease_ns)
+        while (child := roster.freest(most)) is not None:
+            errands = child.errands.values()
+            meter = next((e.meter for e in errands if e.meter.leases == 1), None)
+            lease = None if meter is None else self._take(meter)
+            if meter is None or lease is None:
+                return True
+            self._send(child, lease, meter)
+        return False
 
     def _lanes(self) -> int:
         """Return how many leases a child may have: one while there are suspects."""
-        if not self._shared or self._blame:
-            return 1
-        return max(1, -(-self._asked // max(1, len(self._children))))
+        return 1 if self._blame else self._roster.lanes()
 
     def _take(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; one whose first sample is to be given up is so at once."""
@@ -244,13 +217,7 @@ class Processes:
             self._give_up(lease, meter, WorkerError(text), rows=1)
         return None
 
-    def _send(
-        self,
-        selector: selectors.BaseSelector,
-        child: Child,
-        lease: Lease,
-        meter: WorkerMeter,
-    ) -> None:
+    def _send(self, child: Child, lease: Lease, meter: WorkerMeter) -> None:
         chunk, inputs = lease.chunk, lease.inputs
         suspect = self._blame.first(chunk)
         if suspect is not None:  # it goes alone, after those before it
@@ -262,21 +229,23 @@ class Processes:
         child.errands[number] = Errand(lease, chunk, meter, time.monotonic_ns())
         new = (slab.descriptor,) if slab and placement and placement.sent else ()
         try:
-            if child.lanes < len(child.errands):
-                child.lanes = len(child.errands)
-                child.mailbox.post(child.lanes)
+            lanes = min(len(child.errands), self._lanes())
+            if child.lanes < lanes:
+                child.lanes = lanes
+                child.mailbox.post(lanes)
             child.mailbox.post(Task(number, chunk, inputs, placement, gone), new)
         except EOFError:
             return  # its end of file is on the way: the lease goes back then
         except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
             del child.errands[number]
-            self._idle.append(meter)
+            child.layout = None  # it has not been told
             self._give_up(lease, meter, SampleError(self._unsendable(error)))
+            self._roster.free(meter)
             return
         child.slabs -= gone
         if slab and new:
             child.slabs.add(slab.key)
-        self._listen(selector, child)
+        self._roster.listen(child)
 
     def _place(
         self, child: Child, lease: Lease
@@ -291,7 +260,9 @@ class Processes:
         if not isinstance(slab, Slab) or buffer.layout() != layout:
             return None, None
         new = slab.key not in child.slabs
-        return slab, Placement(slab.key, slab.nbytes, new, layout, buffer.rows)
+        known, child.layout = child.layout is layout, layout
+        told = None if known else layout
+        return slab, Placement(slab.key, slab.nbytes, new, told, buffer.rows)
 
     def _take_back(self, child: Child, number: int, outcome: Outcome) -> None:
         errand = child.errands.pop(number)
@@ -300,8 +271,9 @@ class Processes:
         outcome.failures = [recall(failure) for failure in outcome.failures]
         if self._program.places and outcome.outputs is not None:
             self._place_here(errand.lease, outcome)
-        self._idle.append(errand.meter)
+        self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(errand.lease, outcome, errand.meter)
+        self._roster.free(errand.meter)
 
     def _place_here(self, lease: Lease, outcome: Outcome) -> None:
         """Rows that came back, as their layout was not known or did not fit."""
@@ -313,7 +285,7 @@ class Processes:
             outcome.nbytes = buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
 
-    def _bury(self, selector: selectors.BaseSelector, child: Child) -> None:
+    def _bury(self, child: Child) -> None:
         """A child is gone: its work goes back to the front, its samples are noted."""
         death = child.obituary()
         indices = []
@@ -321,10 +293,10 @@ class Processes:
             suspects = child.suspects(number)
             indices += [int(errand.chunk.indices[row]) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-            self._idle.append(errand.meter)
             self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
+            self._roster.free(errand.meter)
         self._barren += NEVER_BEGUN if child.failed else 1
-        self._forget(selector, child)
+        self._roster.forget(child)
         shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
         where = f" with sample index {shown} in hand" if indices else ""
         LOGGER.warning("%s%s: %s; its work is done anew", self._stage, where, death)
@@ -363,29 +335,9 @@ class Processes:
         self._blame.acquit(chunk)
         self._connector.settle(lease, Outcome(len(chunk), failures=failures), meter)
 
-    def _dismiss(self, selector: selectors.BaseSelector, child: Child) -> None:
-        with contextlib.suppress(EOFError):  # gone already
-            child.mailbox.post(None)
-        self._forget(selector, child)
-
-    def _forget(self, selector: selectors.BaseSelector, child: Child) -> None:
-        selector.unregister(child.mailbox)
-        del self._children[child.mailbox.fileno()]
-        child.close()
-
-    def _all(self) -> Iterator[WorkerMeter]:
-        yield from self._idle
-        for child in self._children.values():
-            yield from (errand.meter for errand in child.errands.values())
-
-    def _end_all(self, selector: selectors.BaseSelector) -> None:
-        """Stop every child; the template waits until they are gone."""
+    def _end_all(self) -> None:
+        """Stop every child, and hear of nothing any more."""
         with self._gate.lock:
-            self._gate.bells[self._connector.segment].remove(self._ring)
-            bell, self._bell = self._bell, -1
-        os.close(bell)
-        for meter in list(self._all()):
-            self._connector.leave(meter)
-        for child in list(self._children.values()):
-            child.kill()
-            self._forget(selector, child)
+            self._gate.bells[self._connector.segment].remove(self._hear_of_work)
+            self._bell.close()
+        self._roster.end_all()

@@ -22,13 +22,21 @@ class Placement:
     nbytes: int
     sent: bool
     """Whether the slab's descriptor comes with this message."""
-    layout: Layout
+    layout: Layout | None
+    """None: that of the task before."""
     rows: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self.key, self.nbytes, self.sent, self.layout, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A lease, or the first rows of one, as a worker process needs it."""
+    """A lease, or the first rows of one, as a worker process needs it.
+
+    It and what it holds say themselves how they are pickled, as that is done for each
+    lease: what dataclasses do by themselves takes six times as long.
+    """
 
     number: int
     """Told back with the outcome: a worker may have several at a time."""
@@ -37,6 +45,10 @@ class Task:
     placement: Placement | None
     forget: frozenset[int] = frozenset()
     """Keys of slabs that are the trainer's alone now: to be unmapped."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = self.number, self.chunk, self.inputs, self.placement
+        return Task, (*rest, self.forget) if self.forget else rest
 
 
 class RemoteTraceback(Exception):

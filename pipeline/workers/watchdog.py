@@ -72,15 +72,20 @@ class Watchdog:
         assert self._limit_ns is not None
         if not child.errands or not child.pid:  # it is starting
             return None
-        held = child.held()
-        due = []
-        for number, errand in child.errands.items():
-            at = held.get(number)
-            since_ns, row = errand.sent_ns, ALL_ROWS
-            if at is not None:
-                since_ns, row = at.since_ns, at.row
-            due.append((since_ns + self._limit_ns, number, row))
-        return min(due)
+        held, limit_ns = child.held(), self._limit_ns
+        due = [
+            (at.since_ns + limit_ns, number, at.row)
+            for number, at in held.items()
+            if number in child.errands
+        ]
+        if len(held) < child.lanes:  # one is free for those that wait, yet they do
+            moved_ns = child.hands.moved_ns()
+            due += [
+                (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
+                for number, errand in child.errands.items()
+                if number not in held
+            ]
+        return min(due, default=None)
 
 
 def gone(child: Child, now_ns: int) -> bool:

@@ -26,7 +26,7 @@ from ..sample import size_of
 from .hands import STACK_SIGNAL, Hand, Hands
 from .pipe import Pipe
 from .slabs import Block, allocate_on, map_shared
-from .task import Placement, Task, travel
+from .task import Task, travel
 
 __all__ = ["Worker", "leave", "use_one_thread"]
 
@@ -61,7 +61,8 @@ def leave(status: int) -> NoReturn:
 class Worker:
     """One worker process.
 
-    `_receiving` guards the reading of the pipe and `_slabs`, `_sending` the writing.
+    `_receiving` guards the reading of the pipe, `_slabs` and `_layout`; `_sending` the
+    writing.
     """
 
     def __init__(self, end: Pipe, program: Program, seed: int, hands: Hands) -> None:
@@ -69,7 +70,9 @@ class Worker:
         self._program = program
         self._seed = seed
         self._hands = hands
-        self._slabs: dict[int, Block] = {}
+        self._slabs: dict[int, Mapped] = {}
+        self._layout: Layout | None = None
+        """How the rows of the last task lie."""
         self._lanes = 1
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
@@ -104,15 +107,14 @@ class Worker:
         """Do one task. Holds on to nothing between two of them."""
         with self._receiving:
             task = self._end.receive()
-            if isinstance(task, Task):
-                block = self._open(task)
+            sink = self._open(task) if isinstance(task, Task) else None
         if task is None:
             return False
         if isinstance(task, int):
             self._widen(task)
             return True
         hand.begin(task.number)
-        outcome = self._do(task, block, random, hand)
+        outcome = self._do(task, sink, random, hand)
         self._reply(task, outcome)
         hand.end()
         return True
@@ -125,27 +127,28 @@ class Worker:
                 target=self._work_beside, args=(lane,), name=f"lane {lane}", daemon=True
             ).start()
 
-    def _open(self, task: Task) -> Block | None:
-        """Return the slab that a task writes to, mapped if it is new."""
+    def _open(self, task: Task) -> SlabSink | None:
+        """Return what a task writes to, if that is a slab, mapped if it is new."""
         for key in task.forget:
             self._slabs.pop(key, None)
         placement = task.placement
         if placement is None:
-            return None
+            return SlabSink(None, None) if self._program.places else None
         if placement.sent:
             descriptor = self._end.descriptors.popleft()
             try:
-                self._slabs[placement.key] = map_shared(descriptor, placement.nbytes)
+                block = map_shared(descriptor, placement.nbytes)
+                self._slabs[placement.key] = Mapped(block)
             finally:
                 os.close(descriptor)
-        return self._slabs[placement.key]
+        self._layout = placement.layout or self._layout
+        layout, mapped = self._layout, self._slabs[placement.key]
+        return SlabSink(layout, layout and mapped.open(layout, placement.rows))
 
     def _do(
-        self, task: Task, block: Block | None, random: SampleRandom, hand: Hand
+        self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: Hand
     ) -> Outcome:
-        program = self._program
-        sink = SlabSink(task.placement, block) if program.places else None
-        outcome = program.run(task.chunk, task.inputs, sink, random, hand)
+        outcome = self._program.run(task.chunk, task.inputs, sink, random, hand)
         if sink is not None and sink.kept is not None:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
@@ -182,21 +185,40 @@ def unsendable(
     return Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns)
 
 
+class Mapped:
+    """A slab as this process has it.
+
+    It stays open for the next batch it serves: torch lets go of the GIL while it makes
+    tensors, which costs a lane more than all else about a row.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._opened: tuple[Layout, int] | None = None
+        self._memory: Any = None
+
+    def open(self, layout: Layout, rows: int) -> Any:
+        """Return the memory of a batch of so many rows of this layout."""
+        if self._opened != (layout, rows):
+            allocate, _ = allocate_on(self._block)
+            self._memory = layout.open(rows, allocate)
+            self._opened = layout, rows
+        return self._memory
+
+
 class SlabSink:
     """Writes rows into the batch's slab; keeps those that do not fit, to send."""
 
-    def __init__(self, placement: Placement | None, block: Block | None) -> None:
+    def __init__(self, layout: Layout | None, memory: Any) -> None:
         self.kept: tuple[Sequence[int], list[Any]] | None = None
         """Rows of the batch, and their samples."""
-        self._placement = placement
-        if placement is not None and block is not None:
-            allocate, _ = allocate_on(block)
-            self._memory = placement.layout.open(placement.rows, allocate)
+        self._layout = layout
+        self._memory = memory
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         """Put one sample into each of `rows`; return the bytes they take."""
-        if self._placement is not None:
-            layout: Layout = self._placement.layout
+        layout = self._layout
+        if layout is not None:
             try:
                 write_rows(layout, self._memory, rows, samples)
             except Misfit:

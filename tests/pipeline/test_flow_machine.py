@@ -161,6 +161,7 @@ class FlowMachine(RuleBasedStateMachine):
     def never_do_all_sleep(self) -> None:
         for course in self.courses:
             course.check_alive()
+            course.check_awake()
 
     def teardown(self) -> None:
         """From any state each pipeline moves on, though the other stands still."""

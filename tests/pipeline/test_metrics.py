@@ -70,7 +70,7 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     assert meter.read(60 * S).wait_credit_s == 60
     meter.start(60 * S)
     assert meter.read(65 * S).run_s == 5
-    meter.stop(3, 6 * S, 2 * S)
+    meter.stop(3, 6 * S, 2 * S, 66 * S)
     read = meter.read(70 * S)
     assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
 
@@ -97,3 +97,16 @@ def test_readings_of_several_workers_are_summed() -> None:
 def test_a_reading_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         WorkerReading().rows = 1  # type: ignore[misc]
+
+
+def test_a_lease_that_waits_behind_another_begins_when_that_ends() -> None:
+    meter = WorkerMeter(0)
+    meter.start(0)
+    meter.start(1 * S)
+    meter.wait(Wait.INPUT, 2 * S)  # no third one: the worker itself waits for nothing
+    assert meter.waiting_for is None
+    meter.stop(1, 4 * S, 0, 4 * S)
+    assert meter.leases == 1
+    assert meter.read(6 * S).run_s == 4 + 2
+    meter.stop(1, 5 * S, 0, 9 * S)
+    assert meter.read(20 * S).run_s == 9

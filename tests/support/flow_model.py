@@ -196,13 +196,14 @@ class Course:
 
     def limit(self, at: int) -> int:
         """The last step that segment `at` may work on."""
-        window = self.flow.segments[at].window(self.flow.batch_rows)
+        rows = self.flow.batch_rows
+        window = self.flow.segments[at].window(rows)
         if at + 1 == self.depth:
             return self.head + window - 1
         reader = self.head
         while reader in self.batches and self._past(reader, at + 1):
             reader += 1
-        return reader + window
+        return reader + self.flow.segments[at + 1].span(rows) - 1 + window
 
     def charge(self, step: int) -> int:
         """Bytes a batch is charged: what it holds if complete, else the most."""
@@ -255,6 +256,12 @@ class Course:
             or not self.trainer_waits
             or any(map(self.awake, range(self.depth)))
         ), f"all sleep: {self.flow}"
+
+    def check_awake(self) -> None:
+        """Nobody sleeps over work that nobody is awake for."""
+        for at in range(self.depth):
+            slept_over = self.asleep[at] and self.grantable(at) is not None
+            assert not slept_over or self.awake(at), f"{at} sleeps: {self.flow}"
 
     def check_head(self) -> None:
         """The oldest batch is granted wherever rows of it are ready, whatever binds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -70,3 +71,13 @@ def test_a_killed_process_leaves_what_it_held_its_status_and_its_stacks(
 def test_a_page_says_nothing_until_something_is_written(hands: Hands) -> None:
     assert hands.text() == ""
     assert hands.status is None
+
+
+def test_it_is_known_when_a_lane_last_moved(hands: Hands) -> None:
+    assert hands.moved_ns() == 0
+    before = time.monotonic_ns()
+    hands.hand(0).begin(1)
+    hands.hand(3).begin(2)
+    begun = hands.moved_ns()
+    hands.hand(0).end()
+    assert before <= begun <= hands.moved_ns() <= time.monotonic_ns()

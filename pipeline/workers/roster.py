@@ -1,0 +1,142 @@
+"""Who works for a segment in processes: workers, and the children that carry them.
+
+A worker is a lease at a time, told apart by its instrument. A child is a process; where
+the segment is thread-safe it carries several workers, each in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+from collections.abc import Iterator
+
+from ..connector import Connector
+from ..metrics import WorkerMeter
+from .child import Child
+from .template import Template
+
+__all__ = ["READ", "WRITE", "Roster"]
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+MOST_LANES = 16
+"""Workers a child carries, if they are many: a GIL takes 20 to 100 us to change hands,
+and a wait for it is that much longer for each thread."""
+AHEAD_NS = 10_000_000
+"""Leases that take longer, in a child with one worker, do not wait there for one
+another: a worker that becomes free elsewhere would be sooner at them."""
+
+
+class Roster:
+    """Belongs to the selector thread; `workers` may be read by any.
+
+    Args:
+        connector: where workers enter and leave.
+        template: makes the children.
+        cores: children that a thread-safe segment has, if it has as many workers; None:
+            each worker needs a child of its own.
+    """
+
+    def __init__(
+        self, connector: Connector, template: Template, cores: int | None
+    ) -> None:
+        self._connector = connector
+        self._template = template
+        self._cores = cores
+        self._asked = 0
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, Child] = {}
+        """By the descriptor of their pipe."""
+        self.workers = 0
+        self.idle: list[WorkerMeter] = []
+        """The workers without a lease; the last one waits for the shortest time."""
+
+    def staff(self, asked: int) -> None:
+        """Bring workers and children to the numbers asked for."""
+        self._asked = asked
+        while self.workers < asked:
+            self.idle.append(self._connector.enter())
+            self.workers += 1
+        while self.idle and self.workers > asked:
+            self._connector.leave(self.idle.pop(0))
+            self.workers -= 1
+        for child in list(self.children.values()):
+            surplus = len(self.children) > self._wanted
+            old = child.generation != self._template.generation
+            if not child.errands and (surplus or old):
+                self._dismiss(child)
+        while len(self.children) < self._wanted:
+            self._hire()
+
+    def free(self, meter: WorkerMeter) -> None:
+        """A lease of this worker is settled."""
+        if not meter.leases:
+            self.idle.append(meter)
+
+    def lanes(self) -> int:
+        """Return how many leases a child works on at once."""
+        if self._cores is None:
+            return 1
+        return max(1, -(-self._asked // max(1, len(self.children))))
+
+    def ahead(self, lease_ns: float) -> int:
+        """Return how many leases, of so long each, may wait at a child."""
+        if len(self.children) != self._wanted:
+            return 0  # one is to go, and could not
+        lanes = self.lanes()
+        return int(lease_ns < AHEAD_NS) if lanes == 1 else lanes // 2
+
+    def freest(self, most: int) -> Child | None:
+        """Return the child with the fewest leases, if those are less than `most`."""
+        template = self._template.generation
+        children = [c for c in self.children.values() if c.generation == template]
+        child = min(children, key=lambda c: len(c.errands), default=None)
+        if child is None or child.asked_ns:
+            return None
+        return child if len(child.errands) < most else None
+
+    def listen(self, child: Child) -> None:
+        """Look for room in a child's pipe for as long as something waits for it."""
+        if child.writing != child.mailbox.waiting:
+            child.writing = child.mailbox.waiting
+            events = READ | WRITE if child.writing else READ
+            self.selector.modify(child.mailbox, events)
+
+    def forget(self, child: Child) -> None:
+        """Let go of a child, which ends it if it has not ended."""
+        self.selector.unregister(child.mailbox)
+        del self.children[child.mailbox.fileno()]
+        child.close()
+
+    def end_all(self) -> None:
+        """Stop every child; the template waits until they are gone."""
+        for meter in list(self._all()):
+            self._connector.leave(meter)
+        for child in list(self.children.values()):
+            child.kill()
+            self.forget(child)
+        self.selector.close()
+
+    @property
+    def _wanted(self) -> int:
+        """How many children carry the workers asked for."""
+        asked, cores = self._asked, self._cores
+        if cores is None:
+            return asked
+        return min(asked, max(cores, -(-asked // MOST_LANES)))
+
+    def _hire(self) -> None:
+        generation = self._template.generation
+        child = Child(*self._template.hire(self._connector.segment), generation)
+        self.children[child.mailbox.fileno()] = child
+        self.selector.register(child.mailbox, READ)
+
+    def _dismiss(self, child: Child) -> None:
+        with contextlib.suppress(EOFError):  # gone already
+            child.mailbox.post(None)
+        self.forget(child)
+
+    def _all(self) -> Iterator[WorkerMeter]:
+        yield from self.idle
+        for child in self.children.values():
+            yield from (errand.meter for errand in child.errands.values())
