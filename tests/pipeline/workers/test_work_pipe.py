@@ -111,5 +111,5 @@ def test_no_other_thread_runs_while_tasks_are_taken_and_outcomes_sent(
     during = turns[0] - before
     over.set()
     thread.join()
-    # 398 calls that let go of the GIL would have given it 5 ms each: 2 s, 100 times more.
+    # 398 calls that let go of the GIL would have given it 5 ms each: 2 s in all.
     assert during < 10 * before
