@@ -176,18 +176,39 @@ class Engine:
         """Give a segment workers of another kind. For the trainer's thread.
 
         Nothing drains. Only where it takes the first worker processes, all others pause
-        for as long as a fork takes: see `_still`.
+        for as long as a fork takes: see `still`.
 
         Raises:
             SpecError: the segment cannot travel to another process; it stays as it was.
         """
         if kind == "process" and self._template is None:
-            with self._still():
+            with self.still():
                 self._template = self._fork()
             if self.gate.flow.closed:  # by another thread, which may have found none
                 self._end_template()
                 self._check(self.gate.flow)
         segment.move(kind, workers)
+
+    def hold(self, *, still: bool) -> None:
+        """Give out no more work, or go on. Batches that are ready may be had."""
+        with self.gate.lock:
+            if still:
+                self.gate.flow.still = True
+            else:
+                self.gate.flow.resume()
+                self.gate.ring()
+
+    @property
+    def resting(self) -> bool:
+        """Whether nobody is at work."""
+        with self.gate.lock:
+            return not self._at_work()
+
+    @property
+    def steady(self) -> bool:
+        """Whether the next batch is there, and no other kind of workers on trial."""
+        weighing = self._mover.trying or any(s.undecided for s in self.segments)
+        return self.head in self.gate.flow.outbox and not weighing
 
     @property
     def head(self) -> int:
@@ -233,7 +254,7 @@ class Engine:
         return True
 
     @contextlib.contextmanager
-    def _still(self) -> Iterator[None]:
+    def still(self) -> Iterator[None]:
         """Let nobody work for a while.
 
         A fork copies the locks of the user's functions as they are, and one that a
@@ -244,9 +265,7 @@ class Engine:
                 self.gate.sleep()
             yield
         finally:
-            with self.gate.lock:
-                self.gate.flow.resume()
-                self.gate.ring()
+            self.hold(still=False)
 
     def _stop_all(self) -> bool:
         """Give out no more work; return whether somebody is still at it."""
@@ -254,9 +273,13 @@ class Engine:
         with gate.lock:
             self._check(gate.flow)
             gate.flow.still = True
-            working = any(segment.connector.busy for segment in self.segments)
-            busy = gate.trainer_waits = working or gate.flow.finishing > 0
+            busy = gate.trainer_waits = self._at_work()
         return busy
+
+    def _at_work(self) -> bool:
+        """Whether a worker has a lease or a batch in hand. The lock is held."""
+        working = any(segment.connector.busy for segment in self.segments)
+        return working or self.gate.flow.finishing > 0
 
     def _hold(self) -> bool:
         """Give the source no more rows; return whether one is still being read."""

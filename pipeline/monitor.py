@@ -86,6 +86,11 @@ class TrainerMeter:
         """Batches handed over."""
         return self._totals.steps
 
+    @property
+    def gap_s(self) -> float:
+        """How long the trainer was away before it asked; 0 at the start of a loop."""
+        return self._gap_ns / 1e9
+
     def ask(self, now_ns: int) -> None:
         """The trainer calls `next()`."""
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns

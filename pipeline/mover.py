@@ -137,6 +137,11 @@ class Mover:
         else:
             self._turn(difference(before, now), spent_s)
 
+    @property
+    def trying(self) -> bool:
+        """Whether a segment is on trial with workers of another kind."""
+        return self._attempt is not None
+
     def close(self) -> None:
         """End what it has begun. Idempotent."""
         self.due_ns = NEVER

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 from .compile import Recipe
 from .credits import Purse
 from .feed import Delivery
 from .hosts.host import Host
 from .hosts.process import ProcessHost
+from .hosts.relocation import Relocation, may_move
 from .hosts.trainer import TrainerHost
 from .knob import Knob
 from .monitor import Reading, TrainerMeter, Window, difference
@@ -35,9 +37,14 @@ class Run:
         self._trainer = TrainerMeter()
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
         self.host: Host = host(recipe, purse, cursor, self._trainer)
-        self._era = self.host.era
+        self._relocation: Relocation | None = None
+        if may_move(recipe):
+            self._relocation = Relocation(recipe, purse, self._trainer)
+        self._moves = 0
+        self._closed = False
+        self._era = self.era
         self._window = Window(self.host)
-        self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
+        self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
 
     @property
@@ -47,6 +54,8 @@ class Run:
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free where that is what has been prefetched."""
+        if self._relocation is not None:
+            self._relocation.reset()
         self.host.begin(cursor)
         self._history.clear()
         self._note(self.host.read())
@@ -55,19 +64,39 @@ class Run:
         """Return the next batch of the epoch, stamped; None at its end. Measured."""
         trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
+        if self._relocation is not None:
+            self._relocation.asked()
         delivery = host.next()
         if delivery is None:
+            if self._relocation is not None:
+                self._relocation.reset()
             self._note(host.glance() or host.read())
             trainer.stop()
             return None
         data, plan = delivery.data, delivery.plan
+        if self._relocation is not None:
+            self._relocate(self._relocation, data)
         if self._device is not None:
             data = to_device(data, self._device)
         delivery = Delivery(stamped(data, plan), plan)
-        if (reading := host.glance()) is not None:
+        if (reading := self.host.glance()) is not None:
             self._note(reading)
         trainer.get(time.perf_counter_ns(), plan.n_rows, plan.epoch, plan.step)
         return delivery
+
+    def _relocate(self, relocation: Relocation, data: Any) -> None:
+        """Let the engine be moved, if it is to be."""
+        host = relocation.given(self.host, data)
+        if host is not self.host:
+            self.host = host
+            self._moves += 1
+            if self._closed:  # by another thread, which may have closed the one before
+                host.close()
+
+    @property
+    def era(self) -> tuple[int, int]:
+        """Changes when all counters begin anew, as the engine is another one."""
+        return self._moves, self.host.era
 
     # The tuner's side: this is the plant it tunes
 
@@ -82,8 +111,8 @@ class Run:
         None also where the engine is another one than it was: its counters began anew.
         """
         observation = self._window.observe()
-        if self._era != self.host.era:
-            self._era, self._window = self.host.era, Window(self.host)
+        if self._era != self.era:
+            self._era, self._window = self.era, Window(self.host)
             return None
         return observation if self._trainer.training else None
 
@@ -93,7 +122,7 @@ class Run:
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
-        era = self.host.era
+        era = self.era
         readings = [reading for at, reading in list(self._history) if at == era]
         if self._trainer.training or not readings:
             readings.append(self.read())
@@ -109,10 +138,11 @@ class Run:
 
     def close(self) -> None:
         """Stop everything. Idempotent."""
+        self._closed = True
         self.host.close()
 
     def _note(self, reading: Reading) -> None:
-        self._history.append((self.host.era, reading))
+        self._history.append((self.era, reading))
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"
