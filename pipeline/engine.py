@@ -11,6 +11,7 @@ threads, so letting go of an iterator is enough to have it closed (`Slot` in tun
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,11 @@ from .workers.threads import Threads
 
 __all__ = ["Engine"]
 
+LOGGER = logging.getLogger("penstock")
+NO_SLAB = (
+    "no shared memory for a batch (%s): rows come from worker processes through pipes, "
+    "which takes longer; free some memory, or raise the container's limit"
+)
 STUCK_S = 0.5
 """No thread holds a lock for long; one that does cannot go on."""
 
@@ -73,6 +79,7 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = False
+        self._told: set[str] = set()
         self.recipe = recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
@@ -331,10 +338,21 @@ class Engine:
             self._template.close()
 
     def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
-        """Lend memory for a batch: shared, where processes write its rows."""
-        shared = self.segments[-1].executor == "process"
-        lend = self._slabs.lend if shared else self.recipe.buffers.lend
-        return lend(layout, rows)
+        """Lend memory for a batch: shared, where processes write its rows.
+
+        Where no more is to be had the rows come through the pipes.
+        """
+        if self.segments[-1].executor == "process":
+            try:
+                return self._slabs.lend(layout, rows)
+            except OSError as error:
+                self._tell_once(NO_SLAB, error)
+        return self.recipe.buffers.lend(layout, rows)
+
+    def _tell_once(self, text: str, error: OSError) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            LOGGER.warning(text, error)
 
     def _fork(self) -> Template:
         programs = [segment.program for segment in self.recipe.segments]

@@ -22,6 +22,7 @@ from ..program import Program
 from .nursery import fork_worker, run_child, run_worker, serve_template, tell_failure
 from .parcel import pack, unpack
 from .pipe import Pipe, pipe
+from .shared_file import shared_file
 from .work_pipe import WorkPipe
 from .worker import use_one_thread
 
@@ -99,7 +100,7 @@ def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:
 
 
 def _descriptor_of(parcel: bytes) -> int:
-    descriptor = os.memfd_create("penstock parcel", os.MFD_CLOEXEC)
+    descriptor = shared_file("penstock parcel", len(parcel))
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(parcel)
     return descriptor

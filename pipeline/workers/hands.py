@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .shared_file import shared_file
 from .slabs import map_shared
 
 __all__ = ["ALL_ROWS", "STACK_SIGNAL", "Hand", "Hands", "Held", "post_status"]
@@ -83,9 +84,8 @@ class Hands:
     @classmethod
     def make(cls) -> Hands:
         """Make an empty page."""
-        descriptor = os.memfd_create("penstock hands", os.MFD_CLOEXEC)
+        descriptor = shared_file("penstock hands", TEXT_AT)
         try:
-            os.posix_fallocate(descriptor, 0, TEXT_AT)
             os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
             return cls(descriptor)
         except BaseException:

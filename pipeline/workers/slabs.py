@@ -1,7 +1,7 @@
 """Slabs: batches' memory shared with worker processes, anonymous from birth.
 
-A slab is a memfd, mapped by the trainer and by every worker that writes rows into it.
-It is lent to the trainer with the batch and comes back when the batch's last array
+A slab is a shared file, mapped by the trainer and by every worker that writes rows
+into it. It is lent to the trainer with the batch and comes back when the last array
 dies; what the trainer keeps for long is given away, its descriptor closed, so neither
 memory nor descriptors of ours grow with what the user collects.
 """
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..layout import ALIGN, Allocate, Layout, block_bytes
+from .shared_file import shared_file
 
 __all__ = ["Slab", "SlabPool", "allocate_on", "map_shared"]
 
@@ -86,11 +87,8 @@ class Slab:
     def __init__(self, key: int, nbytes: int) -> None:
         self.key = key
         self.nbytes = nbytes
-        self.descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
+        self.descriptor = shared_file("penstock", nbytes)
         try:
-            # Every page is claimed now: a full tmpfs is an error here, not a SIGBUS
-            # later.
-            os.posix_fallocate(self.descriptor, 0, nbytes)
             self.block = map_shared(self.descriptor, nbytes)
         except BaseException:
             os.close(self.descriptor)
