@@ -1,0 +1,147 @@
+"""How soon is one more process worker at work, and does it hold up the others?
+
+    python benchmarks/one_more_worker.py [--hires 40]
+
+A dataset of samples that take 10 ms runs on process workers that cannot share a child.
+Every half second the number of workers is raised by one, and brought back. Each sample
+says which process made it and when that began: so it is seen when the new worker began
+its first sample, and how long the others took from one sample to the next meanwhile,
+beside what they take otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import getpid
+
+import penstock as ps
+from penstock.pipeline.knob import Knob
+
+WORKERS = 4
+SAMPLE_S = 0.010
+TURN_S = 0.25
+"""From a change to the next."""
+WARM_S = 1.0
+AIM_MS = 50
+
+Event = tuple[int, int]
+"""Which process, and when by the monotonic clock (ns)."""
+
+
+class Slow:
+    """Sample i is who made it, and when that began."""
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> Event:
+        begun_ns = time.monotonic_ns()
+        time.sleep(SAMPLE_S)
+        return getpid(), begun_ns
+
+
+@dataclass(frozen=True)
+class Hire:
+    """What happened when a worker was asked for."""
+
+    asked_ns: int
+    back_ns: int
+    """When it was sent away again."""
+
+
+def collect(batches: Iterator[list[list[int]]], until_s: float) -> Iterator[Event]:
+    """Yield who made what, until then."""
+    while time.perf_counter() < until_s:
+        makers, times = next(batches)
+        yield from zip(map(int, makers), map(int, times), strict=True)
+
+
+def run(hires: int) -> tuple[list[Event], list[Hire]]:
+    """Hire and dismiss; return all that was made, and when somebody was asked for."""
+    source = ps.Pipeline.from_dataset(
+        Slow(),
+        executor="process",
+        num_parallel_workers=(WORKERS, WORKERS + 1),
+        thread_safe=False,  # a child for each worker
+    )
+    with source.batch(4) as pipe:
+        batches = iter(pipe)
+        events = list(collect(batches, time.perf_counter() + WARM_S))
+        knob = workers_of(pipe)
+        asked = []
+        for _ in range(hires):
+            asked_ns = time.monotonic_ns()
+            knob.turn(WORKERS + 1)
+            events += collect(batches, time.perf_counter() + TURN_S)
+            asked.append(Hire(asked_ns, time.monotonic_ns()))
+            knob.turn(WORKERS)
+            events += collect(batches, time.perf_counter() + TURN_S)
+    return events, asked
+
+
+def workers_of(pipe: ps.Pipeline) -> Knob:
+    """Return the knob of the number of workers."""
+    live = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+    assert live is not None
+    return next(k for k in live.run.knobs() if k.name == "num_parallel_workers")
+
+
+def at_work_ms(events: list[Event], hire: Hire) -> float | None:
+    """Return how long it took until a process not seen before began a sample."""
+    before = {pid for pid, begun_ns in events if begun_ns < hire.asked_ns}
+    new = [
+        begun_ns
+        for pid, begun_ns in events
+        if hire.asked_ns <= begun_ns < hire.back_ns and pid not in before
+    ]
+    return (min(new) - hire.asked_ns) / 1e6 if new else None
+
+
+def pauses_ms(events: list[Event], asked: list[Hire]) -> tuple[list[float], ...]:
+    """Return the times from sample to sample: while somebody is hired, and else."""
+    by_worker: dict[int, list[int]] = defaultdict(list)
+    for pid, begun_ns in events:
+        by_worker[pid].append(begun_ns)
+    hiring, otherwise = [], []
+    span_ns = AIM_MS * 1_000_000
+    for begun in by_worker.values():
+        begun.sort()
+        for one, next_one in itertools.pairwise(begun):
+            beside = any(
+                one < hire.asked_ns + span_ns and next_one > hire.asked_ns
+                for hire in asked
+            )
+            (hiring if beside else otherwise).append((next_one - one) / 1e6)
+    return hiring, otherwise
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hires", type=int, default=40)
+    events, asked = run(parser.parse_args().hires)
+    times = [at_work_ms(events, hire) for hire in asked]
+    seen = sorted(time_ms for time_ms in times if time_ms is not None)
+    print(
+        f"one more worker at work: {statistics.median(seen):.1f} ms (median of "
+        f"{len(seen)}; {seen[0]:.1f} to {seen[-1]:.1f}; aim: {AIM_MS}); "
+        f"{times.count(None)} came to nothing in {TURN_S * 1e3:.0f} ms"
+    )
+    names = f"in the {AIM_MS} ms after somebody was asked for", "else"
+    for name, found in zip(names, pauses_ms(events, asked), strict=True):
+        found.sort()
+        print(
+            f"the others, from sample to sample, {name}: median "
+            f"{statistics.median(found):.1f} ms, 99 of 100 under "
+            f"{found[int(len(found) * 0.99)]:.1f}, at most {found[-1]:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A hundred thousand epochs: nothing grows."""
+
+from __future__ import annotations
+
+import gc
+
+import psutil
+import pytest
+
+import penstock as ps
+from support.datasets import KINDS, Numbers
+from support.leaks import Footprint, children, leaks_since
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+EPOCHS = 100_000
+WARM = 5_000
+"""What is made once is made by then."""
+GROWTH = 1 << 20
+"""Bytes by which the allocator's luck may differ: 11 an epoch."""
+
+
+def held_bytes() -> int:
+    """Memory of this process and its children that is theirs alone."""
+    gc.collect()
+    family = [psutil.Process(), *children(recursive=True)]
+    return sum(each.memory_full_info().uss for each in family)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_grows_over_a_hundred_thousand_epochs(kind: str) -> None:
+    source = ps.Pipeline.from_dataset(Numbers(8), **KINDS[kind])
+    with source.shuffle(seed=1).batch(4) as pipe:
+        for epoch in range(EPOCHS):
+            assert sum(1 for _ in pipe) == 2
+            if epoch == WARM:
+                before, bytes_before = Footprint.now(), held_bytes()
+        assert leaks_since(before) == []
+        assert held_bytes() - bytes_before < GROWTH
