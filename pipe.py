@@ -143,6 +143,10 @@ class Pipeline(Description):
         from .pipeline.compile import compile_recipe
 
         if self._recipe is None:
+            if config.get_enable_autotune():
+                from .autotune.log import show_by_default
+
+                show_by_default(self._shard.rank)  # what is found now is told
             self._recipe = compile_recipe(
                 self._stages, config.defaults(), self._shard, self._options
             )

@@ -355,7 +355,11 @@ class Engine:
             LOGGER.warning(text, error)
 
     def _fork(self) -> Template:
-        programs = [segment.program for segment in self.recipe.segments]
+        programs = {
+            at: segment.program
+            for at, segment in enumerate(self.recipe.segments)
+            if segment.movable or segment.executor == "process"
+        }
         method = self.recipe.options.multiprocessing_context
         return Template(programs, self.recipe.seed, method)
 

@@ -32,9 +32,8 @@ TYPES: Mapping[str, str] = {
     "tables.Node": HANDLE,
     "sqlite3.Connection": HANDLE,
     "sqlite3.Cursor": HANDLE,
-    # Threads may share an environment if each begins transactions of its own, which
-    # cannot be seen from here.
-    "lmdb.Environment": HANDLE,
+    # Not lmdb.Environment: threads may share one, and no process may use one that was
+    # opened before its fork.
     "lmdb.Transaction": HANDLE,
     "lmdb.Cursor": HANDLE,
     "pyarrow.NativeFile": POSITION,
@@ -53,10 +52,7 @@ TYPES: Mapping[str, str] = {
 }
 """The package and the name of a class (where in the package changes), and why."""
 
-NAMELESS = {
-    f"builtins.{name}": f"lmdb.{name}"
-    for name in ("Environment", "Transaction", "Cursor")
-}
+NAMELESS = {f"builtins.{name}": f"lmdb.{name}" for name in ("Transaction", "Cursor")}
 """lmdb's types in C do not say whose they are."""
 
 ITERATORS = frozenset(

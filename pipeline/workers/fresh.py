@@ -13,7 +13,7 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing import util
 
@@ -32,7 +32,7 @@ BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
 
 
 def start_fresh(
-    programs: Sequence[Program], seed: int, method: StartMethod
+    programs: Mapping[int, Program], seed: int, method: StartMethod
 ) -> tuple[Pipe, int]:
     """Start a template in a fresh interpreter; return the pipe to it, and its pid.
 
@@ -107,7 +107,7 @@ def _descriptor_of(parcel: bytes) -> int:
 
 
 @functools.cache
-def _open(parcel: int) -> tuple[Sequence[Program], int]:
+def _open(parcel: int) -> tuple[Mapping[int, Program], int]:
     """Read a parcel. Mapped: several processes do, and share its position."""
     with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
         programs, seed = unpack(data)

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from ..program import Program
@@ -113,7 +113,7 @@ def tell_failure(page: int) -> None:
 
 
 def fork_worker(
-    programs: Sequence[Program], seed: int, segment: int, work: Pipe
+    programs: Mapping[int, Program], seed: int, segment: int, work: Pipe
 ) -> int:
     """Fork a worker from this process; return its pid."""
     with kept(work):

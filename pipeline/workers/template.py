@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -37,7 +37,7 @@ class Template:
     """The trainer's end.
 
     Args:
-        programs: one a segment; worker processes run one of them.
+        programs: by segment, of those that may run in processes.
         seed: of the samples' random streams.
         method: how it starts; None: by fork, unless CUDA is in use, which does not
             survive one.
@@ -47,9 +47,12 @@ class Template:
     """
 
     def __init__(
-        self, programs: Sequence[Program], seed: int, method: StartMethod | None = None
+        self,
+        programs: Mapping[int, Program],
+        seed: int,
+        method: StartMethod | None = None,
     ) -> None:
-        self._programs = tuple(programs)
+        self._programs = programs
         self._seed = seed
         self._method = method or "fork"
         if method is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
