@@ -150,8 +150,10 @@ class Segment:
         gate, at = self.connector.gate, self.connector.segment
         with gate.lock:
             far = self.executor == "process"
-            lease_ns = FAR_LEASE_NS if far else LEASE_NS
-            gate.flow.set_workers(at, self.num_parallel_workers, lease_ns)
+            workers = self.num_parallel_workers
+            if far:  # as many leases again, or half as many, wait at their children
+                workers += -(-workers // 2)
+            gate.flow.set_workers(at, workers, FAR_LEASE_NS if far else LEASE_NS)
             # The trainer works on demand: one batch, the one it asks for.
             gate.flow.set_prefetch(at, 1 if self.inline else self._prefetch)
             gate.ring()

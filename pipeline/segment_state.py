@@ -13,8 +13,8 @@ __all__ = ["Piece", "SegmentState"]
 
 LEASE_NS = 1_500_000
 """Work in one lease: long against the hand-over (some 20 us), short against a batch."""
-FAR_LEASE_NS = 5_000_000
-"""The same where the hand-over is to another process (some 200 us of CPU, all told)."""
+FAR_LEASE_NS = 10_000_000
+"""The same where the hand-over is to another process: some 300 us of CPU, all told."""
 LEARNING = 0.3
 """Weight of the latest lease in what a row is taken to cost."""
 
