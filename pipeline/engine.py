@@ -79,7 +79,7 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = False
-        self._told: set[str] = set()
+        self._without_slabs = False
         self.recipe = recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
@@ -346,13 +346,10 @@ class Engine:
             try:
                 return self._slabs.lend(layout, rows)
             except OSError as error:
-                self._tell_once(NO_SLAB, error)
+                if not self._without_slabs:
+                    LOGGER.warning(NO_SLAB, error)
+                self._without_slabs = True
         return self.recipe.buffers.lend(layout, rows)
-
-    def _tell_once(self, text: str, error: OSError) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            LOGGER.warning(text, error)
 
     def _fork(self) -> Template:
         programs = {
