@@ -97,13 +97,8 @@ class Engine:
             self.gate.bells[at].append(partial(self._ring, segment))
         self.trainer = trainer or TrainerMeter()
         self.monitor = Monitor(self.gate, self.segments, self.trainer)
-        self._mover = Mover(
-            self.segments,
-            self.monitor,
-            self.trainer,
-            recipe.cpu_cores,
-            self.move,
-        )
+        cores = recipe.cpu_cores
+        self._mover = Mover(self.segments, self.monitor, self.trainer, cores, self.move)
 
     def __enter__(self) -> Self:
         """Let the workers begin."""
@@ -280,8 +275,8 @@ class Engine:
         with gate.lock:
             self._check(gate.flow)
             gate.flow.still = True
-            busy = gate.trainer_waits = self._at_work()
-        return busy
+            gate.trainer_waits = self._at_work()
+            return gate.trainer_waits
 
     def _at_work(self) -> bool:
         """Whether a worker has a lease or a batch in hand. The lock is held."""
