@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ hypothesis.settings.load_profile("penstock")
 
 ROOT = Path(__file__).parents[1]
 BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "examples", "tests"}
+
+# A shell that starts this in the background has it, and all it starts, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 broke_off = pytest.StashKey[bool]()
 
