@@ -111,7 +111,8 @@ class Flow:
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
             return None
-        self.segments[at].learn(outcome.run_ns, outcome.done)
+        if self.segments[at].learn(outcome.run_ns, outcome.done, self.batch_rows):
+            self._widened(at)
         self.account.hold(flight.plan.step, outcome.nbytes - used)
         flight.failures += outcome.failures
         flight.dropped += outcome.dropped
@@ -201,6 +202,7 @@ class Flow:
         self.segments[at].workers = workers
         self.segments[at].lease_ns = lease_ns
         self._wake(at)
+        self._widened(at)
 
     # What the monitor and the engine ask
 
@@ -265,6 +267,13 @@ class Flow:
         self.batch_rows = rows
         for at in range(len(self.segments)):
             self._set_capacity(at)
+            self._wake(at, 1)
+
+    def _widened(self, at: int) -> None:
+        """A segment's workers may span more now: it and its writer may go further."""
+        self._wake(at, 1)
+        if at > 0:
+            self._wake(at - 1, 1)
 
     def _set_capacity(self, at: int) -> None:
         state = self.segments[at]

@@ -65,12 +65,18 @@ class SegmentState:
         """Batches of so many rows that its workers have in hand at once."""
         return -(-self.workers * self.lease_rows(rows) // rows)
 
-    def learn(self, run_ns: int, rows: int) -> None:
-        """Take a settled lease into account for the size of the next ones."""
+    def learn(self, run_ns: int, rows: int, batch_rows: int = 1) -> bool:
+        """Take a settled lease of so many rows into account for the size of the next.
+
+        Returns:
+            Whether its workers span more of batches of `batch_rows` than they did.
+        """
+        before = self.span(batch_rows)
         seen, known = run_ns / rows, self.ns_per_row
         if known is None:
             known = seen
         self.ns_per_row = known + LEARNING * (seen - known)
+        return self.span(batch_rows) > before
 
     def push(self, piece: Piece) -> None:
         """Let rows wait here."""
