@@ -347,11 +347,7 @@ class Engine:
         return self.recipe.buffers.lend(layout, rows)
 
     def _fork(self) -> Template:
-        programs = {
-            at: segment.program
-            for at, segment in enumerate(self.recipe.segments)
-            if segment.movable or segment.executor == "process"
-        }
+        programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
         method = self.recipe.options.multiprocessing_context
         return Template(programs, self.recipe.seed, method)
 

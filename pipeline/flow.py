@@ -267,7 +267,8 @@ class Flow:
         self.batch_rows = rows
         for at in range(len(self.segments)):
             self._set_capacity(at)
-            self._wake(at, 1)
+            if len(self.flights) > 1:  # those in flight may be worked on further
+                self._wake(at, 1)
 
     def _widened(self, at: int) -> None:
         """A segment's workers may span more now: it and its writer may go further."""

@@ -37,7 +37,7 @@ class Template:
     """The trainer's end.
 
     Args:
-        programs: by segment, of those that may run in processes.
+        programs: by segment; worker processes run one of them.
         seed: of the samples' random streams.
         method: how it starts; None: by fork, unless CUDA is in use, which does not
             survive one.
