@@ -32,8 +32,9 @@ TYPES: Mapping[str, str] = {
     "tables.Node": HANDLE,
     "sqlite3.Connection": HANDLE,
     "sqlite3.Cursor": HANDLE,
-    # Not lmdb.Environment: threads may share one, and no process may use one that was
-    # opened before its fork.
+    # Threads may share an environment if each begins transactions of its own, which
+    # cannot be seen from here.
+    "lmdb.Environment": HANDLE,
     "lmdb.Transaction": HANDLE,
     "lmdb.Cursor": HANDLE,
     "pyarrow.NativeFile": POSITION,
@@ -52,7 +53,10 @@ TYPES: Mapping[str, str] = {
 }
 """The package and the name of a class (where in the package changes), and why."""
 
-NAMELESS = {f"builtins.{name}": f"lmdb.{name}" for name in ("Transaction", "Cursor")}
+NAMELESS = {
+    f"builtins.{name}": f"lmdb.{name}"
+    for name in ("Environment", "Transaction", "Cursor")
+}
 """lmdb's types in C do not say whose they are."""
 
 ITERATORS = frozenset(

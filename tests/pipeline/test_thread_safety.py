@@ -87,6 +87,7 @@ UNSAFE: dict[str, Open] = {
     "tarfile.TarFile": tape,
     "sqlite3.Connection": data_base,
     "sqlite3.Cursor": lambda *at: data_base(*at).cursor(),
+    "lmdb.Environment": environment,
     "lmdb.Transaction": transaction,
     "lmdb.Cursor": lambda *at: transaction(*at).cursor(),
     "generator": lambda path, stack: (each for each in "abc"),
@@ -105,13 +106,6 @@ def test_what_has_a_position_or_a_handle_is_found(
     assert found is not None
     assert (found.path, found.type_name) == ("dataset.reader", kind)
     assert str(found) == f"`dataset.reader` (a {kind}) {found.why}"
-
-
-def test_threads_may_share_an_lmdb_environment(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    rows = Rows(environment(tmp_path / "file", stack))
-    assert find_unsafe(rows, "dataset") is None
 
 
 def named(module: str, name: str) -> Any:
