@@ -111,7 +111,8 @@ class Flow:
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
             return None
-        if self.segments[at].learn(outcome.run_ns, outcome.done, self.batch_rows):
+        spent = outcome.run_ns, outcome.cpu_ns
+        if self.segments[at].learn(*spent, outcome.done, self.batch_rows):
             self._widened(at)
         self.account.hold(flight.plan.step, outcome.nbytes - used)
         flight.failures += outcome.failures
@@ -189,10 +190,14 @@ class Flow:
     # What the tuner does
 
     def set_prefetch(self, at: int, batches: int) -> None:
-        """Let segment `at` work so many batches ahead."""
+        """Let segment `at` work so many batches ahead.
+
+        Its leases may be longer then.
+        """
         self.segments[at].prefetch = batches
         self._set_capacity(at)
         self._wake(at)
+        self._widened(at)
 
     def set_workers(self, at: int, workers: int, lease_ns: int = LEASE_NS) -> None:
         """Tell how many workers segment `at` has, and how long their leases pay.

@@ -15,6 +15,8 @@ LEASE_NS = 1_500_000
 """Work in one lease: long against the hand-over (some 20 us), short against a batch."""
 FAR_LEASE_NS = 10_000_000
 """The same where the hand-over is to another process: some 300 us of CPU, all told."""
+PATIENCE_NS = 100_000_000
+"""A lease that waits more than it computes: worth its hand-over only when longer."""
 LEARNING = 0.3
 """Weight of the latest lease in what a row is taken to cost."""
 
@@ -26,6 +28,7 @@ class SegmentState:
     """One segment's share of the flow: what waits before it, how far it may go."""
 
     __slots__ = (
+        "cpu_ns_per_row",
         "gauge",
         "head",
         "lease_ns",
@@ -48,14 +51,23 @@ class SegmentState:
         """Rows in `pieces`."""
         self.lease_ns = LEASE_NS
         self.ns_per_row: float | None = None
+        self.cpu_ns_per_row = 0.0
         self.gauge = gauge
         """Rows waiting behind it: for the next segment, or finished for the trainer."""
 
     def lease_rows(self, rows: int) -> int:
-        """How many rows make a lease; one, until the first has told what it costs."""
+        """How many rows make a lease; one, until the first has told what it costs.
+
+        What pays for the hand-over is CPU time. So rows that mostly wait may make a
+        longer lease, as long as all workers still find one in what may be prefetched.
+        """
         if self.ns_per_row is None:
             return 1
-        return max(1, min(rows, int(self.lease_ns / max(self.ns_per_row, 1.0))))
+        per_row = max(self.ns_per_row, 1.0)
+        paid = self.lease_ns / max(self.cpu_ns_per_row, 1.0)
+        share = self.prefetch * rows // self.workers
+        longer = min(paid, PATIENCE_NS / per_row, share)
+        return max(1, min(rows, int(max(self.lease_ns / per_row, longer))))
 
     def window(self, rows: int) -> int:
         """Batches it may be ahead: as asked, and those its workers have in hand."""
@@ -65,17 +77,18 @@ class SegmentState:
         """Batches of so many rows that its workers have in hand at once."""
         return -(-self.workers * self.lease_rows(rows) // rows)
 
-    def learn(self, run_ns: int, rows: int, batch_rows: int = 1) -> bool:
+    def learn(self, run_ns: int, cpu_ns: int, rows: int, batch_rows: int = 1) -> bool:
         """Take a settled lease of so many rows into account for the size of the next.
 
         Returns:
             Whether its workers span more of batches of `batch_rows` than they did.
         """
         before = self.span(batch_rows)
-        seen, known = run_ns / rows, self.ns_per_row
+        seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
         if known is None:
-            known = seen
+            known, self.cpu_ns_per_row = seen, cpu_seen
         self.ns_per_row = known + LEARNING * (seen - known)
+        self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
         return self.span(batch_rows) > before
 
     def push(self, piece: Piece) -> None:

@@ -40,7 +40,7 @@ class Site:
     ) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
         for segment in segments:
-            segment.learn(1, 1)  # a lease is a whole batch
+            segment.learn(1, 1, 1)  # a lease is a whole batch
         account = Account(purse or Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
         flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
         self.clock = Clock()

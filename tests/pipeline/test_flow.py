@@ -38,32 +38,52 @@ def drive(course: Course, until: int) -> None:
 def test_the_first_lease_of_a_segment_is_one_row_the_next_as_many_as_pay() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
     assert state.lease_rows(64) == 1
-    state.learn(LEASE_NS // 10 * 4, 4)
+    state.learn(LEASE_NS // 10 * 4, LEASE_NS // 10 * 4, 4)
     assert state.lease_rows(64) == 10
     assert state.lease_rows(4) == 4
 
 
 def test_a_lease_never_has_less_than_a_row() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
-    state.learn(LEASE_NS * 100, 1)
+    state.learn(LEASE_NS * 100, LEASE_NS * 100, 1)
     assert state.lease_rows(64) == 1
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "cpu_ms", "workers", "rows"),
+    [
+        (19, 0.05, 1, 5),  # a tenth of a second
+        (20, 0.05, 16, 4),  # its share of two batches of 32
+        (20, 0.05, 128, 1),
+        (20, 0.5, 1, 3),  # what pays for a hand-over
+        (0, 20, 1, 1),
+        (0, 0.1, 1, 15),
+    ],
+)
+def test_rows_that_wait_make_longer_leases_if_there_is_one_for_everybody(
+    wait_ms: float, cpu_ms: float, workers: int, rows: int
+) -> None:
+    state = SegmentState(0, 2, workers, Gauge(1, 0))
+    cpu_ns = round(cpu_ms * 1e6)
+    state.learn(round(wait_ms * 1e6) + cpu_ns, cpu_ns, 1)
+    assert state.lease_rows(32) == rows
 
 
 def test_one_lease_is_no_evidence_neither_a_fast_nor_a_slow_one() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
-    state.learn(8000, 1)
-    state.learn(1, 1)
+    state.learn(8000, 8000, 1)
+    state.learn(1, 1, 1)
     assert state.ns_per_row == pytest.approx(8000 - 0.3 * 7999)
     for _ in range(30):
-        state.learn(1, 1)
+        state.learn(1, 1, 1)
     assert state.ns_per_row == pytest.approx(1, abs=0.3)
-    state.learn(8000, 1)
+    state.learn(8000, 8000, 1)
     assert state.ns_per_row == pytest.approx(2400, abs=3)
 
 
 def test_a_work_that_takes_no_time_is_leased_by_the_batch() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
-    state.learn(0, 5)
+    state.learn(0, 0, 5)
     assert state.lease_rows(64) == 64
 
 
@@ -81,7 +101,7 @@ def test_a_window_holds_work_for_every_worker(
 def test_leases_never_cross_a_batch() -> None:
     one = course([3, 2], [1])
     one.set_prefetch(0, 4)
-    one.flow.segments[0].learn(1, 1)  # a lease could hold thousands of rows
+    one.flow.segments[0].learn(1, 1, 1)  # a lease could hold thousands of rows
     one.account.open(99, None, oldest=True)
     one.account.complete(99, None)  # what a batch holds is known, so many may open
     taken = [lease(one, 0).chunk for _ in range(4)]
@@ -101,7 +121,7 @@ def test_neighbouring_pieces_are_joined_into_one_lease() -> None:
         one.set_workers(0, at + 2)
     for number in (2, 0, 1, 0):  # rows 2, 0, 3, 1 come back
         one.settle(number, Settling(ns_per_row=1))
-    one.flow.segments[1].learn(1, 1)
+    one.flow.segments[1].learn(1, 1, 1)
     joined = lease(one, 1)
     assert joined.inputs == [(0, row, 1) for row in range(4)]
     assert joined.chunk.indices.tolist() == [0, 1, 2, 3]
@@ -115,17 +135,17 @@ def test_a_gap_ends_a_joined_lease() -> None:
     one.settle(0, Settling(ns_per_row=1))
     one.take(0)
     one.settle(0, Settling(dropped=frozenset({0}), ns_per_row=1))
-    one.flow.segments[1].learn(1, 1)
+    one.flow.segments[1].learn(1, 1, 1)
     assert lease(one, 1).inputs == [(0, 0, 1)]
     assert lease(one, 1).inputs == [(0, 2, 1), (0, 3, 1)]
 
 
 def test_a_long_piece_is_split_and_its_rest_comes_next() -> None:
     one = course([6])
-    one.flow.segments[0].learn(1, 1)
+    one.flow.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
-    one.flow.segments[1].learn(LEASE_NS // 4, 1)
+    one.flow.segments[1].learn(LEASE_NS // 4, LEASE_NS // 4, 1)
     assert lease(one, 1).inputs == [(0, row, 1) for row in range(4)]
     rest = lease(one, 1)
     assert rest.inputs == [(0, row, 1) for row in (4, 5)]
@@ -138,7 +158,7 @@ def test_rows_left_over_by_a_split_wake_another_worker() -> None:
     one.take(1)
     one.take(1)
     assert one.asleep == [0, 2]
-    one.flow.segments[0].learn(1, 1)
+    one.flow.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
     one.take(1)  # one row of six: nothing is known yet of what a row costs
@@ -148,7 +168,7 @@ def test_rows_left_over_by_a_split_wake_another_worker() -> None:
 
 def test_unfinished_rows_go_back_to_the_front() -> None:
     one = course([6], [1])
-    one.flow.segments[0].learn(LEASE_NS // 3, 1)
+    one.flow.segments[0].learn(LEASE_NS // 3, LEASE_NS // 3, 1)
     one.take(0)
     one.settle(0, Settling(done=1, ns_per_row=LEASE_NS // 3))
     again = lease(one, 0)
@@ -167,7 +187,7 @@ def test_a_lease_given_back_whole_changes_only_where_its_rows_wait() -> None:
 
 def test_a_batch_whose_rows_all_failed_or_were_dropped_is_finished_at_once() -> None:
     one = course([2])
-    one.flow.segments[0].learn(1, 1)
+    one.flow.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(failing=frozenset({0}), dropped=frozenset({1})))
     one.deliver(0)
@@ -312,7 +332,7 @@ def test_batches_of_another_size_resize_the_queues() -> None:
 
 def test_the_bytes_of_a_waiting_row_are_measured() -> None:
     one = course([4], [30, 7])
-    one.flow.segments[0].learn(1, 1)
+    one.flow.segments[0].learn(1, 1, 1)
     one.take(0)
     assert one.flow.row_bytes(0) == 0.0
     one.settle(0, Settling(ns_per_row=1))

@@ -33,6 +33,7 @@ SETTLINGS = st.builds(
     failing=st.one_of(st.just(frozenset()), OFFSETS),
     dropped=st.one_of(st.just(frozenset()), OFFSETS),
     ns_per_row=st.sampled_from([1, 200_000, 700_000, 10_000_000]),
+    cpu_percent=st.sampled_from([0, 100]),
 )
 
 

@@ -56,6 +56,7 @@ class Settling:
     dropped: frozenset[int] = frozenset()
     """Offsets within the lease."""
     ns_per_row: int = 300_000
+    cpu_percent: int = 100
 
     def kept(self, lease: Lease) -> list[int]:
         """Return the rows of the batch that come through."""
@@ -77,6 +78,7 @@ class Settling:
             ],
             dropped=done - len(kept) - len(failing),
             run_ns=self.ns_per_row * done,
+            cpu_ns=self.ns_per_row * done * self.cpu_percent // 100,
         )
         if not last:
             whole = len(kept) == done
