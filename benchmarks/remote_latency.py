@@ -5,9 +5,9 @@
 Batches of 32. No threads of one process get past its GIL, no few processes past the
 wait: it takes many of the one and some of the other. Beside torch's DataLoader with 64
 workers stand penstock in two stages set by hand, in one `__getitem__` set by hand, and
-left to itself with autotune on; above all, what two processes of bare Python burn. Each
-runs in a process of its own, which is new every round; memory is the proportional set
-size (PSS) of all its processes.
+left to itself with autotune on; and right before each of them, as the machine is then,
+what two processes of bare Python burn. Each runs in a process of its own, which is new
+every round; memory is the proportional set size (PSS) of all its processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WORKERS = 64
 THREADS = 48
 """Of the stage that waits, where it is one by itself: 20 % more than the rest needs."""
 PREFETCH = 8
-"""Batches ahead, where set by hand: leases of several rows, and one for every worker."""
-ROUNDS = 3
+"""Batches ahead, where set by hand: several rows a lease, and a lease for everybody."""
+ROUNDS = 5
 WINDOWS = 2
 """In a round, one after the other."""
 WINDOW_S = 2.0
@@ -273,12 +273,16 @@ def main() -> None:
         return
     print(f"1 ms of this machine's Python: {iterations:,} iterations of a bare loop")
     windows: dict[str, list[tuple[float, float]]] = {name: [] for name in SUBJECTS}
-    memory: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    shares: dict[str, list[float]] = {name: [] for name in SUBJECTS if name != BARE}
+    memory: dict[str, list[float]] = {name: [] for name in shares}
     for number in range(options.rounds):
-        for name in SUBJECTS:
+        for name, share in shares.items():
             print(f"round {number + 1}: {name}", file=sys.stderr, flush=True)
+            bare, _ = measure(BARE, iterations)
             found, used_mb = measure(name, iterations)
             windows[name] += found
+            windows[BARE] += bare
+            share.append(mean_rate(found) / mean_rate(bare))
             memory[name].append(used_mb)
     results = {
         name: Result(
@@ -289,17 +293,22 @@ def main() -> None:
         for name, found in windows.items()
     }
     show("20 ms of waiting, 1 ms of Python", list(results.values()), [TORCH])
-    conclude(results, {name: statistics.median(each) for name, each in memory.items()})
+    print("Of what bare Python did right before (medians of the rounds):")
+    for name, each in shares.items():
+        conclude(name, each, statistics.median(memory[name]))
 
 
-def conclude(results: dict[str, Result], memory_mb: dict[str, float]) -> None:
-    """Print memory and share of the ceiling, beside what was aimed at."""
-    ceiling = results[BARE].rate
-    for name, result in results.items():
-        rate, most_mb = AIMS.get(name, (0, 0))
-        aim = f"  (aim: {rate / 2_000:.2f}, {most_mb} MB)" if rate else ""
-        share = result.rate / ceiling
-        print(f"  {name}: {share:.2f} of bare Python, {memory_mb[name]:,.0f} MB{aim}")
+def mean_rate(windows: list[tuple[float, float]]) -> float:
+    """Return samples a second over all of these."""
+    return statistics.fmean(rate for rate, _ in windows)
+
+
+def conclude(name: str, shares: list[float], memory_mb: float) -> None:
+    """Print share of the ceiling and memory, beside what was aimed at."""
+    rate, most_mb = AIMS.get(name, (0, 0))
+    aim = f"  (aim: {rate / 2_000:.2f}, {most_mb} MB)" if rate else ""
+    share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+    print(f"  {name}: {share}, {memory_mb:,.0f} MB{aim}")
 
 
 if __name__ == "__main__":

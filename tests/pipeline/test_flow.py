@@ -52,7 +52,7 @@ def test_a_lease_never_has_less_than_a_row() -> None:
 @pytest.mark.parametrize(
     ("wait_ms", "cpu_ms", "workers", "rows"),
     [
-        (19, 0.05, 1, 5),  # a tenth of a second
+        (19, 0.05, 1, 10),  # a fifth of a second
         (20, 0.05, 16, 4),  # its share of two batches of 32
         (20, 0.05, 128, 1),
         (20, 0.5, 1, 3),  # what pays for a hand-over
