@@ -5,16 +5,18 @@
 Batches of 32. No threads of one process get past its GIL, no few processes past the
 wait: it takes many of the one and some of the other. Beside torch's DataLoader with 64
 workers stand penstock in two stages set by hand, in one `__getitem__` set by hand, and
-left to itself with autotune on; and right before each of them, as the machine is then,
-what two processes of bare Python burn. Each runs in a process of its own, which is new
-every round; memory is the proportional set size (PSS) of all its processes.
+left to itself with autotune on. After each of their windows comes one of what two
+processes of bare Python burn, as the machine is then. Each runs in a process of its
+own, which is new every round; memory is the proportional set size (PSS) of all its
+processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Self
 
 import psutil
 from versus import Result, cpu_s, show
@@ -37,14 +40,17 @@ THREADS = 48
 """Of the stage that waits, where it is one by itself: 20 % more than the rest needs."""
 PREFETCH = 8
 """Batches ahead, where set by hand: several rows a lease, and a lease for everybody."""
-ROUNDS = 5
-WINDOWS = 2
+ROUNDS = 3
+WINDOWS = 4
 """In a round, one after the other."""
-WINDOW_S = 2.0
+WINDOW_S = 1.0
 WARM_S = 2.0
-"""From the first batch on; what workers have ready by then is used up."""
+"""Before each window: what workers have ready by then is used up."""
 TUNE_S = 15.0
 """The same for the one that finds its settings while it runs."""
+
+Window = tuple[float, float]
+"""Samples a second, and cores kept busy."""
 
 TORCH = f"DataLoader num_workers={WORKERS}"
 BARE = "two processes of bare Python"
@@ -162,23 +168,22 @@ def burns(iterations: int) -> int:
     return count
 
 
-def run_bare(iterations: int) -> Iterator[tuple[float, float]]:
-    """Yield rate and cores of each window."""
+def run_bare(iterations: int) -> Iterator[Window]:
+    """Yield one window after another."""
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
-        for _ in range(WINDOWS):
+        while True:
             start_s, cpu = time.perf_counter(), cpu_s()
             count = sum(pool.map(burns, [iterations] * 2))
             spent_s = time.perf_counter() - start_s
             yield count / spent_s, (cpu_s() - cpu) / spent_s
 
 
-def run_batches(
-    batches: Iterator[object], warm_s: float
-) -> Iterator[tuple[float, float]]:
-    """Yield rate and cores of each window, once warmed up."""
+def run_batches(batches: Iterator[object], first_s: float) -> Iterator[Window]:
+    """Yield one window after another, of what lasts once the stock is used up."""
     next(batches)
-    count_for(batches, warm_s)
-    for _ in range(WINDOWS):
+    count_for(batches, first_s)
+    while True:
+        count_for(batches, WARM_S)
         start_s, cpu = time.perf_counter(), cpu_s()
         count = count_for(batches, WINDOW_S)
         spent_s = time.perf_counter() - start_s
@@ -204,49 +209,65 @@ SUBJECTS: dict[str, Callable[[int], Iterable[object]] | None] = {
 
 
 def be(subject: str, iterations: int) -> None:
-    """Run one subject: write its windows, then go on until the input ends."""
+    """Run one subject: a line read asks for a window, which is written as a line."""
     make = SUBJECTS[subject]
-    if make is None:
-        report(run_bare(iterations))
-        is_over(None)
-        return
-    source = make(iterations)
-    batches = iter(source)
-    report(run_batches(batches, TUNE_S if subject == TUNED else WARM_S))
-    while not is_over(0):  # at work while its memory is read
-        next(batches)
+    source = make and make(iterations)
+    if source is None:
+        windows = run_bare(iterations)
+    else:
+        windows = run_batches(iter(source), TUNE_S if subject == TUNED else 0)
+    for _ in sys.stdin:
+        print(json.dumps(next(windows)), flush=True)
     if hasattr(source, "explain"):
         for stage in source.explain().to_dict()["stages"]:
             told = (stage[key] for key in ("name", "num_parallel_workers", "executor"))
             print(*told, file=sys.stderr)
-    del batches
-
-
-def is_over(wait_s: float | None) -> bool:
-    """Whether the input has ended; a thread that reads it would be forked with it."""
-    return bool(select.select([sys.stdin], [], [], wait_s)[0])
-
-
-def report(windows: Iterator[tuple[float, float]]) -> None:
-    """Write all windows as one line."""
-    print(json.dumps(list(windows)), flush=True)
 
 
 # In the process that asks
 
 
-def measure(subject: str, iterations: int) -> tuple[list[tuple[float, float]], float]:
-    """Return rate and cores of each window of a fresh process, and its PSS in MB."""
-    command = [sys.executable, "-W", "ignore", __file__, "--subject", subject]
-    command += ["--iterations", str(iterations)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+class Subject:
+    """One subject in a fresh process, as a `with`. Between windows it is stopped."""
+
+    def __init__(self, name: str, iterations: int) -> None:
+        command = [sys.executable, "-W", "ignore", __file__, "--subject", name]
+        command += ["--iterations", str(iterations)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGCONT)
+        self._process.communicate()
+
+    def window(self) -> Window:
+        """Return rate and cores of one more window."""
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        self._signal(signal.SIGCONT)
+        print(file=asked, flush=True)
+        line = told.readline()
         if not line:
-            raise SystemExit(f"{subject} ended without a result")
-        return json.loads(line), pss_mb(psutil.Process(process.pid))
+            raise SystemExit(f"{self._process.args} ended without a result")
+        self._signal(signal.SIGSTOP)
+        rate, cores = json.loads(line)
+        return rate, cores
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Stop or go on, with all children: none is to fill up its stock meanwhile."""
+        family = psutil.Process(self._process.pid)
+        for each in (family, *family.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+
+    def pss_mb(self) -> float:
+        """Return its memory and that of all its children, shared pages once."""
+        return pss_mb(psutil.Process(self._process.pid))
 
 
 def pss_mb(process: psutil.Process) -> float:
@@ -272,18 +293,21 @@ def main() -> None:
         be(options.subject, iterations)
         return
     print(f"1 ms of this machine's Python: {iterations:,} iterations of a bare loop")
-    windows: dict[str, list[tuple[float, float]]] = {name: [] for name in SUBJECTS}
+    windows: dict[str, list[Window]] = {name: [] for name in SUBJECTS}
     shares: dict[str, list[float]] = {name: [] for name in SUBJECTS if name != BARE}
     memory: dict[str, list[float]] = {name: [] for name in shares}
     for number in range(options.rounds):
         for name, share in shares.items():
             print(f"round {number + 1}: {name}", file=sys.stderr, flush=True)
-            bare, _ = measure(BARE, iterations)
-            found, used_mb = measure(name, iterations)
-            windows[name] += found
-            windows[BARE] += bare
-            share.append(mean_rate(found) / mean_rate(bare))
-            memory[name].append(used_mb)
+            with (
+                Subject(name, iterations) as subject,
+                Subject(BARE, iterations) as bare,
+            ):
+                for _ in range(1 if name == TUNED else WINDOWS):
+                    windows[name].append(subject.window())
+                    windows[BARE].append(bare.window())
+                    share.append(windows[name][-1][0] / windows[BARE][-1][0])
+                memory[name].append(subject.pss_mb())
     results = {
         name: Result(
             name,
@@ -293,14 +317,9 @@ def main() -> None:
         for name, found in windows.items()
     }
     show("20 ms of waiting, 1 ms of Python", list(results.values()), [TORCH])
-    print("Of what bare Python did right before (medians of the rounds):")
+    print("Of what bare Python did right after (medians of the windows):")
     for name, each in shares.items():
         conclude(name, each, statistics.median(memory[name]))
-
-
-def mean_rate(windows: list[tuple[float, float]]) -> float:
-    """Return samples a second over all of these."""
-    return statistics.fmean(rate for rate, _ in windows)
 
 
 def conclude(name: str, shares: list[float], memory_mb: float) -> None:

@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
@@ -167,10 +168,9 @@ class Relocation:
             self._due_s = float("inf")
             LOGGER.info("Pipeline: host trainer -> process failed: %s.", error)
             return host
-        host.close()
         self._recipe, self._trial = recipe, Trial(before)
         LOGGER.info("Pipeline: host trainer -> process on trial: %s.", reason)
-        return new
+        return _exchanged(host, new)
 
     def _judge(self, host: Host, trial: Trial) -> Host:
         self._trial = trial
@@ -186,8 +186,7 @@ class Relocation:
         LOGGER.info("Pipeline: host trainer -> process taken back: %s.", told)
         self._rest()
         new = TrainerHost(self._recipe, self._purse, host.cursor, self._trainer)
-        host.close()
-        return new
+        return _exchanged(host, new)
 
     def _rest(self) -> None:
         self._due_s = time.monotonic() + REST_S * 2.0**self._rests
@@ -197,6 +196,15 @@ class Relocation:
     def __repr__(self) -> str:
         doing = f"trying {self._trial}" if self._trial else "watching"
         return f"<Relocation {doing}>"
+
+
+def _exchanged(host: Host, new: Host) -> Host:
+    """Close `host` and return `new`; close that, too, if Ctrl-C comes in between."""
+    with ExitStack() as undo:
+        undo.callback(new.close)
+        host.close()
+        undo.pop_all()
+    return new
 
 
 def _as_now(segments: list[Segment]) -> tuple[SegmentRecipe, ...]:

@@ -1,0 +1,143 @@
+"""A case: one situation, and the questions that any policy asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from ...pipeline.observation import SegmentObservation, ratio
+from .. import phrases
+from ..decision import Decision
+from ..situation import KnobKey, KnobView, Situation
+from ..window import outbox, wait_share
+from .holds import Hold, allowed
+
+__all__ = ["Case"]
+
+FINAL_UTILIZATION = 0.75
+WAIT_TOLERATED = 0.03
+"""Below this share of the step there is nothing worth adding for."""
+WAIT_NONE = 0.01
+"""Below this share something may be given back."""
+EASE_UTILIZATION = 0.5
+RELEASED_SHARE = 0.75
+"""Of the workers in excess: what is left of them is for work that comes in bursts."""
+BUSY_SHARE = 0.8
+"""Workers are to be busy so much of the time: the rest is for uneven work."""
+PREFETCH_KEPT = 0.8
+PREFETCH_LEAST = 2
+CPU_EXCEEDED = 1.1
+"""The budget with the noise of a measured core count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One situation, with what any policy asks of it, or does about it."""
+
+    situation: Situation
+    holds: tuple[Hold, ...]
+
+    def hungry(self) -> bool:
+        """Whether the trainer waits for batches that are not there."""
+        seen = self.situation.observation
+        return (
+            wait_share(seen) >= WAIT_TOLERATED
+            and outbox(seen).utilization < FINAL_UTILIZATION
+        )
+
+    def at_ease(self) -> bool:
+        """Whether the trainer finds its batches ready."""
+        seen = self.situation.observation
+        return (
+            seen.trainer.steps > 0
+            and wait_share(seen) < WAIT_NONE
+            and outbox(seen).utilization >= EASE_UTILIZATION
+        )
+
+    def within_budget(self) -> Iterator[Decision]:
+        """Take a worker from the segment that uses most of too many cores."""
+        seen, limit = self.situation.observation, self.situation.budget.cpu_cores
+        if self.fits(seen.cpu_cores):
+            return
+        for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
+            knob = self.knob(segment.name, "num_parallel_workers")
+            if knob is None or knob.value <= knob.lower:
+                continue
+            yield Decision(
+                operator=segment.name,
+                knob="num_parallel_workers",
+                old=knob.value,
+                new=knob.value - 1,
+                rule="cpu_budget",
+                reason=phrases.cpu_over_budget(segment.name, seen.cpu_cores, limit),
+                expected=min(1.0, limit / seen.cpu_cores),
+                evidence={"cpu_cores": seen.cpu_cores, "budget_cores": limit},
+                forced=True,
+            )
+            return
+
+    def idle_workers(self) -> Iterator[Decision]:
+        """Most of what each segment has beyond its busy workers and their reserve."""
+        seen = self.situation.observation
+        for segment in seen.segments:
+            key: KnobKey = (segment.name, "num_parallel_workers")
+            knob = self.knob(*key)
+            if knob is None:
+                continue
+            busy = ratio(segment.run_s, seen.window_s)
+            enough = max(knob.lower, ceil(busy / BUSY_SHARE), 1)
+            fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
+            if fewer < knob.value and self.allowed(key, fewer):
+                reason = phrases.idle(segment.name, busy, knob.value)
+                evidence = {"busy_workers": busy}
+                yield release(key, knob.value, fewer, reason, evidence)
+
+    def idle_queues(self) -> Iterator[Decision]:
+        """A fifth of the batches each segment prefetches."""
+        for segment in self.situation.observation.segments:
+            key: KnobKey = (segment.queue_name, "prefetch_size")
+            knob = self.knob(*key)
+            if knob is None:
+                continue
+            fewer = max(knob.lower, PREFETCH_LEAST, int(PREFETCH_KEPT * knob.value))
+            if fewer < knob.value and self.allowed(key, fewer):
+                level = segment.output.utilization
+                reason = phrases.queue_idle(segment.queue_name, level)
+                yield release(key, knob.value, fewer, reason, {"utilization": level})
+
+    def fits(self, cores: float) -> bool:
+        """Whether the budget has so many cores, but for the noise of measuring them."""
+        return cores <= CPU_EXCEEDED * self.situation.budget.cpu_cores
+
+    def expected(self, factor: float) -> float:
+        """A gain of `factor`, but no more than loading for free would bring."""
+        seen = self.situation.observation
+        gap = 1.0 - wait_share(seen) if seen.trainer.steps else 0.0
+        return min(factor, 1.0 / gap) if gap > 0 else factor
+
+    def batch_bytes(self, segment: SegmentObservation) -> float:
+        """Bytes one more prefetched batch will hold, by those that wait now."""
+        seen = self.situation.observation
+        rows = ratio(segment.output.capacity, segment.prefetch_size)
+        if segment.output.occupancy >= 1.0:
+            return rows * segment.output.nbytes / segment.output.occupancy
+        waiting = sum(
+            s.output.occupancy + s.num_parallel_workers for s in seen.segments
+        )
+        return rows * ratio(seen.held_bytes, waiting)
+
+    def knob(self, *key: *KnobKey) -> KnobView | None:
+        """Return a knob, if there is one that may be turned."""
+        knob = self.situation.knobs.get(key)
+        return knob if knob is not None and knob.tunable else None
+
+    def allowed(self, key: KnobKey, value: int) -> bool:
+        """Whether no hold speaks against it."""
+        return allowed(self.holds, key, value, self.situation.observation.time_s)
+
+
+def release(
+    key: KnobKey, old: int, new: int, reason: str, evidence: dict[str, float]
+) -> Decision:
+    return Decision(*key, old, new, "release", reason, 1.0, evidence)

@@ -1,0 +1,6 @@
+"""A simulated machine: the tuner's own loop, on a clock that costs no time."""
+
+from .machine import Machine, Simulated
+from .workload import Stage, Trainer, Workload
+
+__all__ = ["Machine", "Simulated", "Stage", "Trainer", "Workload"]
