@@ -14,8 +14,11 @@ __all__ = [
     "cpu_high",
     "cpu_low",
     "cpu_over_budget",
+    "crowded",
+    "held_back",
     "idle",
     "outcome",
+    "peak",
     "queue_idle",
     "released",
     "request",
@@ -128,3 +131,27 @@ def released(wait: float, workers: int, nbytes: int) -> str:
 def short_name(operator: str) -> str:
     """`decode` from `Map(ID:2) decode`; an operator without a name stays as it is."""
     return operator.partition(") ")[2] or operator
+
+
+def peak(operator: str, run_s: float, old: int, new: int) -> str:
+    """More workers did not bring what they should: others are tried."""
+    return (
+        f"Op ({operator}) takes {1000 * run_s:.2f} ms a sample with {old} workers,"
+        f" which may get in each other's way: trying {new}."
+    )
+
+
+def held_back(operator: str, share: float) -> str:
+    """Workers may not work ahead, although the trainer waits."""
+    return (
+        f"Op ({operator}) is held back {100 * share:.0f}% of the time by what may be"
+        " prefetched, and the trainer waits."
+    )
+
+
+def crowded(operator: str, workers: int, cores: float) -> str:
+    """More workers compute than there are cores."""
+    return (
+        f"Op ({operator}) has {workers} busy workers on {cores:g} cores: fewer may do"
+        " as much."
+    )

@@ -78,6 +78,9 @@ class Trial:
     def _of_release(self) -> Verdict:
         if len(self.after) < LEAST_FOR_RELEASE:
             return Verdict.MORE
+        if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
+            change, _ = self._cost_change()
+            return Verdict.KEEP if change <= EASE_SHARE else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
         # Both ask for it: the mean may hide that the stock ran out in the end.
         eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE

@@ -38,7 +38,7 @@ SAMPLES = 10_000_000
 WORKERS = 64
 THREADS = 48
 """Of the stage that waits, where it is one by itself: 20 % more than the rest needs."""
-PREFETCH = 8
+PREFETCH = 16
 """Batches ahead, where set by hand: several rows a lease, and a lease for everybody."""
 ROUNDS = 3
 WINDOWS = 4

@@ -223,11 +223,8 @@ class Simulated:
         heavy = sum(dice.random() < what.heavy_share for _ in draws)
         units = rows + heavy * (what.heavy_factor - 1.0)
         units *= max(0.2, dice.gauss(1.0, what.spread / rows**0.5))
-        units *= what.slowdown(stage.busy)
-        alone = what.wait_s, what.cpu_s * (1 - what.gil), what.cpu_s * what.gil
         row_s = sum(
-            part * times
-            for part, times in zip((*alone, what.transfer_s), stretch, strict=True)
+            part * times for part, times in zip(stage.parts(), stretch, strict=True)
         )
         return _Done(rows, units * row_s, units * what.cpu_s)
 
@@ -327,17 +324,17 @@ class _Stage:
 
     def parts(self) -> Parts:
         """Return what a row's time consists of, undisturbed by other stages."""
-        what, slow = self.what, self.what.slowdown(max(1, self.busy))
+        what, busy = self.what, max(1, self.busy)
         return (
-            slow * what.wait_s,
-            slow * what.cpu_s * (1 - what.gil),
-            slow * what.cpu_s * what.gil,
-            slow * what.transfer_s,
+            what.wait_s + what.queueing_s(busy),
+            what.cpu_s * (1 - what.gil),
+            what.cpu_s * what.gil,
+            what.transfer_s,
         )
 
     def _lease_rows(self, batch_rows: int) -> int:
         share = self.prefetch * batch_rows // self.workers
-        paid = LEASE_S / max(self.what.alone_s, 1e-9)
+        paid = LEASE_S / max(sum(self.parts()), 1e-9)
         return max(1, min(batch_rows, share, int(paid)))
 
     def startable(self, source: _Stage | None, batch_rows: int) -> int:

@@ -2,9 +2,9 @@
 
 A row of a stage takes `wait_s` on no CPU, `cpu_s` on one, part of that with the GIL,
 and `transfer_s` of a store's bandwidth that all its workers share. The more of its
-workers are at work, the longer all of that takes: by Gunther's universal scalability
-law, `1 + contention (n - 1) + crosstalk n (n - 1)` times as long with `n` of them (N.
-Gunther, Guerrilla Capacity Planning, 2007).
+workers are at work, the longer they wait for each other: by Gunther's universal
+scalability law, a row takes `1 + contention (n - 1) + crosstalk n (n - 1)` times as long
+with `n` of them (N. Gunther, Guerrilla Capacity Planning, 2007).
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Stage:
     row_bytes: float = 1e5
     """Of what it puts out."""
 
-    def slowdown(self, busy: int) -> float:
-        """How many times as long a row takes while so many workers are at work."""
+    def queueing_s(self, busy: int) -> float:
+        """Seconds a row waits for the other workers, of which so many are at work."""
         beside = busy - 1
-        return 1.0 + beside * (self.contention + self.crosstalk * busy)
+        undisturbed_s = self.cpu_s + self.wait_s + self.transfer_s
+        return undisturbed_s * beside * (self.contention + self.crosstalk * busy)
 
     @property
     def mean_factor(self) -> float:
@@ -55,7 +56,7 @@ class Stage:
     def best(self) -> tuple[float, int]:
         """Most rows a second that its own workers can reach, and the fewest for it."""
         rates = [
-            (n / (self.alone_s * self.slowdown(n)), -n)
+            (n / (self.alone_s + self.mean_factor * self.queueing_s(n)), -n)
             for n in range(1, self.most_workers + 1)
         ]
         rate, count = max(rates)

@@ -1,0 +1,349 @@
+"""`bottleneck_law`: what is possible, who is short of workers for it, and by how many.
+
+Operational analysis (P. Denning and J. Buzen, 1978) answers that in closed form. A row
+takes a segment `S` worker-seconds, `C` of them on a CPU, so with `n` workers it puts
+out at most `n / S` rows a second, all segments together at most `cores / sum(C)`, and
+the trainer takes at most `rows / gap`. Nothing is gained beyond the least of these. A
+rate `X` keeps `X S` workers busy (Little's law), and so that is what each segment gets,
+with some to spare: usually right after one or two seconds of watching.
+
+The law does not know what is not linear: a lock, a disk or the GIL makes `S` grow with
+`n`, and then fewer workers may be faster. Each change is verified (trial.py), and what
+rate came of which number is remembered. Where workers brought much less than they
+should, the best number is looked for between those tried, as for any curve with one
+peak.
+
+In order: mend what breaks the budget; where the trainer waits, add by the law, else
+look for the peak, else widen the queues that hold workers back; and give back what does
+nothing, by Little's law, also while the trainer waits for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, inf, sqrt
+
+from ...pipeline.observation import SegmentObservation, ratio
+from .. import phrases
+from ..decision import Decision, Outcome
+from ..situation import KnobKey, Situation
+from ..window import cost_s, demand_rows_per_s, starving
+from .case import Case
+from .holds import Hold, learned
+
+__all__ = ["BottleneckLaw", "Memory"]
+
+WORKERS: str = "num_parallel_workers"
+JUMP = 4.0
+"""Most by which workers are multiplied at once while little is known of a segment."""
+BUSY_SHARE = 0.85
+"""Workers are to be busy so much of the time: the rest is for uneven work."""
+WORTH = 1.03
+"""A rate that promises less is not worth a change."""
+SATURATED = 0.8
+"""Share of their time that a segment's workers are busy where it holds others up."""
+EFFICIENT = 0.3
+"""Share of the rate it should have brought below which growth met a limit."""
+CPU_USED = 0.85
+"""Share of the budget from which on CPU is what binds."""
+EASE_WINDOWS = 2
+HELD_BACK = 0.1
+"""Share of a segment's workers' time."""
+PREFETCH_MOST = 16
+MOST_POINTS = 12
+MOST_WORKERS = 1 << 20
+"""Stands for no limit."""
+
+Curve = tuple[tuple[int, float], ...]
+"""(workers, rows a second) as measured, by workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the policy remembers from one window to the next."""
+
+    at_ease: int = 0
+    """Windows in a row in which the trainer did not wait."""
+    hungry: int = 0
+    holds: tuple[Hold, ...] = ()
+    curves: tuple[tuple[str, Curve], ...] = ()
+    """What came of which number of workers, by operator."""
+
+
+class BottleneckLaw:
+    """Jumps to what the law says, then looks for what it does not know."""
+
+    name = "bottleneck_law"
+
+    def start(self) -> Memory:
+        """Nothing is known."""
+        return Memory()
+
+    def decide(
+        self, situation: Situation, memory: Memory
+    ) -> tuple[tuple[Decision, ...], Memory]:
+        """Mend what breaks the budget, else add, else look, else give back."""
+        holds = learned(memory.holds, situation.outcomes, situation.observation)
+        curves = _remembered(dict(memory.curves), situation.outcomes)
+        known = replace(memory, holds=holds, curves=tuple(curves.items()))
+        case = _Law(situation, holds, curves)
+        if mended := tuple(case.within_budget()):
+            return mended, replace(known, hungry=0, at_ease=0)
+        if case.hungry():
+            known = replace(known, hungry=memory.hungry + 1, at_ease=0)
+            sure = known.hungry > 1 or starving(situation.observation)
+            return case.improved() if sure else (), known
+        at_ease = memory.at_ease + 1 if case.at_ease() else 0
+        spared: tuple[Decision, ...] = ()
+        if at_ease >= EASE_WINDOWS:
+            spared = case.spared() or tuple(case.idle_queues())
+        return spared, replace(known, hungry=0, at_ease=at_ease)
+
+
+@dataclass(frozen=True, slots=True)
+class _Law(Case):
+    """One situation, and what the law says of it."""
+
+    curves: Mapping[str, Curve]
+
+    def improved(self) -> tuple[Decision, ...]:
+        """What may make the trainer wait less, or spare what does not."""
+        return (
+            self.jump()
+            or tuple(self.search())
+            or tuple(self.wider_queues())
+            or self.spared()
+        )
+
+    # What is possible
+
+    @property
+    def rate(self) -> float:
+        """Rows a second now."""
+        return ratio(1.0, cost_s(self.situation.observation))
+
+    def possible(self) -> float:
+        """Rows a second that CPU, trainer and bounded segments allow."""
+        seen, rate = self.situation.observation, self.rate
+        demand = demand_rows_per_s(seen) or inf
+        cores = self.situation.budget.cpu_cores
+        cpu = cores / ratio(seen.cpu_cores, rate) if seen.cpu_cores > 0 else inf
+        bounds = [
+            self._most(segment) / segment.run_s_per_row
+            for segment in seen.segments
+            if segment.run_s_per_row > 0
+        ]
+        return min(demand, cpu, *bounds)
+
+    def _most(self, segment: SegmentObservation) -> int:
+        """Workers a segment may have."""
+        knob = self.knob(segment.name, "num_parallel_workers")
+        if knob is None:
+            return segment.num_parallel_workers
+        held = [
+            hold.limit
+            for hold in self.holds
+            if hold.key == (segment.name, WORKERS)
+            and hold.upward
+            and self.situation.observation.time_s < hold.until_s
+        ]
+        return max(knob.value, min(knob.upper, *held, knob.upper))
+
+    # What to add
+
+    def jump(self) -> tuple[Decision, ...]:
+        """Give every segment the workers that the possible rate keeps busy."""
+        target = min(self.possible(), JUMP * self.rate)
+        if target < WORTH * self.rate or self._inefficient():
+            return ()
+        return tuple(self._grown(target))
+
+    def _grown(self, target: float) -> Iterator[Decision]:
+        for segment in self.situation.observation.segments:
+            key: KnobKey = (segment.name, "num_parallel_workers")
+            knob = self.knob(*key)
+            if knob is None:
+                continue
+            busy = target * segment.run_s_per_row
+            needed = ceil(busy / BUSY_SHARE - 0.01)
+            needed = min(needed, self._most(segment), self._below_worse(segment))
+            if needed <= knob.value:
+                continue
+            yield Decision(
+                *key,
+                old=knob.value,
+                new=needed,
+                rule="law",
+                reason=self._reason(segment, busy),
+                expected=target / self.rate,
+                evidence=self._evidence(segment, target),
+            )
+
+    def _below_worse(self, segment: SegmentObservation) -> int:
+        """The most workers that are fewer than any found to be too many."""
+        workers, curve = segment.num_parallel_workers, self.curves.get(segment.name, ())
+        worse = [n for n, rate in curve if n > workers and rate < self.rate]
+        return min(worse, default=MOST_WORKERS + 1) - 1
+
+    def _reason(self, segment: SegmentObservation, busy: float) -> str:
+        """The sentence of the log: what a row of it takes, and what that needs."""
+        name, workers = segment.name, segment.num_parallel_workers
+        run_s, cpu_s = segment.run_s_per_row, segment.cpu_s_per_row
+        if cpu_s >= run_s / 2:
+            return phrases.bottleneck(name, cpu_s, busy, workers)
+        return phrases.blocked_bottleneck(name, run_s - cpu_s, run_s, busy, workers)
+
+    def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
+        return {
+            "run_s_per_row": segment.run_s_per_row,
+            "cpu_s_per_row": segment.cpu_s_per_row,
+            "rows_per_s": self.rate,
+            "target_rows_per_s": target,
+        }
+
+    # Where the law does not hold
+
+    def _inefficient(self) -> bool:
+        """Whether the last workers of the busiest segment brought too little."""
+        segment = self._bottleneck()
+        if segment is None:
+            return False
+        curve = self.curves.get(segment.name, ())
+        return _efficiency(curve, segment.num_parallel_workers) < EFFICIENT
+
+    def _bottleneck(self) -> SegmentObservation | None:
+        """The segment whose workers are always busy, if there is one."""
+        segments = self.situation.observation.segments
+        busiest = max(segments, key=_busy)
+        return busiest if _busy(busiest) >= SATURATED else None
+
+    def search(self) -> Iterator[Decision]:
+        """Try the number of workers that tells most about where the peak is."""
+        segment = self._bottleneck()
+        knob = self.knob(segment.name, "num_parallel_workers") if segment else None
+        if segment is None or knob is None or self._cpu_bound():
+            return
+        curve = self.curves.get(segment.name, ())
+        new = _probe(curve, knob.value, knob.lower)
+        key: KnobKey = (segment.name, "num_parallel_workers")
+        if new is None or not self.allowed(key, new):
+            return
+        yield Decision(
+            *key,
+            old=knob.value,
+            new=new,
+            rule="peak",
+            reason=phrases.peak(segment.name, segment.run_s_per_row, knob.value, new),
+            expected=1.1,
+            evidence=self._evidence(segment, self.rate),
+        )
+
+    def _cpu_bound(self) -> bool:
+        cores = self.situation.observation.cpu_cores
+        return cores >= CPU_USED * self.situation.budget.cpu_cores
+
+    def wider_queues(self) -> Iterator[Decision]:
+        """Twice as many batches ahead where workers are held back, nobody being busy."""
+        if self._bottleneck() is not None:
+            return
+        seen = self.situation.observation
+        for segment in seen.segments:
+            key: KnobKey = (segment.queue_name, "prefetch_size")
+            knob = self.knob(*key)
+            held_back = ratio(segment.wait_credit_s, segment.worker_s)
+            if knob is None or held_back < HELD_BACK:
+                continue
+            new = min(2 * knob.value, knob.upper, PREFETCH_MOST)
+            nbytes = (new - knob.value) * self.batch_bytes(segment)
+            fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
+            if new > knob.value and fits and self.allowed(key, new):
+                reason = phrases.held_back(segment.queue_name, held_back)
+                evidence = {"held_back": held_back, "predicted_bytes": nbytes}
+                expected = self.expected(new / knob.value)
+                yield Decision(
+                    *key, knob.value, new, "held_back", reason, expected, evidence
+                )
+
+    # What to give back
+
+    def spared(self) -> tuple[Decision, ...]:
+        """Workers that the rate of now does not keep busy; where CPU binds, half."""
+        idle = tuple(self.idle_workers())
+        return idle or tuple(self._crowded())
+
+    def _crowded(self) -> Iterator[Decision]:
+        """More workers on the CPU than there are cores, all busy waiting for one."""
+        segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
+        if segment is None or not self._cpu_bound():
+            return
+        key: KnobKey = (segment.name, "num_parallel_workers")
+        knob = self.knob(*key)
+        if knob is None:
+            return
+        fewer = max(knob.lower, ceil(cores), knob.value // 2)
+        while fewer < knob.value and not self.allowed(key, fewer):
+            fewer = ceil((fewer + knob.value + 1) / 2)
+        if fewer < knob.value:
+            reason = phrases.crowded(segment.name, knob.value, cores)
+            evidence = self._evidence(segment, self.rate)
+            yield Decision(*key, knob.value, fewer, "crowded", reason, 1.0, evidence)
+
+
+def _busy(segment: SegmentObservation) -> float:
+    """Share of its workers' time spent working."""
+    return ratio(segment.run_s, segment.worker_s)
+
+
+def _remembered(
+    curves: dict[str, Curve], outcomes: tuple[Outcome, ...]
+) -> dict[str, Curve]:
+    """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
+    moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
+    gained = any(
+        o.kept and o.after.rows_per_s > WORTH * o.before.rows_per_s for o in outcomes
+    )
+    if gained:
+        curves = {name: curve for name, curve in curves.items() if name in moved}
+    for outcome in outcomes:
+        if outcome.decision.knob != WORKERS:
+            continue
+        name = outcome.decision.operator
+        points = dict(curves.get(name, ()))
+        points[outcome.decision.old] = outcome.before.rows_per_s
+        points[outcome.decision.new] = outcome.after.rows_per_s
+        curves[name] = tuple(sorted(points.items()))[-MOST_POINTS:]
+    return curves
+
+
+def _efficiency(curve: Curve, workers: int) -> float:
+    """Gain in rate over gain in workers, from the next fewer tried; 1 if unknown."""
+    rates = dict(curve)
+    fewer = [count for count in rates if count < workers]
+    if workers not in rates or not fewer:
+        return 1.0
+    least = max(fewer)
+    gained = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
+    return gained / (workers / least - 1.0)
+
+
+def _probe(curve: Curve, workers: int, lower: int) -> int | None:
+    """Return the number to try next: within the wider gap beside the best one.
+
+    A curve with one peak has it between the neighbours of the best point. Where nothing
+    is known yet, a quarter: who begins with too many may be far beyond the peak.
+    """
+    if len(curve) < 2:
+        fewer = max(lower, workers // 4)
+        return fewer if fewer < workers else None
+    rates = dict(curve)
+    best = max(rates, key=lambda count: (rates[count], -count))
+    below = max((c for c in rates if c < best), default=lower)
+    above = min((c for c in rates if c > best), default=best)
+    between = [
+        round(sqrt(a * b)) for a, b in ((below, best), (best, above)) if b - a > 1
+    ]
+    if below == lower and lower not in rates and best > lower:
+        between.append(max(lower, best // 4))
+    found = [count for count in between if count not in rates and count != workers]
+    return found[0] if found else None
