@@ -74,12 +74,10 @@ def blocked_bottleneck(
     )
 
 
-def idle(operator: str, busy: float, workers: int) -> str:
-    """Fewer of its workers are busy than it has, and the trainer does not wait."""
-    return (
-        f"Op ({operator}) keeps {busy:.1f} of {workers} workers busy, and the trainer"
-        " does not wait."
-    )
+def idle(operator: str, busy: float, workers: int, *, waiting: bool) -> str:
+    """Fewer of its workers are busy than it has; the trainer may wait for others."""
+    why = "other things hold up the trainer" if waiting else "the trainer does not wait"
+    return f"Op ({operator}) keeps {busy:.1f} of {workers} workers busy, and {why}."
 
 
 def queue_idle(operator: str, utilization: float) -> str:

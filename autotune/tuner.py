@@ -35,6 +35,8 @@ BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most."""
 MOVE_WINDOWS = 10
 """After a segment was given workers of another kind, on trial: how long that lasts."""
+SETTLE_MOST_S = 10.0
+"""After a change; else one window, or as long as a row takes."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -96,6 +98,7 @@ class Tuner(Generic[M]):
         self._base: tuple[Observation, ...] = ()  # under the values now in force
         self._trial: Trial | None = None
         self._settling = True  # the next window still shows how it was before
+        self._settled_s = 0.0
         self._outcomes: tuple[Outcome, ...] = ()  # the policy does not know them yet
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
@@ -135,10 +138,10 @@ class Tuner(Generic[M]):
         """One window of evidence: settle, verify, or decide."""
         if self._moved(window):
             self._trial = None  # nobody can tell what did what: the values stand
-            self._settle()
+            self._settle(window)
             return
         if self._settling:
-            self._settling = False
+            self._settling = window.time_s < self._settled_s
             return
         if self._trial is not None and not self._verify(self._trial.seen(window)):
             return
@@ -187,7 +190,7 @@ class Tuner(Generic[M]):
         for decision in trial.decisions:
             if decision.key in knobs:
                 knobs[decision.key].turn(decision.old)
-        self._settle()
+        self._settle(trial.after[-1])
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._budget, self._outcomes)
@@ -209,7 +212,7 @@ class Tuner(Generic[M]):
             self._log.decision(decision, window.time_s)
             knobs[decision.key].turn(decision.new)
         self._trial = Trial(decisions, self._base)
-        self._settle()
+        self._settle(window)
 
     def _name_bottleneck(
         self, decisions: tuple[Decision, ...], window: Observation
@@ -219,8 +222,11 @@ class Tuner(Generic[M]):
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
 
-    def _settle(self) -> None:
+    def _settle(self, window: Observation) -> None:
+        """Wait for the next window, and until rows in hand now have gone through."""
         self._settling = True
+        longest_s = max(segment.run_s_per_row for segment in window.segments)
+        self._settled_s = window.time_s + min(longest_s, SETTLE_MOST_S)
         self._base = ()
 
     def _speak(self, window: Observation) -> None:

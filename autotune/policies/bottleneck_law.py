@@ -26,7 +26,7 @@ from math import ceil, inf, sqrt
 
 from ...pipeline.observation import SegmentObservation, ratio
 from .. import phrases
-from ..decision import Decision, Outcome
+from ..decision import Decision
 from ..situation import KnobKey, Situation
 from ..window import cost_s, demand_rows_per_s, starving
 from .case import Case
@@ -85,7 +85,7 @@ class BottleneckLaw:
     ) -> tuple[tuple[Decision, ...], Memory]:
         """Mend what breaks the budget, else add, else look, else give back."""
         holds = learned(memory.holds, situation.outcomes, situation.observation)
-        curves = _remembered(dict(memory.curves), situation.outcomes)
+        curves = _remembered(dict(memory.curves), situation)
         known = replace(memory, holds=holds, curves=tuple(curves.items()))
         case = _Law(situation, holds, curves)
         if mended := tuple(case.within_budget()):
@@ -181,9 +181,10 @@ class _Law(Case):
             )
 
     def _below_worse(self, segment: SegmentObservation) -> int:
-        """The most workers that are fewer than any found to be too many."""
-        workers, curve = segment.num_parallel_workers, self.curves.get(segment.name, ())
-        worse = [n for n, rate in curve if n > workers and rate < self.rate]
+        """The most workers that are fewer than any which brought nothing."""
+        curve = self.curves.get(segment.name, ())
+        more = [point for point in curve if point[0] > segment.num_parallel_workers]
+        worse = [workers for workers, rate in more if rate < WORTH * self.rate]
         return min(worse, default=MOST_WORKERS + 1) - 1
 
     def _reason(self, segment: SegmentObservation, busy: float) -> str:
@@ -227,7 +228,7 @@ class _Law(Case):
         curve = self.curves.get(segment.name, ())
         new = _probe(curve, knob.value, knob.lower)
         key: KnobKey = (segment.name, "num_parallel_workers")
-        if new is None or not self.allowed(key, new):
+        if new is None:
             return
         yield Decision(
             *key,
@@ -244,7 +245,7 @@ class _Law(Case):
         return cores >= CPU_USED * self.situation.budget.cpu_cores
 
     def wider_queues(self) -> Iterator[Decision]:
-        """Twice as many batches ahead where workers are held back, nobody being busy."""
+        """Twice as many batches ahead where workers are held back and none is busy."""
         if self._bottleneck() is not None:
             return
         seen = self.situation.observation
@@ -295,10 +296,9 @@ def _busy(segment: SegmentObservation) -> float:
     return ratio(segment.run_s, segment.worker_s)
 
 
-def _remembered(
-    curves: dict[str, Curve], outcomes: tuple[Outcome, ...]
-) -> dict[str, Curve]:
+def _remembered(curves: dict[str, Curve], situation: Situation) -> dict[str, Curve]:
     """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
+    outcomes = situation.outcomes
     moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
     gained = any(
         o.kept and o.after.rows_per_s > WORTH * o.before.rows_per_s for o in outcomes

@@ -89,7 +89,8 @@ class Case:
             enough = max(knob.lower, ceil(busy / BUSY_SHARE), 1)
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
             if fewer < knob.value and self.allowed(key, fewer):
-                reason = phrases.idle(segment.name, busy, knob.value)
+                waiting = wait_share(seen) >= WAIT_TOLERATED
+                reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
                 evidence = {"busy_workers": busy}
                 yield release(key, knob.value, fewer, reason, evidence)
 

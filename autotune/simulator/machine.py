@@ -279,14 +279,17 @@ class _Trainer:
         self._since_s = 0.0
         self._steps = 0
         self._wait_s = self._gap_s = 0.0
+        self._waited_s = 0.0
+        """Before the step under way."""
 
     def begin(self, now_s: float) -> None:
         """It is given a batch."""
-        self._wait_s += now_s - self._since_s
+        self._waited_s = now_s - self._since_s
         self._since_s, self.runs = now_s, 1
 
     def end(self, now_s: float) -> None:
         """It asks for the next."""
+        self._wait_s += self._waited_s
         self._gap_s += now_s - self._since_s
         self._since_s, self.runs = now_s, 0
         self._steps += 1
@@ -296,8 +299,7 @@ class _Trainer:
         seen = TrainerObservation(
             self._steps, self._steps * batch_rows, self._wait_s, self._gap_s
         )
-        if self._steps:
-            self._steps, self._wait_s, self._gap_s = 0, 0.0, 0.0
+        self._steps, self._wait_s, self._gap_s = 0, 0.0, 0.0
         return seen
 
 

@@ -3,8 +3,8 @@
 A row of a stage takes `wait_s` on no CPU, `cpu_s` on one, part of that with the GIL,
 and `transfer_s` of a store's bandwidth that all its workers share. The more of its
 workers are at work, the longer they wait for each other: by Gunther's universal
-scalability law, a row takes `1 + contention (n - 1) + crosstalk n (n - 1)` times as long
-with `n` of them (N. Gunther, Guerrilla Capacity Planning, 2007).
+scalability law, a row takes `1 + contention (n - 1) + crosstalk n (n - 1)` times as
+long with `n` of them (N. Gunther, Guerrilla Capacity Planning, 2007).
 """
 
 from __future__ import annotations
