@@ -28,7 +28,7 @@ from ...pipeline.observation import SegmentObservation, ratio
 from .. import phrases
 from ..decision import Decision
 from ..situation import KnobKey, Situation
-from ..window import cost_s, demand_rows_per_s, starving
+from ..window import cost_s, demand_rows_per_s, outbox, starving, wait_share
 from .case import Case
 from .holds import Hold, learned
 
@@ -51,6 +51,10 @@ EASE_WINDOWS = 2
 HELD_BACK = 0.1
 """Share of a segment's workers' time."""
 PREFETCH_MOST = 16
+WAIT_TOLERATED = 0.02
+"""Below this share of the step there is nothing worth adding for."""
+EMPTY = 0.02
+"""Share of the time with no batch ready from which on the trainer can starve."""
 MOST_POINTS = 12
 MOST_WORKERS = 1 << 20
 """Stands for no limit."""
@@ -90,7 +94,7 @@ class BottleneckLaw:
         case = _Law(situation, holds, curves)
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
-        if case.hungry():
+        if case.starved():
             known = replace(known, hungry=memory.hungry + 1, at_ease=0)
             sure = known.hungry > 1 or starving(situation.observation)
             return case.improved() if sure else (), known
@@ -106,6 +110,11 @@ class _Law(Case):
     """One situation, and what the law says of it."""
 
     curves: Mapping[str, Curve]
+
+    def starved(self) -> bool:
+        """Whether the trainer waits, and not for the hand-over of what is there."""
+        seen = self.situation.observation
+        return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
 
     def improved(self) -> tuple[Decision, ...]:
         """What may make the trainer wait less, or spare what does not."""

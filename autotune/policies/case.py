@@ -58,7 +58,7 @@ class Case:
     def within_budget(self) -> Iterator[Decision]:
         """Take a worker from the segment that uses most of too many cores."""
         seen, limit = self.situation.observation, self.situation.budget.cpu_cores
-        if self.fits(seen.cpu_cores):
+        if self.situation.budget.whole_machine or self.fits(seen.cpu_cores):
             return
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = self.knob(segment.name, "num_parallel_workers")

@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import mul
 from typing import NamedTuple
 
 from ...pipeline.knob import Knob
@@ -26,7 +27,7 @@ from .workload import Stage, Trainer, Workload
 
 __all__ = ["Machine", "Simulated"]
 
-LEASE_S = 0.05
+LEASE_S = 0.03
 """Work in one chunk; longer than a live one, for fewer events."""
 ROUNDS = 30
 """Of the iteration that finds how far parts are stretched."""
@@ -72,16 +73,18 @@ class Machine:
 
     def cpu_stretch(self) -> float:
         """How many times as long CPU work takes now."""
+        return self._factors()[0]
+
+    def _factors(self) -> list[float]:
         key = (self.cores, *(pipeline.load for pipeline in self.pipelines))
-        if key not in self._stretches:
-            self._stretches[key] = self._stretch()
-        return self._stretches[key][0]
+        found = self._stretches.get(key)
+        if found is None:
+            found = self._stretches[key] = self._stretch()
+        return found
 
     def stretch(self, pipeline: Simulated, at: int) -> Parts:
         """How many times as long each part of a row's time takes in one stage."""
-        self.cpu_stretch()
-        key = (self.cores, *(pipeline.load for pipeline in self.pipelines))
-        found = self._stretches[key]
+        found = self._factors()
         index = self.pipelines.index(pipeline)
         store = self._resource(index, at)
         return 1.0, found[0], max(found[0], found[1 + index]), found[store]
@@ -185,7 +188,8 @@ class Simulated:
     @property
     def load(self) -> tuple[int, ...]:
         """How many of whose workers are at work, and whether the trainer is."""
-        return (id(self.workload), *(s.busy for s in self._stages), self._trainer.runs)
+        busy = [stage.busy for stage in self._stages]
+        return (id(self.workload), *busy, self._trainer.runs)
 
     def users(self) -> list[tuple[int, Parts]]:
         """Who uses resources now: how many, and the parts of their time."""
@@ -200,7 +204,7 @@ class Simulated:
         """Do something else from now on, with as many stages as before."""
         self.workload = workload
         for stage, what in zip(self._stages, workload.stages, strict=True):
-            stage.what = what
+            stage.become(what)
 
     # Events
 
@@ -223,9 +227,7 @@ class Simulated:
         heavy = sum(dice.random() < what.heavy_share for _ in draws)
         units = rows + heavy * (what.heavy_factor - 1.0)
         units *= max(0.2, dice.gauss(1.0, what.spread / rows**0.5))
-        row_s = sum(
-            part * times for part, times in zip(stage.parts(), stretch, strict=True)
-        )
+        row_s = sum(map(mul, stage.parts(), stretch))
         return _Done(rows, units * row_s, units * what.cpu_s)
 
     def _end(self, stage: _Stage, done: _Done) -> None:
@@ -316,6 +318,7 @@ class _Stage:
         self.level = 0
         """Rows that wait behind it."""
         self._in_hand = 0
+        self._rows_beside: dict[int, tuple[Parts, int]] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -324,33 +327,36 @@ class _Stage:
         self._input_s = self._credit_s = 0.0
         self._area = self._empty_s = self._full_s = 0.0
 
+    def become(self, what: Stage) -> None:
+        """Do something else from now on."""
+        self.what = what
+        self._rows_beside.clear()
+
     def parts(self) -> Parts:
         """Return what a row's time consists of, undisturbed by other stages."""
-        what, busy = self.what, max(1, self.busy)
-        return (
-            what.wait_s + what.queueing_s(busy),
-            what.cpu_s * (1 - what.gil),
-            what.cpu_s * what.gil,
-            what.transfer_s,
-        )
+        return self._row()[0]
 
-    def _lease_rows(self, batch_rows: int) -> int:
-        share = self.prefetch * batch_rows // self.workers
-        paid = LEASE_S / max(sum(self.parts()), 1e-9)
-        return max(1, min(batch_rows, share, int(paid)))
+    def _row(self) -> tuple[Parts, int]:
+        """Return these parts beside workers of its own, and how many rows to lease."""
+        what, busy = self.what, max(1, self.busy)
+        found = self._rows_beside.get(busy)
+        if found is None:
+            computing = what.cpu_s * (1 - what.gil), what.cpu_s * what.gil
+            waiting = what.wait_s + what.queueing_s(busy)
+            parts = (waiting, *computing, what.transfer_s)
+            found = parts, max(1, int(LEASE_S / max(sum(parts), 1e-9)))
+            self._rows_beside[busy] = found
+        return found
 
     def startable(self, source: _Stage | None, batch_rows: int) -> int:
         """How many rows a worker may begin with now; 0: none is free, or none may."""
         if self.busy >= self.workers:
             return 0
-        rows = self._lease_rows(batch_rows)
-        if self.level + self._in_hand + rows > self._capacity(batch_rows):
+        rows = min(self._row()[1], batch_rows)
+        ahead = self.level + self._in_hand - self.workers * rows
+        if ahead >= self.prefetch * batch_rows:
             return 0
         return rows if source is None else min(rows, source.level)
-
-    def _capacity(self, batch_rows: int) -> int:
-        in_hand = self.workers * self._lease_rows(batch_rows)
-        return self.prefetch * batch_rows + in_hand
 
     def begin(self, rows: int, source: _Stage | None) -> None:
         """Give a worker so many rows."""
@@ -379,10 +385,12 @@ class _Stage:
             self._input_s += idle_s
         else:
             self._credit_s += idle_s
-        self._area += self.level * passed_s
-        self._empty_s += passed_s * (self.level == 0)
-        full = self.level >= self.prefetch * workload.batch_rows
-        self._full_s += passed_s * full
+        rows, level = workload.batch_rows, self.level
+        if self.what is workload.stages[-1]:
+            level -= level % rows  # the trainer is shown whole batches
+        self._area += level * passed_s
+        self._empty_s += passed_s * (level == 0)
+        self._full_s += passed_s * (level >= self.prefetch * rows)
 
     def read(
         self, window_s: float, batch_rows: int, feeding: ConnectorObservation | None

@@ -72,12 +72,12 @@ class Watchdog:
         assert self._limit_ns is not None
         if not child.errands or not child.pid:  # it is starting
             return None
-        held, limit_ns = child.held(), self._limit_ns
-        due = [
-            (at.since_ns + limit_ns, number, at.row)
-            for number, at in held.items()
-            if number in child.errands
-        ]
+        limit_ns = self._limit_ns
+        # A lane may stop with a task in hand that it has told the outcome of.
+        held = {
+            number: at for number, at in child.held().items() if number in child.errands
+        }
+        due = [(at.since_ns + limit_ns, number, at.row) for number, at in held.items()]
         if len(held) < child.lanes:  # one is free for those that wait, yet they do
             moved_ns = child.hands.moved_ns()
             due += [
