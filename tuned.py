@@ -70,7 +70,7 @@ class TunedRun:
     def _start_tuning(self, settings: config.Settings) -> None:
         # Loaded when wanted: a fifth of what importing penstock would take.
         from .autotune.log import AutotuneLog, show_by_default
-        from .autotune.policies import ConnectorRules
+        from .autotune.policies import BottleneckLaw
         from .autotune.tuner import Tuner, TunerThread
 
         show_by_default(self._rank)
@@ -78,7 +78,7 @@ class TunedRun:
             log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
             tuner = Tuner(
                 self.run,
-                ConnectorRules(),
+                BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
