@@ -23,6 +23,9 @@ STANDARD_ERRORS = 2.0
 GAIN = 0.03
 """What a change that spends must gain at least, or `GAIN_SHARE` of what it promised."""
 GAIN_SHARE = 0.3
+LEAST_SHARE = 0.1
+"""Where much was promised, so much of it must come: four times the workers for a few
+percent are not worth it."""
 PRIOR_SD = 0.02
 """Noise of one window, relative, before there are windows to tell: counts as
 `PRIOR_WINDOWS` of them."""
@@ -79,8 +82,9 @@ class Trial:
         if len(self.after) < LEAST_FOR_RELEASE:
             return Verdict.MORE
         if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
-            change, _ = self._cost_change()
-            return Verdict.KEEP if change <= EASE_SHARE else Verdict.ROLL_BACK
+            change, error = self._cost_change()
+            as_good = change <= max(EASE_SHARE, error)
+            return Verdict.KEEP if as_good else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
         # Both ask for it: the mean may hide that the stock ran out in the end.
         eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
@@ -88,7 +92,8 @@ class Trial:
 
     def _of_growth(self, gain: float) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
-        if gain >= min(GAIN, GAIN_SHARE * promised):
+        needed = max(min(GAIN, GAIN_SHARE * promised), LEAST_SHARE * promised)
+        if gain >= needed:
             return Verdict.KEEP
         return Verdict.MORE if len(self.after) < MOST_WINDOWS else Verdict.ROLL_BACK
 

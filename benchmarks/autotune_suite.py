@@ -214,10 +214,10 @@ def sequential(workers: int) -> ps.Pipeline:
 
 ROWS = {
     "latency": Row(
-        read(Sleep(0.020), 16, executor="thread"), 0.020, "balanced", 50.0, 16
+        read(Sleep(0.020), 16, executor="thread"), 0.020, "not input-bound", 50.0, 16
     ),
-    "10/25/40": Row(three(0.010, 0.025, 0.040), 0.030, "balanced", 1 / 0.030, 4),
-    "40/25/10": Row(three(0.040, 0.025, 0.010), 0.030, "balanced", 1 / 0.030, 4),
+    "10/25/40": Row(three(0.010, 0.025, 0.040), 0.030, "not input-bound", 1 / 0.030, 4),
+    "40/25/10": Row(three(0.040, 0.025, 0.010), 0.030, "not input-bound", 1 / 0.030, 4),
     "crowded": Row(
         read(Crowded(), 8, executor="thread"), 0.0, "input-bound", 3 / 0.013 / 8, 3
     ),
@@ -235,7 +235,11 @@ ROWS = {
         most=64,
     ),
     "heavy tail": Row(
-        read(Sleep(0.002, 0.100), 16, executor="thread"), 0.020, "balanced", 50.0, 3
+        read(Sleep(0.002, 0.100), 16, executor="thread"),
+        0.020,
+        "not input-bound",
+        50.0,
+        3,
     ),
     "sequential": Row(sequential, 0.010, "input-bound", 25.0, 2),
     "trainer": Row(

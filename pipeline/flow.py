@@ -369,7 +369,11 @@ class Flow:
             self.segments[at - 1].gauge.move(self.segments[at].waiting, now_ns)
 
     def _show_outbox(self, now_ns: int) -> None:
-        self.segments[-1].gauge.move(len(self.outbox) * self.batch_rows, now_ns)
+        """What the trainer may take now: none behind a batch that is not ready."""
+        ready = self.head
+        while ready in self.outbox:
+            ready += 1
+        self.segments[-1].gauge.move((ready - self.head) * self.batch_rows, now_ns)
 
     def _wake(self, at: int, count: int = 1 << 30) -> None:
         self.wakes[at] = self.wakes.get(at, 0) + count

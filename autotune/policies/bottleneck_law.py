@@ -56,8 +56,8 @@ WAIT_TOLERATED = 0.02
 EMPTY = 0.02
 """Share of the time with no batch ready from which on the trainer can starve."""
 MOST_POINTS = 12
-MOST_WORKERS = 1 << 20
-"""Stands for no limit."""
+AS_GOOD = 0.97
+"""A rate that is so near to the best one counts as it."""
 
 Curve = tuple[tuple[int, float], ...]
 """(workers, rows a second) as measured, by workers."""
@@ -176,7 +176,7 @@ class _Law(Case):
                 continue
             busy = target * segment.run_s_per_row
             needed = ceil(busy / BUSY_SHARE - 0.01)
-            needed = min(needed, self._most(segment), self._below_worse(segment))
+            needed = min(needed, self._most(segment))
             if needed <= knob.value:
                 continue
             yield Decision(
@@ -188,13 +188,6 @@ class _Law(Case):
                 expected=target / self.rate,
                 evidence=self._evidence(segment, target),
             )
-
-    def _below_worse(self, segment: SegmentObservation) -> int:
-        """The most workers that are fewer than any which brought nothing."""
-        curve = self.curves.get(segment.name, ())
-        more = [point for point in curve if point[0] > segment.num_parallel_workers]
-        worse = [workers for workers, rate in more if rate < WORTH * self.rate]
-        return min(worse, default=MOST_WORKERS + 1) - 1
 
     def _reason(self, segment: SegmentObservation, busy: float) -> str:
         """The sentence of the log: what a row of it takes, and what that needs."""
@@ -215,12 +208,14 @@ class _Law(Case):
     # Where the law does not hold
 
     def _inefficient(self) -> bool:
-        """Whether the last workers of the busiest segment brought too little."""
+        """Whether more workers of the busiest segment are known to bring too little."""
         segment = self._bottleneck()
         if segment is None:
             return False
-        curve = self.curves.get(segment.name, ())
-        return _efficiency(curve, segment.num_parallel_workers) < EFFICIENT
+        curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
+        return _efficiency(curve, workers) < EFFICIENT or any(
+            more > workers and rate < WORTH * self.rate for more, rate in curve
+        )
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, if there is one."""
@@ -235,9 +230,10 @@ class _Law(Case):
         if segment is None or knob is None or self._cpu_bound():
             return
         curve = self.curves.get(segment.name, ())
-        new = _probe(curve, knob.value, knob.lower)
         key: KnobKey = (segment.name, "num_parallel_workers")
-        if new is None:
+        new = _probe(curve, knob.value, knob.lower)
+        known = new in dict(curve)
+        if new is None or (known and not self.allowed(key, new)):
             return
         yield Decision(
             *key,
@@ -346,13 +342,16 @@ def _probe(curve: Curve, workers: int, lower: int) -> int | None:
         fewer = max(lower, workers // 4)
         return fewer if fewer < workers else None
     rates = dict(curve)
-    best = max(rates, key=lambda count: (rates[count], -count))
+    peak = max(rates.values())
+    best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
+    if best != workers:
+        return best
     below = max((c for c in rates if c < best), default=lower)
     above = min((c for c in rates if c > best), default=best)
     between = [
         round(sqrt(a * b)) for a, b in ((below, best), (best, above)) if b - a > 1
     ]
-    if below == lower and lower not in rates and best > lower:
-        between.append(max(lower, best // 4))
-    found = [count for count in between if count not in rates and count != workers]
+    if below == lower:
+        between.append(lower)
+    found = [count for count in between if count not in rates]
     return found[0] if found else None

@@ -7,6 +7,7 @@ sleeps, and moves again only when the flow wakes it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from itertools import count
 
@@ -40,7 +41,7 @@ class Course:
         self.batches: dict[int, Batch] = {}
         self.head = step
         self.ready_rows = 0
-        """Rows in the outbox, as its gauge counts them: by the size of batches."""
+        """Rows the trainer may take, as the gauge counts them: by sizes of batches."""
         self.in_hand: list[Lease] = []
         """Leases that workers hold, also from before a restart."""
         self.settled: list[tuple[Lease, Outcome]] = []
@@ -359,7 +360,9 @@ class Course:
         assert flight.remaining == [0] * self.depth
 
     def _count_outbox(self) -> None:
-        self.ready_rows = len(self.flow.outbox) * self.flow.batch_rows
+        delivered = (batch.delivered for _, batch in sorted(self.batches.items()))
+        ready = sum(1 for _ in itertools.takewhile(bool, delivered))
+        self.ready_rows = ready * self.flow.batch_rows
 
     def _affordable(self, step: int) -> bool:
         purse = self.account.purse
