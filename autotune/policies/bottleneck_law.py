@@ -213,8 +213,9 @@ class _Law(Case):
         if segment is None:
             return False
         curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
+        here = dict(curve).get(workers, self.rate)
         return _efficiency(curve, workers) < EFFICIENT or any(
-            more > workers and rate < WORTH * self.rate for more, rate in curve
+            more > workers and rate < WORTH * here for more, rate in curve
         )
 
     def _bottleneck(self) -> SegmentObservation | None:

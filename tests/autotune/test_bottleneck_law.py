@@ -1,0 +1,144 @@
+"""The policy alone, on observations made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.autotune.decision import Decision, Measure, Outcome
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw, Memory
+from penstock.autotune.situation import Situation
+from penstock.pipeline.observation import ConnectorObservation, Observation
+from support.windows import DECODE, READ, at_ease, computing, situation, starved
+
+POLICY = BottleneckLaw()
+WORKERS, PREFETCH = "num_parallel_workers", "prefetch_size"
+
+
+def decide(case: Situation, memory: Memory | None = None) -> tuple[Decision, ...]:
+    return POLICY.decide(case, memory or POLICY.start())[0]
+
+
+def changes(decisions: tuple[Decision, ...]) -> list[tuple[str, str, int, int]]:
+    return [(d.operator, d.knob, d.old, d.new) for d in decisions]
+
+
+def outcome(old: int, new: int, before: float, after: float) -> Outcome:
+    """What came of a change of the reader's workers, in rows a second."""
+    change = Decision(READ, WORKERS, old, new, "law", "", 2.0)
+    kept = after > before
+    return Outcome(change, kept, Measure(before, 0.9, 1.0), Measure(after, 0.9, 1.0))
+
+
+def known(*outcomes: Outcome) -> Memory:
+    """The memory after these, seen one after the other."""
+    memory = POLICY.start()
+    for each in outcomes:
+        case = replace(situation(starved()), outcomes=(each,))
+        _, memory = POLICY.decide(case, memory)
+    return memory
+
+
+def with_workers(seen: Observation, workers: int) -> Observation:
+    """The observation with so many readers, all of them busy."""
+    first = seen.segments[0]
+    crowd = replace(
+        first,
+        num_parallel_workers=workers,
+        worker_s=float(workers),
+        run_s=float(workers),
+    )
+    return replace(seen, segments=(crowd, *seen.segments[1:]))
+
+
+def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
+    # 64 rows/s of 15.6 ms each; the trainer takes 640.
+    (decision,) = decide(situation(starved()))
+    assert changes((decision,)) == [(READ, WORKERS, 1, 5)]
+    assert decision.expected == pytest.approx(4.0)
+    assert decision.reason == (
+        f"Op ({READ}) is the bottleneck: blocked 15.31 of 15.62 ms a sample, needs 4.0"
+        " workers for this trainer, has 1."
+    )
+
+
+def test_no_more_is_given_than_keeps_the_trainer_busy() -> None:
+    seen = starved()
+    nearly = replace(seen, trainer=replace(seen.trainer, wait_s=0.5, gap_s=0.5))
+    # 128 rows/s: two busy workers, and some to spare.
+    assert changes(decide(situation(nearly))) == [(READ, WORKERS, 1, 3)]
+
+
+def test_the_cpu_bounds_what_is_possible() -> None:
+    # 1.0 core makes 500 rows/s, so two make 1,000, whatever the trainer would take.
+    assert changes(decide(situation(computing(), cores=2.0))) == [
+        (DECODE, WORKERS, 1, 3)
+    ]
+    assert decide(situation(computing(), cores=1.0)) == ()
+
+
+def test_the_users_bound_is_kept() -> None:
+    assert changes(decide(situation(starved(), upper=2))) == [(READ, WORKERS, 1, 2)]
+
+
+def test_a_pinned_stage_is_left_alone() -> None:
+    assert decide(situation(starved(), tunable=False)) == ()
+
+
+def test_the_peak_is_looked_for_between_the_best_and_its_neighbours() -> None:
+    memory = known(outcome(1, 5, 100.0, 110.0), outcome(5, 21, 110.0, 40.0))
+    crowd = with_workers(starved(), 5)
+    (decision,) = decide(situation(crowd), memory)
+    assert (decision.rule, decision.old, decision.new) == ("peak", 5, 2)
+
+
+def test_the_best_number_known_is_gone_back_to() -> None:
+    memory = known(outcome(32, 6, 50.0, 90.0), outcome(6, 12, 90.0, 70.0))
+    crowd = with_workers(starved(), 12)
+    (decision,) = decide(situation(crowd), memory)
+    assert (decision.rule, decision.new) == ("peak", 6)
+
+
+def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
+    memory = known(
+        outcome(2, 3, 190.0, 230.0),
+        outcome(3, 4, 230.0, 170.0),
+    )
+    assert decide(situation(with_workers(starved(), 3)), memory) == ()
+
+
+def test_a_gain_elsewhere_makes_what_is_known_obsolete() -> None:
+    memory = known(outcome(2, 3, 190.0, 230.0))
+    assert dict(memory.curves)[READ] == ((2, 190.0), (3, 230.0))
+    gain = outcome(1, 4, 100.0, 200.0)
+    elsewhere = replace(gain, decision=replace(gain.decision, operator=DECODE))
+    case = replace(situation(starved()), outcomes=(elsewhere,))
+    assert READ not in dict(POLICY.decide(case, memory)[1].curves)
+
+
+def test_queues_grow_where_no_worker_is_busy_but_held_back() -> None:
+    seen = starved()
+    idle = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
+    held = replace(seen, segments=(idle, seen.segments[1]))
+    found = changes(decide(situation(held, upper=1)))
+    assert found == [(READ, PREFETCH, 2, 4)]
+    assert decide(situation(held, upper=1, memory_bytes=1_000_001)) == ()
+
+
+def test_idle_workers_are_given_back_to_what_the_trainer_needs() -> None:
+    memory = POLICY.start()
+    found: tuple[Decision, ...] = ()
+    for _ in range(2):
+        found, memory = POLICY.decide(situation(at_ease(workers=8)), memory)
+    assert changes(found) == [(READ, WORKERS, 8, 2), (DECODE, WORKERS, 8, 2)]
+    assert "the trainer does not wait" in found[0].reason
+
+
+def test_a_wait_with_batches_ready_is_the_hand_over_and_nothing_helps() -> None:
+    ready = ConnectorObservation(
+        occupancy=128, capacity=128, empty=0.0, full=1.0, nbytes=1.0
+    )
+    seen = starved()
+    last = replace(seen.segments[1], output=ready)
+    assert decide(situation(replace(seen, segments=(seen.segments[0], last)))) == ()
