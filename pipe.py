@@ -7,6 +7,7 @@ for batch in pipe: ...        # one epoch
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -19,7 +20,7 @@ from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
 from .pipeline.spec import Stage
-from .tuned import Slot
+from .tuned import Slot, begun_with
 
 # What runs a pipeline is loaded when one runs: it takes as long as all the rest.
 if TYPE_CHECKING:
@@ -107,6 +108,21 @@ class Pipeline(Description):
         cursor = self._compiled().restore(state)
         self._slot.close()
         self._next, self._run = cursor, None
+
+    def load_autotune(self, path: str | os.PathLike[str]) -> None:
+        """Let the next loop begin with what a tuned run ended with.
+
+        Args:
+            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
+                prefix)`. Stages that it does not know keep what they are set to.
+
+        Raises:
+            SpecError: it is no such file, or knows no stage of this pipeline.
+        """
+        from .autotune.saved import load_saved
+
+        self._recipe = begun_with(self._compiled(), load_saved(path))
+        self._slot.close()
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""

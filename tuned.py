@@ -1,7 +1,8 @@
 """A tuned run: pipeline/ and autotune/ meet here, for both faces.
 
-Slot        what a face holds: at most one run, closed when the face goes
-TunedRun    a run and, while autotune is on, the thread that tunes it
+Slot         what a face holds: at most one run, closed when the face goes
+TunedRun     a run and, while autotune is on, the thread that tunes it
+begun_with   a recipe that begins where an earlier run ended
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import _thread
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from . import config
+from .pipeline.errors import SpecError
 from .pipeline.plan import Cursor
 
 if TYPE_CHECKING:
-    from .pipeline.compile import Recipe
+    from .autotune.saved import Saved
+    from .pipeline.compile import Recipe, SegmentRecipe
     from .pipeline.feed import Delivery
     from .pipeline.observation import Observation
+    from .pipeline.staffing import Executor
 
-__all__ = ["Slot", "TunedRun"]
+__all__ = ["Slot", "TunedRun", "begun_with"]
 
 
 class TunedRun:
@@ -93,6 +98,41 @@ class TunedRun:
 
     def __repr__(self) -> str:
         return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
+
+
+def begun_with(recipe: Recipe, saved: Saved) -> Recipe:
+    """Return the recipe with the values of an earlier run, within the user's bounds.
+
+    Raises:
+        SpecError: no segment has a name that is known there.
+    """
+    names = [segment.name for segment in recipe.segments]
+    known = sorted({operator for operator, _ in saved.knobs})
+    if not set(names) & set(known):
+        raise SpecError(
+            f"{saved.path!r} is of another pipeline: it knows {known}, this one has"
+            f" {names}; load the file of a run of this pipeline"
+        )
+    return replace(recipe, segments=tuple(_begun(s, saved) for s in recipe.segments))
+
+
+def _begun(segment: SegmentRecipe, saved: Saved) -> SegmentRecipe:
+    if not segment.tunable:
+        return segment
+    lower, upper = segment.bounds
+    workers = saved.knobs.get(
+        (segment.name, "num_parallel_workers"), segment.num_parallel_workers
+    )
+    kind = saved.executors.get(segment.name, "inline")
+    decided = segment.movable and kind != "inline"  # what is inline is still to show it
+    return replace(
+        segment,
+        num_parallel_workers=min(max(workers, lower), upper),
+        prefetch_size=saved.knobs.get(
+            (segment.queue_name, "prefetch_size"), segment.prefetch_size
+        ),
+        executor=cast("Executor", kind) if decided else segment.executor,
+    )
 
 
 def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:

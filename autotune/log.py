@@ -105,7 +105,9 @@ class AutotuneLog:
         """The tuner broke: tuning ends, training does not."""
         LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
 
-    def result(self, knobs: Mapping[KnobKey, KnobView]) -> None:
+    def result(
+        self, knobs: Mapping[KnobKey, KnobView], executors: Mapping[str, str]
+    ) -> None:
         """Say which values are in force at the end, and write them down."""
         summary = _summary(knobs)
         for line in summary:
@@ -119,6 +121,7 @@ class AutotuneLog:
                 {"op": operator, "knob": name, "value": view.value}
                 for (operator, name), view in knobs.items()
             ],
+            "executors": dict(executors),
         }
         try:
             _replace(self._result, json.dumps(row, indent=2) + "\n")

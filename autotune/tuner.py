@@ -132,7 +132,7 @@ class Tuner(Generic[M]):
 
     def finish(self) -> None:
         """Say and write which values are in force."""
-        self._log.result(self._views())
+        self._log.result(self._views(), dict(self._staff))
 
     def _turn(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""

@@ -107,7 +107,7 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
     }
     with AutotuneLog(str(tmp_path / "run")) as log:
         log.outcome(OUTCOME, 1.0)
-        log.result(knobs)
+        log.result(knobs, {"Folder(ID:0)": "thread"})
     result = json.loads((tmp_path / "run_0.json").read_text())
     assert result["summary"] == [f"{READ} (num_parallel_workers: 5, prefetch_size: 2)"]
     assert result["knobs"][0] == {
@@ -124,7 +124,7 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
 
 def test_the_result_says_where_nothing_was_changed(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run")) as log:
-        log.result({})
+        log.result({}, {})
     remark = json.loads((tmp_path / "run_0.json").read_text())["remark"]
     assert remark.endswith("nothing was changed.")
 
@@ -134,7 +134,7 @@ def test_a_disk_that_takes_nothing_ends_the_files_with_one_warning(
 ) -> None:
     with AutotuneLog(str(tmp_path / "missing" / "run")) as log:
         log.decision(DECISION, 1.0)
-        log.result({})
+        log.result({}, {})
     assert [r.levelname for r in caplog.records].count("WARNING") == 1
     assert not (tmp_path / "missing").exists()
 
@@ -145,7 +145,7 @@ def test_without_a_prefix_there_are_no_files(
     monkeypatch.chdir(tmp_path)
     with AutotuneLog() as log:
         log.decision(DECISION, 1.0)
-        log.result({})
+        log.result({}, {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,112 @@
+"""What one run found, the next one begins with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.pipeline.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    yield
+    ps.set_enable_autotune(False)
+
+
+def described(**settings: Any) -> ps.Pipeline:
+    workers = {"executor": "thread", "num_parallel_workers": 1, **settings}
+    return ps.Pipeline.from_dataset(list(range(40)), **workers).batch(4)
+
+
+def written(path: Path, **row: object) -> Path:
+    whole = {
+        "knobs": [
+            {"op": "Dataset(ID:0) list", "knob": "num_parallel_workers", "value": 5},
+            {"op": "Batch(ID:1)", "knob": "prefetch_size", "value": 7},
+        ],
+        "executors": {"Dataset(ID:0) list": "thread"},
+    }
+    path.write_text(json.dumps({**whole, **row}))
+    return path
+
+
+def first_stage(pipe: ps.Pipeline) -> dict[str, Any]:
+    found: dict[str, Any] = pipe.explain().to_dict()["stages"][0]  # type: ignore[index]
+    return found
+
+
+def test_values_are_in_force_from_the_first_batch_on(tmp_path: Path) -> None:
+    pipe = described()
+    pipe.load_autotune(written(tmp_path / "run_0.json"))
+    with pipe:
+        batches = iter(pipe)
+        found = [next(batches)]
+        stage = first_stage(pipe)
+        found += batches
+    assert (stage["num_parallel_workers"], stage["prefetch_size"]) == (5, 7)
+    assert torch.cat(found).tolist() == list(range(40))
+
+
+def test_the_file_of_a_tuned_run_can_be_loaded(tmp_path: Path) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    with described(num_parallel_workers=3) as pipe:
+        list(pipe)
+    again = described()
+    again.load_autotune(tmp_path / "run_0.json")
+    assert first_stage(again)["num_parallel_workers"] == 3
+
+
+def test_bounds_and_pins_of_the_user_stand(tmp_path: Path) -> None:
+    knobs = [
+        {"op": operator, "knob": "num_parallel_workers", "value": 5}
+        for operator in ("Dataset(ID:0) list", "Map(ID:1) abs")
+    ]
+    path = written(tmp_path / "run_0.json", knobs=knobs)
+    source = ps.Pipeline.from_dataset(
+        list(range(40)), executor="thread", num_parallel_workers=(1, 2)
+    )
+    one: Any = {"executor": "thread", "num_parallel_workers": 1}
+    pipe = source.map(abs, tune=False, **one).batch(4)
+    pipe.load_autotune(path)
+    stages: Any = pipe.explain().to_dict()["stages"]
+    assert [stage["num_parallel_workers"] for stage in stages] == [2, 1]
+
+
+def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
+    path = written(tmp_path / "run_0.json", executors={"Dataset(ID:0) list": "process"})
+    free, fixed = described(executor="auto"), described()
+    free.load_autotune(path)
+    fixed.load_autotune(path)
+    assert first_stage(free)["executor"] == "process"
+    assert first_stage(fixed)["executor"] == "thread"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not an autotune result"),
+        ("{}", "is not an autotune result"),
+        ('{"knobs": [{"op": "a", "knob": "prefetch_size", "value": 0}]}', "may not be"),
+        ('{"knobs": [], "executors": {"a": "fork bomb"}}', "there is no executor"),
+        ('{"knobs": []}', "of another pipeline"),
+    ],
+)
+def test_another_file_is_an_error_that_says_so(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = tmp_path / "run_0.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=told):
+        described().load_autotune(path)
+
+
+def test_no_file_is_an_error_that_says_where_they_come_from(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="filepath_prefix"):
+        described().load_autotune(tmp_path / "nothing.json")
