@@ -75,18 +75,23 @@ class TunedRun:
     def _start_tuning(self, settings: config.Settings) -> None:
         # Loaded when wanted: a fifth of what importing penstock would take.
         from .autotune.log import AutotuneLog, show_by_default
+        from .autotune.neighbours import Neighbours, meeting_place
         from .autotune.policies import BottleneckLaw
         from .autotune.tuner import Tuner, TunerThread
 
         show_by_default(self._rank)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
+            # Who is given a number of cores has been given his part already.
+            place = meeting_place() if settings.cpu_budget is None else None
+            others = stack.enter_context(Neighbours(place))
             tuner = Tuner(
                 self.run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
+                neighbours=others,
             )
             stack.enter_context(TunerThread(tuner, log))
             self._tuning = stack.pop_all()

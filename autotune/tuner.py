@@ -17,6 +17,7 @@ from .budget import Budget
 from .decision import Decision, Outcome
 from .explain import bottleneck_phrase, explain, verdict_of
 from .log import AutotuneLog
+from .neighbours import Neighbours
 from .policies.policy import Policy
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
@@ -77,6 +78,7 @@ class Tuner(Generic[M]):
         log: AutotuneLog,
         *,
         interval_steps: int = 0,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Begin with nothing known.
 
@@ -87,6 +89,7 @@ class Tuner(Generic[M]):
             log: where it is told; the caller closes it.
             interval_steps: training steps between two decisions at least; 0: as soon as
                 there is evidence.
+            neighbours: with whom the budget's cores are shared; None: with nobody.
         """
         self._plant = plant
         self._policy = policy
@@ -99,6 +102,8 @@ class Tuner(Generic[M]):
         self._trial: Trial | None = None
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
+        self._neighbours = neighbours or Neighbours(None)
+        self._share = budget  # of it, that is not the neighbours'
         self._outcomes: tuple[Outcome, ...] = ()  # the policy does not know them yet
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
@@ -136,6 +141,7 @@ class Tuner(Generic[M]):
 
     def _turn(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""
+        self._share = self._neighbours.share(self._budget, wait_share(window))
         if self._moved(window):
             self._trial = None  # nobody can tell what did what: the values stand
             self._settle(window)
@@ -193,7 +199,7 @@ class Tuner(Generic[M]):
         self._settle(trial.after[-1])
 
     def _decide(self, window: Observation) -> None:
-        situation = Situation(window, self._views(), self._budget, self._outcomes)
+        situation = Situation(window, self._views(), self._share, self._outcomes)
         self._log.situation(situation)
         decisions, self._memory = self._policy.decide(situation, self._memory)
         self._outcomes = ()
@@ -217,7 +223,7 @@ class Tuner(Generic[M]):
     def _name_bottleneck(
         self, decisions: tuple[Decision, ...], window: Observation
     ) -> None:
-        worst = explain(window, self._budget).bottleneck
+        worst = explain(window, self._share).bottleneck
         phrase = bottleneck_phrase(window)
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
@@ -232,7 +238,7 @@ class Tuner(Generic[M]):
     def _speak(self, window: Observation) -> None:
         """Tell the verdict, if it is news or long ago."""
         if self._verdict.due(window):
-            explanation = explain(window, self._budget)
+            explanation = explain(window, self._share)
             row = explanation.to_dict()
             self._log.verdict(explanation.line, row, window.time_s)
 
