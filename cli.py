@@ -1,4 +1,4 @@
-"""The command line: `penstock demo`, `penstock doctor`."""
+"""The command line: `penstock demo`, `penstock plan`, `penstock doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -77,6 +77,29 @@ def demo(
     from .demo import tell
 
     tell(data, latency_s=latency_ms / 1000, seconds=seconds)
+
+
+@app.command()
+def plan(
+    log: Annotated[Path, typer.Argument(help="<prefix>_<rank>.jsonl of a tuned run.")],
+    cores: Annotated[
+        list[float] | None,
+        typer.Option(min=0.1, help="Of a machine to ask about; may be said again."),
+    ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="The trainer's own part of a step; else as it was."),
+    ] = None,
+) -> None:
+    """Say what a run that was tuned here would need, and get, on other machines."""
+    from .autotune import planner
+
+    workload = planner.measured_workload(log)
+    if step_ms is not None:
+        trainer = replace(workload.trainer, gap_s=step_ms / 1000)
+        workload = replace(workload, trainer=trainer)
+    for count in cores or [effective_cpus()]:
+        print(planner.plan(workload, count))
 
 
 @app.command()

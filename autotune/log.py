@@ -40,7 +40,17 @@ class AutotuneLog:
     A disk that takes no more ends the files with one warning, never the training.
     """
 
-    def __init__(self, prefix: str | None = None, rank: int = 0) -> None:
+    def __init__(
+        self, prefix: str | None = None, rank: int = 0, *, quiet: bool = False
+    ) -> None:
+        """Open the files, if there are to be any.
+
+        Args:
+            prefix: of their paths; None: no files.
+            rank: whose they are.
+            quiet: tell people nothing, as in a simulation.
+        """
+        self._quiet = quiet
         self._result = None if prefix is None else Path(f"{prefix}_{rank}.json")
         self._rows: TextIO | None = None
         self._kept = 0
@@ -71,7 +81,8 @@ class AutotuneLog:
 
     def say(self, sentence: str) -> None:
         """One line for people."""
-        LOGGER.info(sentence)
+        if not self._quiet:
+            LOGGER.info(sentence)
 
     def situation(self, situation: Situation) -> None:
         """What a policy was told: enough to ask it again."""

@@ -34,7 +34,7 @@ _numbers = itertools.count()
 """Tells the tuners of one process apart."""
 
 PARKED_S = 30.0
-"""Who has not looked for so long does not train now: a validation between two epochs."""
+"""Who has not looked for so long does not train now: validation between two epochs."""
 HELP = 3.0
 """So much more weighs a trainer that only waits than one that never does."""
 

@@ -14,7 +14,7 @@ from penstock import cli
 
 def test_the_commands_are_those_that_work() -> None:
     commands = [command.callback for command in cli.app.registered_commands]
-    assert commands == [cli.demo, cli.doctor]
+    assert commands == [cli.demo, cli.plan, cli.doctor]
 
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
@@ -30,6 +30,15 @@ def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> No
 @pytest.mark.parametrize("arguments", [["demo", "--seconds", "1"], ["dmeo"]])
 def test_misuse_has_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+
+
+def test_a_plan_of_a_log_that_is_none_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("penstock: 'nothing.jsonl' is not the log of a tuned")
 
 
 def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:

@@ -1,0 +1,68 @@
+"""What a measured pipeline would do elsewhere, by simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.autotune.budget import Budget
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.planner import measured_workload, plan
+from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.simulator import Machine, Simulated, Stage, Trainer, Workload
+from penstock.autotune.tuner import Tuner
+from penstock.pipeline.errors import SpecError
+
+READS = Workload(
+    (Stage("read", cpu_s=0.0001, wait_s=0.02), Stage("decode", cpu_s=0.002)),
+    Trainer(gap_s=0.032),
+    batch_rows=32,
+)
+"""A trainer of 1,000 rows/s: 20 reads at once, two cores of decoding."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The log of a run on one core, tuned."""
+    machine = Machine(1.0)
+    plant = Simulated(machine, READS, [1, 1], [2, 2])
+    with AutotuneLog(str(tmp_path / "run"), quiet=True) as rows:
+        tuner = Tuner(plant, BottleneckLaw(), Budget(1.0, 1 << 30), rows)
+        while machine.now_s < 30:
+            machine.advance(tuner.step())
+    return tmp_path / "run_0.jsonl"
+
+
+def test_a_log_tells_what_a_sample_takes(log: Path) -> None:
+    found = measured_workload(log)
+    read, decode = found.stages
+    assert read.wait_s == pytest.approx(0.02, rel=0.2)
+    assert decode.cpu_s == pytest.approx(0.002, rel=0.2)
+    assert found.batch_rows == 32
+    assert found.trainer.gap_s == pytest.approx(0.032, rel=0.1)
+
+
+def test_more_cores_bring_what_the_law_says_until_the_trainer_is_fed() -> None:
+    one, two, four = (plan(READS, cores) for cores in (1.0, 2.0, 4.0))
+    assert one.rows_per_s == pytest.approx(1 / 0.0021, rel=0.1)
+    assert two.rows_per_s == pytest.approx(2 / 0.0021, rel=0.1)
+    assert four.rows_per_s == pytest.approx(1000, rel=0.03)
+    assert "not input-bound" in str(four)
+    assert "CPU" in one.explanation.cause
+
+
+def test_the_plan_names_the_workers_of_each_stage() -> None:
+    text = str(plan(READS, 4.0))
+    assert "decode" in text
+    assert "workers" in text
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"event": "verdict"}\n', "[]\n"])
+def test_a_file_without_training_is_an_error_that_says_so(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "run_0.jsonl"
+    path.write_text(text)
+    with pytest.raises(SpecError, match="run_0.jsonl"):
+        measured_workload(path)
