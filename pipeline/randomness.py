@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 
-import numpy as np
+from numpy import random  # numpy loads it when first asked, maybe in a thread
 
 from .errors import SpecError
 
@@ -46,15 +46,15 @@ class SampleRandom:
 
     def __init__(self, seed: int) -> None:
         self._seed = checked_seed(seed)
-        self._philox = np.random.Philox(key=self._seed)
-        self._generator = np.random.Generator(self._philox)
+        self._philox = random.Philox(key=self._seed)
+        self._generator = random.Generator(self._philox)
         # A fresh state holds no leftover words: `buffer_pos` is at the buffer's end and
         # `has_uint32` is 0. Writing it back whole therefore also forgets what the
         # sample before left unread.
         self._state = self._philox.state
         self._counter = self._state["state"]["counter"]
 
-    def at(self, round_: int, index: int, stage: int) -> np.random.Generator:
+    def at(self, round_: int, index: int, stage: int) -> random.Generator:
         """Return the generator at the start of the stream of one sample in one stage.
 
         Args:

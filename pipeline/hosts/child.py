@@ -12,12 +12,12 @@ import os
 import select
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..workers.death import cause_of, oom_kills
+from ..workers.forking import fork
 from ..workers.nursery import run_child
 from ..workers.pipe import Pipe, kept, pipe
 from ..workers.template import ends_within
@@ -52,11 +52,8 @@ class Child:
         self._status: int | None = None
         self._data, data = pipe()
         self._control, control = pipe()
-        with kept(control), warnings.catch_warnings():
-            # Python 3.12 warns of forking beside threads. The child takes no lock that
-            # one of the trainer's threads may hold.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+        with kept(control):
+            self.pid = fork()
         if self.pid == 0:
             run_child(partial(serve, control))
         control.close()

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import threading
-import warnings
 from collections.abc import Mapping
 from functools import partial
 
@@ -22,6 +21,7 @@ import torch
 
 from ..options import StartMethod
 from ..program import Program
+from .forking import fork
 from .hands import Hands
 from .mailbox import Mailbox
 from .nursery import fork_worker, run_child, serve_template
@@ -104,11 +104,8 @@ class Template:
 
             return start_fresh(self._programs, self._seed, self._method)
         ours, theirs = pipe()
-        with kept(theirs), warnings.catch_warnings():
-            # Python 3.12 warns of forking beside threads. The child uses no lock that
-            # one of the trainer's threads may hold: it reads its pipe, and forks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        with kept(theirs):
+            pid = fork()
         if pid == 0:
             make = partial(fork_worker, self._programs, self._seed)
             run_child(partial(serve_template, theirs, make))
