@@ -26,6 +26,8 @@ from .messages import Question, Taken
 
 __all__ = ["Child"]
 
+TOLD_AT_ONCE = 2
+"""Batches taken; fewer than it may be ahead, or it would wait for ever."""
 ANSWER_S = 0.3
 """How long a question may wait: the child's user code may hold the GIL for as long."""
 END_S = 0.6
@@ -48,6 +50,8 @@ class Child:
         self._kills = oom_kills()
         self._lock = threading.Lock()
         self._number = 0
+        self._turn = self._taken = 0
+        """Batches taken that it has not been told of, and of which turn."""
         self._unpacker = Unpacker()
         self._status: int | None = None
         self._data, data = pipe()
@@ -78,9 +82,18 @@ class Child:
         return self._unpacker.unpack(packed, self._data.descriptors)
 
     def take(self, turn: int) -> None:
-        """Tell it that a batch has been taken, and which arrays have died."""
+        """Tell it that batches have been taken, and which arrays have died.
+
+        It is told of several at once: to wake it takes longer than all else here.
+        """
+        if turn != self._turn:
+            self._turn, self._taken = turn, 0
+        self._taken += 1
+        if self._taken < TOLD_AT_ONCE:
+            return
         with contextlib.suppress(EOFError):  # what it has sent is good all the same
-            self.send(Taken(turn, self._unpacker.take_died()))
+            self.send(Taken(turn, self._taken, self._unpacker.take_died()))
+        self._taken = 0
 
     def ask(self, question: Question) -> Any:
         """Return its answer; None if it has none in time, or is gone."""

@@ -46,9 +46,10 @@ class Begin(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The trainer has a batch, so there is room for another one."""
+    """The trainer has so many batches more, so there is room for others."""
 
     turn: int
+    batches: int
     keys: tuple[int, ...]
     """Slabs whose arrays have died."""
 

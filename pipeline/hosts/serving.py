@@ -29,7 +29,7 @@ from .trainer import TrainerHost
 
 __all__ = ["recalled", "serve"]
 
-AHEAD = 2
+AHEAD = 3
 """Batches handed over that the trainer has not taken yet, at most."""
 CLOSE_S = 0.3
 """How long the user's functions may take to come to their end."""
@@ -108,7 +108,7 @@ class Pump:
     def _hear(self, message: Begin | Taken) -> None:
         if isinstance(message, Taken):
             self._packer.take_back(message.keys)
-            self._ahead -= message.turn == self._turn
+            self._ahead -= message.batches if message.turn == self._turn else 0
             return
         self._turn, self._begin = message
         self._ahead, self._over = 0, False
