@@ -13,7 +13,7 @@ from math import sqrt
 
 from ..pipeline.observation import Observation
 from .decision import Decision, Outcome
-from .window import cost_s, measured, wait_share, whole
+from .window import cost_s, measured, sustained_rows, wait_share, whole
 
 __all__ = ["Trial", "Verdict"]
 
@@ -30,6 +30,9 @@ PRIOR_SD = 0.02
 """Noise of one window, relative, before there are windows to tell: counts as
 `PRIOR_WINDOWS` of them."""
 PRIOR_WINDOWS = 2
+COUNTING = 0.3
+"""Part of a counted row that may fall into the window before or after, and of its
+time."""
 LEAST_FOR_WORSE = 2
 """One bad window may be a hiccup."""
 LEAST_FOR_RELEASE = 3
@@ -83,7 +86,7 @@ class Trial:
             return Verdict.MORE
         if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
             change, error = self._cost_change()
-            as_good = change <= max(EASE_SHARE, error)
+            as_good = change <= max(EASE_SHARE, min(error, WORSE))
             return Verdict.KEEP if as_good else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
         # Both ask for it: the mean may hide that the stock ran out in the end.
@@ -104,9 +107,9 @@ class Trial:
         # Taken as a whole: a single window may cut a step in two.
         base = cost_s(whole(self.before))
         change = cost_s(whole(self.after)) / base - 1.0
-        spread = (
-            PRIOR_WINDOWS * (PRIOR_SD * base) ** 2 + _scatter(before) + _scatter(after)
-        )
+        rows = sustained_rows(whole(self.after)) / len(after)
+        prior_sd = max(PRIOR_SD, COUNTING / sqrt(max(rows, 1.0))) * base
+        spread = PRIOR_WINDOWS * prior_sd**2 + _scatter(before) + _scatter(after)
         freedom = PRIOR_WINDOWS + len(before) + len(after) - 2
         error = sqrt(spread / freedom * (1 / len(before) + 1 / len(after))) / base
         return change, error

@@ -27,6 +27,7 @@ __all__ = [
     "outbox",
     "staff",
     "starving",
+    "sustained_rows",
     "wait_share",
     "whole",
 ]

@@ -232,7 +232,7 @@ class _Law(Case):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, "num_parallel_workers")
-        new = _probe(curve, knob.value, knob.lower)
+        new = _probe(curve, knob.value, knob.lower, knob.upper)
         known = new in dict(curve)
         if new is None or (known and not self.allowed(key, new)):
             return
@@ -333,7 +333,7 @@ def _efficiency(curve: Curve, workers: int) -> float:
     return gained / (workers / least - 1.0)
 
 
-def _probe(curve: Curve, workers: int, lower: int) -> int | None:
+def _probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
     """Return the number to try next: within the wider gap beside the best one.
 
     A curve with one peak has it between the neighbours of the best point. Where nothing
@@ -352,6 +352,8 @@ def _probe(curve: Curve, workers: int, lower: int) -> int | None:
     between = [
         round(sqrt(a * b)) for a, b in ((below, best), (best, above)) if b - a > 1
     ]
+    if above == best:  # more were never tried
+        between.append(min(upper, best + max(1, best // 2)))
     if below == lower:
         between.append(lower)
     found = [count for count in between if count not in rates]
