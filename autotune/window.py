@@ -15,6 +15,7 @@ from ..pipeline.observation import (
     Observation,
     SegmentObservation,
     TrainerObservation,
+    ratio,
 )
 from .decision import Measure
 
@@ -37,6 +38,8 @@ ENOUGH_ROWS = 8
 """Counting rows is then right to one in eight; most windows hold many more."""
 PATIENCE_S = 2.0
 """After so long one finished row must do: a decision may not take for ever."""
+HELD_BACK = 0.5
+"""Share of its workers' time from which on a segment is held back."""
 STARVING_SHARE = 0.1
 """Above this wait the rate is read from the segments' rows."""
 
@@ -67,9 +70,12 @@ def sustained_rows(observation: Observation) -> int:
     """Rows the pipeline as a whole got through: the least that a segment finished.
 
     While a connector runs empty, what reads it is faster than what fills it, and while
-    one fills up, slower. The slower of the two is the rate that will last.
+    one fills up, slower. The slower of the two is the rate that will last. A segment
+    that is held back could have finished more, and so it is not the one that limits.
     """
-    return min(segment.rows for segment in observation.segments)
+    *before, last = observation.segments
+    free = [s for s in before if ratio(s.wait_credit_s, s.worker_s) < HELD_BACK]
+    return min(segment.rows for segment in (*free, last))
 
 
 def enough(observation: Observation) -> bool:
