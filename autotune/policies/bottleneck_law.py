@@ -41,12 +41,18 @@ BUSY_SHARE = 0.85
 """Workers are to be busy so much of the time: the rest is for uneven work."""
 WORTH = 1.03
 """A rate that promises less is not worth a change."""
+WORTH_MUCH = 1.15
+"""The same where little CPU is left, of which the rest may not be had."""
 SATURATED = 0.8
 """Share of their time that a segment's workers are busy where it holds others up."""
 EFFICIENT = 0.3
 """Share of the rate it should have brought below which growth met a limit."""
 CPU_USED = 0.85
 """Share of the budget from which on CPU is what binds."""
+CPU_HEAVY = 0.75
+"""Share from which on it may be, if workers did not hinder each other."""
+CROWD = 2.0
+"""Workers a core from which on they may."""
 EASE_WINDOWS = 2
 HELD_BACK = 0.1
 """Share of a segment's workers' time."""
@@ -119,7 +125,8 @@ class _Law(Case):
     def improved(self) -> tuple[Decision, ...]:
         """What may make the trainer wait less, or spare what does not."""
         return (
-            self.jump()
+            self.thinned()
+            or self.jump()
             or tuple(self.search())
             or tuple(self.wider_queues())
             or self.spared()
@@ -161,10 +168,20 @@ class _Law(Case):
 
     # What to add
 
+    def thinned(self) -> tuple[Decision, ...]:
+        """Fewer where many more compute than there are cores, and none knows better."""
+        segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
+        if segment is None or not self._cpu_bound(CPU_HEAVY):
+            return ()
+        known = len(self.curves.get(segment.name, ())) > 1
+        crowd = segment.num_parallel_workers > CROWD * cores
+        return () if known or not crowd else tuple(self._crowded(CPU_HEAVY))
+
     def jump(self) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy."""
         target = min(self.possible(), JUMP * self.rate)
-        if target < WORTH * self.rate or self._inefficient():
+        worth = WORTH_MUCH if self._cpu_bound(CPU_HEAVY) else WORTH
+        if target < worth * self.rate or self._inefficient():
             return ()
         return tuple(self._grown(target))
 
@@ -246,9 +263,9 @@ class _Law(Case):
             evidence=self._evidence(segment, self.rate),
         )
 
-    def _cpu_bound(self) -> bool:
+    def _cpu_bound(self, share: float = CPU_USED) -> bool:
         cores = self.situation.observation.cpu_cores
-        return cores >= CPU_USED * self.situation.budget.cpu_cores
+        return cores >= share * self.situation.budget.cpu_cores
 
     def wider_queues(self) -> Iterator[Decision]:
         """Twice as many batches ahead where workers are held back and none is busy."""
@@ -279,10 +296,10 @@ class _Law(Case):
         idle = tuple(self.idle_workers())
         return idle or tuple(self._crowded())
 
-    def _crowded(self) -> Iterator[Decision]:
+    def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
         """More workers on the CPU than there are cores, all busy waiting for one."""
         segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
-        if segment is None or not self._cpu_bound():
+        if segment is None or not self._cpu_bound(share):
             return
         key: KnobKey = (segment.name, "num_parallel_workers")
         knob = self.knob(*key)
@@ -345,8 +362,11 @@ def _probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
     rates = dict(curve)
     peak = max(rates.values())
     best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
-    if best != workers:
+    if best < workers:
         return best
+    if best > workers:  # it was not worth as much as it took: what about less?
+        half_way = round(sqrt(workers * best))
+        return half_way if half_way not in rates else best
     below = max((c for c in rates if c < best), default=lower)
     above = min((c for c in rates if c > best), default=best)
     between = [
