@@ -55,22 +55,33 @@ def cpu_low(operator: str, share: float, threshold: float) -> str:
     )
 
 
-def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
-    """It computes, and has too few workers for the trainer."""
+def bottleneck(
+    operator: str,
+    cpu_s: float,
+    needed: float,
+    workers: int,
+    goal: str = "this trainer",
+) -> str:
+    """It computes, and has too few workers for the trainer, or another goal."""
     return (
         f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
-        f" {needed:.1f} workers for this trainer, has {workers}."
+        f" {needed:.1f} workers for {goal}, has {workers}."
     )
 
 
 def blocked_bottleneck(
-    operator: str, blocked_s: float, run_s: float, needed: float, workers: int
+    operator: str,
+    blocked_s: float,
+    run_s: float,
+    needed: float,
+    workers: int,
+    goal: str = "this trainer",
 ) -> str:
     """It waits for a disk, a network or a lock, and has too few workers."""
     return (
         f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
-        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for this"
-        f" trainer, has {workers}."
+        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for {goal}, has"
+        f" {workers}."
     )
 
 

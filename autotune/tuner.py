@@ -38,6 +38,8 @@ MOVE_WINDOWS = 10
 """After a segment was given workers of another kind, on trial: how long that lasts."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
+NAMED = "is the bottleneck"
+"""In a decision's reason: it needs not be said before it."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -225,7 +227,8 @@ class Tuner(Generic[M]):
     ) -> None:
         worst = explain(window, self._share).bottleneck
         phrase = bottleneck_phrase(window)
-        if phrase and any(decision.operator == worst for decision in decisions):
+        named = any(NAMED in decision.reason for decision in decisions)
+        if phrase and not named and any(d.operator == worst for d in decisions):
             self._log.say(phrase)
 
     def _settle(self, window: Observation) -> None:

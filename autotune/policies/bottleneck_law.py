@@ -201,18 +201,23 @@ class _Law(Case):
                 old=knob.value,
                 new=needed,
                 rule="law",
-                reason=self._reason(segment, busy),
+                reason=self._reason(segment, target),
                 expected=target / self.rate,
                 evidence=self._evidence(segment, target),
             )
 
-    def _reason(self, segment: SegmentObservation, busy: float) -> str:
+    def _reason(self, segment: SegmentObservation, target: float) -> str:
         """The sentence of the log: what a row of it takes, and what that needs."""
         name, workers = segment.name, segment.num_parallel_workers
         run_s, cpu_s = segment.run_s_per_row, segment.cpu_s_per_row
+        enough = target >= AS_GOOD * (
+            demand_rows_per_s(self.situation.observation) or inf
+        )
+        goal = "this trainer" if enough else f"{target:.0f} samples/s"
+        needed = target * run_s, workers, goal
         if cpu_s >= run_s / 2:
-            return phrases.bottleneck(name, cpu_s, busy, workers)
-        return phrases.blocked_bottleneck(name, run_s - cpu_s, run_s, busy, workers)
+            return phrases.bottleneck(name, cpu_s, *needed)
+        return phrases.blocked_bottleneck(name, run_s - cpu_s, run_s, *needed)
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {

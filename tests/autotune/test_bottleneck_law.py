@@ -59,7 +59,7 @@ def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
     assert decision.expected == pytest.approx(4.0)
     assert decision.reason == (
         f"Op ({READ}) is the bottleneck: blocked 15.31 of 15.62 ms a sample, needs 4.0"
-        " workers for this trainer, has 1."
+        " workers for 256 samples/s, has 1."
     )
 
 
@@ -67,7 +67,9 @@ def test_no_more_is_given_than_keeps_the_trainer_busy() -> None:
     seen = starved()
     nearly = replace(seen, trainer=replace(seen.trainer, wait_s=0.5, gap_s=0.5))
     # 128 rows/s: two busy workers, and some to spare.
-    assert changes(decide(situation(nearly))) == [(READ, WORKERS, 1, 3)]
+    (decision,) = decide(situation(nearly))
+    assert changes((decision,)) == [(READ, WORKERS, 1, 3)]
+    assert decision.reason.endswith("needs 2.0 workers for this trainer, has 1.")
 
 
 def test_the_cpu_bounds_what_is_possible() -> None:
