@@ -51,6 +51,16 @@ def pytest_runtest_makereport(
     return (yield)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def tuners_of_others_are_not_met(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[None]:
+    """Have the tuners under test share the host's cores with nobody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Generator[None]:
     """Fail a test that leaves a thread, process, file or shared memory behind."""
