@@ -141,4 +141,5 @@ class Case:
 def release(
     key: KnobKey, old: int, new: int, reason: str, evidence: dict[str, float]
 ) -> Decision:
+    """Return the decision to give back what does nothing."""
     return Decision(*key, old, new, "release", reason, 1.0, evidence)

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from penstock.pipeline.gil import BURST, SLEEP_S, GilProbe
 
 DATA = os.urandom(1 << 18)
@@ -52,6 +54,7 @@ def held_share(probe: GilProbe) -> float:
     return share
 
 
+@pytest.mark.slow  # on a machine that others use, waiting for a core looks the same
 def test_it_tells_python_from_work_that_lets_go_of_the_gil() -> None:
     with GilProbe() as probe:
         with at_work(holds_the_gil):

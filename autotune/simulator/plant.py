@@ -1,0 +1,198 @@
+"""A simulated pipeline and its trainer: what a tuner calls a plant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from operator import mul
+
+from ...pipeline.knob import Knob
+from ...pipeline.observation import Observation, TrainerObservation
+from .machine import Machine, Parts
+from .station import Done, Station
+from .workload import Trainer, Workload
+
+__all__ = ["Simulated"]
+
+
+class Simulated:
+    """One rank's pipeline and trainer on a machine: what a tuner calls a plant.
+
+    Args:
+        machine: it runs on.
+        workload: what it does.
+        workers: of each stage to begin with.
+        prefetch: of each stage to begin with.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        workload: Workload,
+        workers: Sequence[int],
+        prefetch: Sequence[int],
+    ) -> None:
+        self.machine = machine
+        self.workload = workload
+        self._stages = [
+            Station(at, stage, count, ahead)
+            for at, (stage, count, ahead) in enumerate(
+                zip(workload.stages, workers, prefetch, strict=True)
+            )
+        ]
+        self._trainer = _Trainer()
+        self._seen_s = self._counted_s = machine.now_s
+        self._step = 0
+        machine.pipelines.append(self)
+        machine.at(0.0, self._look)
+
+    # What the tuner sees (`tuner.Plant`)
+
+    @property
+    def steps(self) -> int:
+        """Batches handed over since the start."""
+        return self._step
+
+    def observe(self) -> Observation:
+        """Return the window since the last call."""
+        self._count()
+        now_s = self.machine.now_s
+        window_s, self._seen_s = now_s - self._seen_s, now_s
+        segments, feeding = [], None
+        for stage in self._stages:
+            seen = stage.read(window_s, self.workload.batch_rows, feeding)
+            segments.append(seen)
+            feeding = seen.output
+        held = sum(s.level * s.what.row_bytes for s in self._stages)
+        return Observation(
+            time_s=now_s,
+            window_s=window_s,
+            epoch=0,
+            step=self._step,
+            trainer=self._trainer.read(self.workload.batch_rows),
+            segments=tuple(segments),
+            held_bytes=int(held),
+            peak_bytes=int(held),
+        )
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return workers and prefetch of every stage."""
+        return tuple(knob for stage in self._stages for knob in stage.knobs(self._look))
+
+    # What the machine asks
+
+    @property
+    def load(self) -> tuple[int, ...]:
+        """How many of whose workers are at work, and whether the trainer is."""
+        busy = [stage.busy for stage in self._stages]
+        return (id(self.workload), *busy, self._trainer.runs)
+
+    @property
+    def depth(self) -> int:
+        """How many stages it has."""
+        return len(self._stages)
+
+    def users(self) -> list[tuple[int, Parts]]:
+        """Who uses resources now: how many, and the parts of their time."""
+        found = [(stage.busy, stage.parts()) for stage in self._stages]
+        trainer = self.workload.trainer
+        held = trainer.gap_s * trainer.gil
+        free = max(0.0, trainer.gap_s * trainer.cores - held)
+        rest = max(0.0, trainer.gap_s - held - free)
+        return [*found, (self._trainer.runs, (rest, free, held, 0.0))]
+
+    def change(self, workload: Workload) -> None:
+        """Do something else from now on, with as many stages as before."""
+        self.workload = workload
+        for stage, what in zip(self._stages, workload.stages, strict=True):
+            stage.become(what)
+
+    # Events
+
+    def _look(self) -> None:
+        """Let everybody begin who can."""
+        self._count()
+        self._serve_trainer()
+        for at, stage in reversed(list(enumerate(self._stages))):
+            source = self._stages[at - 1] if at else None
+            while rows := stage.startable(source, self.workload.batch_rows):
+                stage.begin(rows, source)
+                done = self._draw(at, stage, rows)
+                self.machine.at(done.run_s, partial(self._end, stage, done))
+
+    def _draw(self, at: int, stage: Station, rows: int) -> Done:
+        """Draw what a chunk of so many rows will have taken."""
+        dice, what = self.machine.random, stage.what
+        stretch = self.machine.stretch(self, at)
+        draws = range(rows if what.heavy_share else 0)
+        heavy = sum(dice.random() < what.heavy_share for _ in draws)
+        units = rows + heavy * (what.heavy_factor - 1.0)
+        units *= max(0.2, dice.gauss(1.0, what.spread / rows**0.5))
+        row_s = sum(map(mul, stage.parts(), stretch))
+        return Done(rows, units * row_s, units * what.cpu_s)
+
+    def _end(self, stage: Station, done: Done) -> None:
+        self._count()
+        stage.end(done)
+        self._look()
+
+    def _serve_trainer(self) -> None:
+        last, rows = self._stages[-1], self.workload.batch_rows
+        if self._trainer.runs or last.level < rows:
+            return
+        last.level -= rows
+        self._step += 1
+        self._trainer.begin(self.machine.now_s)
+        what: Trainer = self.workload.trainer
+        gap_s = what.gap_s * max(0.2, self.machine.random.gauss(1.0, what.spread))
+        busy = min(1.0, what.cores + what.gil)
+        slow = 1.0 + busy * (self.machine.cpu_stretch() - 1.0)
+        self.machine.at(gap_s * slow, self._end_step)
+
+    def _end_step(self) -> None:
+        self._count()
+        self._trainer.end(self.machine.now_s)
+        self._look()
+
+    def _count(self) -> None:
+        """Add up the time since the last event."""
+        passed_s = self.machine.now_s - self._counted_s
+        self._counted_s = self.machine.now_s
+        if passed_s > 0:
+            for at, stage in enumerate(self._stages):
+                stage.pass_time(
+                    passed_s, self._stages[at - 1] if at else None, self.workload
+                )
+
+
+class _Trainer:
+    """The trainer's two states, and its clock."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        """1 in its own part of a step, 0 where it waits."""
+        self._since_s = 0.0
+        self._steps = 0
+        self._wait_s = self._gap_s = 0.0
+        self._waited_s = 0.0
+        """Before the step under way."""
+
+    def begin(self, now_s: float) -> None:
+        """It is given a batch."""
+        self._waited_s = now_s - self._since_s
+        self._since_s, self.runs = now_s, 1
+
+    def end(self, now_s: float) -> None:
+        """It asks for the next."""
+        self._wait_s += self._waited_s
+        self._gap_s += now_s - self._since_s
+        self._since_s, self.runs = now_s, 0
+        self._steps += 1
+
+    def read(self, batch_rows: int) -> TrainerObservation:
+        """Return the steps that ended since the last reading."""
+        seen = TrainerObservation(
+            self._steps, self._steps * batch_rows, self._wait_s, self._gap_s
+        )
+        self._steps, self._wait_s, self._gap_s = 0, 0.0, 0.0
+        return seen

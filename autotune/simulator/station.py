@@ -1,0 +1,177 @@
+"""A stage at run time: its workers, and the rows that wait behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...pipeline.knob import Knob
+from ...pipeline.observation import ConnectorObservation, SegmentObservation
+from .machine import Parts
+from .workload import Stage, Workload
+
+__all__ = ["Done", "Station"]
+
+LEASE_S = 0.03
+"""Work in one chunk; longer than a live one, for fewer events."""
+MOST_PREFETCH = 64
+
+
+class Done(NamedTuple):
+    """What a chunk has taken."""
+
+    rows: int
+    run_s: float
+    cpu_s: float
+
+
+class Station:
+    """A stage at run time: its workers, and the rows that wait behind it."""
+
+    def __init__(self, at: int, what: Stage, workers: int, prefetch: int) -> None:
+        self.what = what
+        self.name = f"Map(ID:{at}) {what.name}"
+        self.workers = min(workers, what.most_workers)
+        self.prefetch = prefetch
+        self.busy = 0
+        """Workers with a chunk in hand; those asked to go finish it."""
+        self.level = 0
+        """Rows that wait behind it."""
+        self._in_hand = 0
+        self._rows_beside: dict[int, tuple[Parts, int]] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows = 0
+        self._worker_s = self._run_s = self._cpu_s = 0.0
+        self._input_s = self._credit_s = 0.0
+        self._area = self._empty_s = self._full_s = 0.0
+
+    def become(self, what: Stage) -> None:
+        """Do something else from now on."""
+        self.what = what
+        self._rows_beside.clear()
+
+    def parts(self) -> Parts:
+        """Return what a row's time consists of, undisturbed by other stages."""
+        return self._row()[0]
+
+    def _row(self) -> tuple[Parts, int]:
+        """Return these parts beside workers of its own, and how many rows to lease."""
+        what, busy = self.what, max(1, self.busy)
+        found = self._rows_beside.get(busy)
+        if found is None:
+            computing = what.cpu_s * (1 - what.gil), what.cpu_s * what.gil
+            waiting = what.wait_s + what.queueing_s(busy)
+            parts = (waiting, *computing, what.transfer_s)
+            found = parts, max(1, int(LEASE_S / max(sum(parts), 1e-9)))
+            self._rows_beside[busy] = found
+        return found
+
+    def startable(self, source: Station | None, batch_rows: int) -> int:
+        """How many rows a worker may begin with now; 0: none is free, or none may."""
+        if self.busy >= self.workers:
+            return 0
+        rows = min(self._row()[1], batch_rows)
+        ahead = self.level + self._in_hand - self.workers * rows
+        if ahead >= self.prefetch * batch_rows:
+            return 0
+        return rows if source is None else min(rows, source.level)
+
+    def begin(self, rows: int, source: Station | None) -> None:
+        """Give a worker so many rows."""
+        self.busy += 1
+        self._in_hand += rows
+        if source is not None:
+            source.level -= rows
+
+    def end(self, done: Done) -> None:
+        """Take a chunk back from its worker."""
+        self.busy -= 1
+        self._in_hand -= done.rows
+        self.level += done.rows
+        self._rows += done.rows
+        self._run_s += done.run_s
+        self._cpu_s += done.cpu_s
+
+    def pass_time(
+        self, passed_s: float, source: Station | None, workload: Workload
+    ) -> None:
+        """Count workers and rows over a time in which nothing changed."""
+        alive = max(self.workers, self.busy)
+        idle_s = (alive - self.busy) * passed_s
+        self._worker_s += alive * passed_s
+        if source is not None and source.level == 0:
+            self._input_s += idle_s
+        else:
+            self._credit_s += idle_s
+        rows, level = workload.batch_rows, self.level
+        if self.what is workload.stages[-1]:
+            level -= level % rows  # the trainer is shown whole batches
+        self._area += level * passed_s
+        self._empty_s += passed_s * (level == 0)
+        self._full_s += passed_s * (level >= self.prefetch * rows)
+
+    def read(
+        self, window_s: float, batch_rows: int, feeding: ConnectorObservation | None
+    ) -> SegmentObservation:
+        """Return what was counted since the last reading."""
+        length_s = window_s or 1.0
+        occupancy = self._area / length_s
+        output = ConnectorObservation(
+            occupancy=occupancy,
+            capacity=self.prefetch * batch_rows,
+            empty=self._empty_s / length_s,
+            full=self._full_s / length_s,
+            nbytes=occupancy * self.what.row_bytes,
+        )
+        seen = SegmentObservation(
+            name=self.name,
+            queue_name=self.name,
+            executor="thread",
+            num_parallel_workers=self.workers,
+            prefetch_size=self.prefetch,
+            rows=self._rows,
+            worker_s=self._worker_s,
+            run_s=self._run_s,
+            cpu_s=self._cpu_s,
+            wait_input_s=self._input_s,
+            wait_credit_s=self._credit_s,
+            input=feeding,
+            output=output,
+        )
+        self._clear()
+        return seen
+
+    def knobs(self, turned: Callable[[], None]) -> tuple[Knob, Knob]:
+        """Return its two knobs; `turned` lets those begin who may now."""
+
+        def hire(count: int) -> None:
+            self.workers = count
+            turned()
+
+        def reach(batches: int) -> None:
+            self.prefetch = batches
+            turned()
+
+        most = self.what.most_workers
+        return (
+            Knob(
+                self.name,
+                "num_parallel_workers",
+                lower=1,
+                upper=most,
+                tunable=True,
+                read=lambda: self.workers,
+                write=hire,
+            ),
+            Knob(
+                self.name,
+                "prefetch_size",
+                lower=1,
+                upper=MOST_PREFETCH,
+                tunable=True,
+                read=lambda: self.prefetch,
+                write=reach,
+            ),
+        )
