@@ -144,7 +144,8 @@ class _Law(Case):
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
         cores = self.situation.budget.cpu_cores
-        cpu = cores / ratio(seen.cpu_cores, rate) if seen.cpu_cores > 0 else inf
+        cpu_s_per_row = ratio(seen.cpu_cores, rate)
+        cpu = cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
         bounds = [
             self._most(segment) / segment.run_s_per_row
             for segment in seen.segments
@@ -164,7 +165,7 @@ class _Law(Case):
             and hold.upward
             and self.situation.observation.time_s < hold.until_s
         ]
-        return max(knob.value, min(knob.upper, *held, knob.upper))
+        return max(knob.value, min([knob.upper, *held]))
 
     # What to add
 
@@ -179,6 +180,8 @@ class _Law(Case):
 
     def jump(self) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy."""
+        if self.rate <= 0:
+            return ()
         target = min(self.possible(), JUMP * self.rate)
         worth = WORTH_MUCH if self._cpu_bound(CPU_HEAVY) else WORTH
         if target < worth * self.rate or self._inefficient():
