@@ -11,8 +11,14 @@ from aiohttp import web
 
 __all__ = ["HttpStore", "served"]
 
-CALLBACKS = 3
-"""From a connection that is given up to the end of its socket."""
+CALLBACKS = 5
+"""From a connection's first sign to its protocol, or from its end to its socket's."""
+
+
+async def callbacks() -> None:
+    """Let the loop run what it has been given to do."""
+    for _ in range(CALLBACKS):
+        await asyncio.sleep(0)
 
 
 class HttpStore:
@@ -49,9 +55,10 @@ class HttpStore:
         self.url = f"http://{host}:{port}"
         ready.set()
         await self._stop.wait()
+        await site.stop()
+        await callbacks()  # connections that are being accepted are there now
         await runner.cleanup()
-        for _ in range(CALLBACKS):  # what it has closed is closed by those that follow
-            await asyncio.sleep(0)
+        await callbacks()  # what it has closed is closed by those that follow
 
     def run(self, ready: threading.Event) -> None:
         asyncio.run(self.serve(ready))
