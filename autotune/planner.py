@@ -39,15 +39,14 @@ class Plan:
     rows_per_s: float
     best_rows_per_s: float
     """By the closed-form law."""
-    wanted_rows_per_s: float
-    """What the trainer would take; 0 where it takes anything."""
     explanation: Explanation
 
     def __str__(self) -> str:
         told = self.explanation
         width = max(len(stage.name) for stage in told.stages)
         head = (
-            f"on {self.cores:g} cores: {self.rows_per_s:,.0f} samples/s, the trainer"
+            f"on {self.cores:g} cores: {self.rows_per_s:,.0f} samples/s (at most"
+            f" {self.best_rows_per_s:,.0f} by the bottleneck law), the trainer"
             f" waits {100 * told.wait_share:.0f}% of each step ({told.verdict})"
         )
         rows = [
@@ -96,14 +95,7 @@ def plan(workload: Workload, cores: float, seed: int = 0) -> Plan:
     plant.observe()
     machine.advance(max(SEEN_S, lasting_s))
     seen = plant.observe()
-    gap_s = workload.trainer.gap_s
-    return Plan(
-        cores,
-        seen.rows_per_s,
-        best,
-        workload.batch_rows / gap_s if gap_s > 0 else 0.0,
-        explain(seen, budget, tuned=True),
-    )
+    return Plan(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
 
 
 def _observed(line: str) -> Observation | None:

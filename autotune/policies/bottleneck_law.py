@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
+from ...pipeline.knob import KnobName
 from ...pipeline.observation import SegmentObservation, ratio
 from .. import phrases
 from ..decision import Decision
@@ -34,7 +35,7 @@ from .holds import Hold, learned
 
 __all__ = ["BottleneckLaw", "Memory"]
 
-WORKERS: str = "num_parallel_workers"
+WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment."""
 BUSY_SHARE = 0.85
@@ -61,7 +62,6 @@ WAIT_TOLERATED = 0.02
 """Below this share of the step there is nothing worth adding for."""
 EMPTY = 0.02
 """Share of the time with no batch ready from which on the trainer can starve."""
-MOST_POINTS = 12
 AS_GOOD = 0.97
 """A rate that is so near to the best one counts as it."""
 
@@ -76,6 +76,7 @@ class Memory:
     at_ease: int = 0
     """Windows in a row in which the trainer did not wait."""
     hungry: int = 0
+    """Windows in a row in which it did."""
     holds: tuple[Hold, ...] = ()
     curves: tuple[tuple[str, Curve], ...] = ()
     """What came of which number of workers, by operator."""
@@ -155,7 +156,7 @@ class _Law(Case):
 
     def _most(self, segment: SegmentObservation) -> int:
         """Workers a segment may have."""
-        knob = self.knob(segment.name, "num_parallel_workers")
+        knob = self.knob(segment.name, WORKERS)
         if knob is None:
             return segment.num_parallel_workers
         held = [
@@ -172,11 +173,10 @@ class _Law(Case):
     def thinned(self) -> tuple[Decision, ...]:
         """Fewer where many more compute than there are cores, and none knows better."""
         segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
-        if segment is None or not self._cpu_bound(CPU_HEAVY):
+        if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        known = len(self.curves.get(segment.name, ())) > 1
         crowd = segment.num_parallel_workers > CROWD * cores
-        return () if known or not crowd else tuple(self._crowded(CPU_HEAVY))
+        return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
 
     def jump(self) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy."""
@@ -190,7 +190,7 @@ class _Law(Case):
 
     def _grown(self, target: float) -> Iterator[Decision]:
         for segment in self.situation.observation.segments:
-            key: KnobKey = (segment.name, "num_parallel_workers")
+            key: KnobKey = (segment.name, WORKERS)
             knob = self.knob(*key)
             if knob is None:
                 continue
@@ -252,11 +252,11 @@ class _Law(Case):
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that tells most about where the peak is."""
         segment = self._bottleneck()
-        knob = self.knob(segment.name, "num_parallel_workers") if segment else None
+        knob = self.knob(segment.name, WORKERS) if segment else None
         if segment is None or knob is None or self._cpu_bound():
             return
         curve = self.curves.get(segment.name, ())
-        key: KnobKey = (segment.name, "num_parallel_workers")
+        key: KnobKey = (segment.name, WORKERS)
         new = _probe(curve, knob.value, knob.lower, knob.upper)
         known = new in dict(curve)
         if new is None or (known and not self.allowed(key, new)):
@@ -309,7 +309,7 @@ class _Law(Case):
         segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
         if segment is None or not self._cpu_bound(share):
             return
-        key: KnobKey = (segment.name, "num_parallel_workers")
+        key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:
             return
@@ -343,7 +343,7 @@ def _remembered(curves: dict[str, Curve], situation: Situation) -> dict[str, Cur
         points = dict(curves.get(name, ()))
         points[outcome.decision.old] = outcome.before.rows_per_s
         points[outcome.decision.new] = outcome.after.rows_per_s
-        curves[name] = tuple(sorted(points.items()))[-MOST_POINTS:]
+        curves[name] = tuple(sorted(points.items()))
     return curves
 
 

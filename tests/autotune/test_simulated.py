@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,3 +93,37 @@ def test_the_law_is_there_three_times_sooner_than_the_rules() -> None:
     law, rules = (seconds_to(0.95, policy) for policy in (LAW, ConnectorRules()))
     assert law <= 6.0
     assert law <= rules / 3.0
+
+
+def rate_between(plant: Simulated, tuner: Tuner[Any], until_s: float) -> float:
+    """Go on until then; return samples a second of that time."""
+    machine, steps = plant.machine, plant.steps
+    began_s = machine.now_s
+    run_until(tuner, machine, until_s)
+    return (plant.steps - steps) * plant.workload.batch_rows / (until_s - began_s)
+
+
+def test_a_store_that_gets_slower_is_noticed() -> None:
+    machine = Machine(4.0)
+    plant = Simulated(machine, STORE, [1, 1], [PREFETCH] * 2)
+    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
+    best = STORE.best_rows_per_s(4.0)
+    rate_between(plant, tuner, 60.0)
+    assert rate_between(plant, tuner, 80.0) >= 0.95 * best
+    read, decode = STORE.stages
+    plant.change(replace(STORE, stages=(replace(read, wait_s=0.08), decode)))
+    rate_between(plant, tuner, 140.0)
+    assert rate_between(plant, tuner, 160.0) >= 0.95 * best
+
+
+def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None:
+    work = Workload((Stage("decode", cpu_s=0.002),), Trainer(0.0), batch_rows=32)
+    machine = Machine(4.0)
+    plant = Simulated(machine, work, [1], [PREFETCH])
+    budget = Budget(4.0, 1 << 40, whole_machine=True)
+    tuner = Tuner(plant, LAW, budget, AutotuneLog(quiet=True))
+    rate_between(plant, tuner, 30.0)
+    assert rate_between(plant, tuner, 50.0) >= 0.95 * work.best_rows_per_s(4.0)
+    machine.use(2.0)
+    rate_between(plant, tuner, 70.0)
+    assert rate_between(plant, tuner, 90.0) >= 0.95 * work.best_rows_per_s(2.0)
