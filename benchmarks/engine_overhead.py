@@ -44,7 +44,7 @@ def chunk_event_ns() -> float:
         meter.wait(Wait.INPUT, now_ns)
         meter.start(now_ns)
         before.move(3, now_ns)
-        meter.stop(8, 1000, 1000)
+        meter.stop(8, 1000, 1000, now_ns)
         behind.move(3, now_ns)
 
     return ns_per_call(lease, 20_000) / 2
