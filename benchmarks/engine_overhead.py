@@ -94,7 +94,8 @@ def ready_next_us() -> float:
     """Return the median time of `next()` when the batch has long been ready."""
     ps.set_prefetch_size(64)
     data = [float(n) for n in range(64 * 64)]
-    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=1).batch(64)
+    one = {"executor": "thread", "num_parallel_workers": 1}
+    pipe = ps.Pipeline.from_dataset(data, **one).batch(64)  # type: ignore[arg-type]
     batches = iter(pipe)
     next(batches)
     seen = []
