@@ -139,9 +139,9 @@ class Child:
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while poll.poll(ANSWER_S * 1000):
-            number, answer = control.receive()
-            if number == self._number:  # else it is late: of one that was given up
-                return answer
+            for number, answer in control.receive_all():
+                if number == self._number:  # else it is late: of one that was given up
+                    return answer
         return None
 
     def __repr__(self) -> str:

@@ -8,17 +8,16 @@ holds up nobody but itself.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from .pipe import HEADER, Pipe, encode, rights
+from .pipe import NOTHING, Pipe, encode, rights
 
 __all__ = ["Mailbox"]
 
-READ_BYTES = 1 << 18
+DRAINED_BYTES = 1 << 18
 
 
 class Mailbox(Pipe):
@@ -28,7 +27,6 @@ class Mailbox(Pipe):
         super().__init__(end)
         self._leaving: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         """Frames not sent yet, with descriptors of our own until they are."""
-        self._coming = bytearray()
         self._ended = False
 
     @property
@@ -38,7 +36,7 @@ class Mailbox(Pipe):
 
     def post(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send one object, now or by a later `flush`, after those posted before it."""
-        header, body = encode(message, len(descriptors))
+        header, body = encode(message)
         sent = 0
         if not self._leaving:
             sent = self._send([header, body], descriptors)
@@ -61,17 +59,10 @@ class Mailbox(Pipe):
 
     def collect(self) -> list[Any]:
         """Return the objects that have come whole."""
-        self._read_on()
+        self._drain()
         messages = []
-        coming = self._coming
-        while len(coming) >= HEADER.size:
-            size, _ = HEADER.unpack_from(coming)
-            stop = HEADER.size + size
-            if len(coming) < stop:
-                break
-            body = coming[HEADER.size : stop]
-            del coming[:stop]
-            messages.append(pickle.loads(body))  # noqa: S301 from our own child
+        while (message := self._next()) is not NOTHING:
+            messages.append(message)
         if self._ended and not messages:
             raise EOFError
         return messages
@@ -82,11 +73,11 @@ class Mailbox(Pipe):
             self._forget(descriptors)
         self._leaving.clear()
 
-    def _read_on(self) -> None:
-        got = READ_BYTES
-        while got == READ_BYTES and not self._ended:
+    def _drain(self) -> None:
+        got = DRAINED_BYTES
+        while got == DRAINED_BYTES and not self._ended:
             try:
-                read = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
+                read = self._socket.recv(DRAINED_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except ConnectionResetError:

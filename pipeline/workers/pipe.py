@@ -6,6 +6,7 @@ processes hold an end: nothing from a disk or a network comes through here.
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import pickle
@@ -18,11 +19,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-__all__ = ["HEADER", "MOST_DESCRIPTORS", "Pipe", "encode", "kept", "pipe", "rights"]
+__all__ = [
+    "MOST_DESCRIPTORS",
+    "NOTHING",
+    "READ_BYTES",
+    "ROOM",
+    "Pipe",
+    "encode",
+    "kept",
+    "pipe",
+    "rights",
+]
 
-HEADER = struct.Struct("!QI")
-"""Bytes of the object that follows, and descriptors that come with it."""
+HEADER = struct.Struct("!Q")
+"""Bytes of the object that follows."""
 MOST_DESCRIPTORS = 8
+READ_BYTES = 1 << 16
+ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+NOTHING = object()
+"""In the place of an object that has not come whole."""
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 _kept: Pipe | None = None
 _making = threading.Lock()
@@ -30,10 +45,10 @@ _making = threading.Lock()
 child would keep the copies that it does not know of, and with them the pipe open."""
 
 
-def encode(message: object, descriptors: int = 0) -> tuple[bytes, bytes]:
+def encode(message: object) -> tuple[bytes, bytes]:
     """Return a frame: its header, and the object."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(len(body), descriptors), body
+    return HEADER.pack(len(body)), body
 
 
 def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
@@ -47,8 +62,10 @@ class Pipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._coming = bytearray()
         self.descriptors: deque[int] = deque()
-        """Those that came with what was received: the receiver's own to close."""
+        """Those that came with what was received, or that comes next, in the order they
+        were sent: the receiver's own to close."""
         _ends.add(self)
 
     @classmethod
@@ -65,7 +82,7 @@ class Pipe:
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send one object; waits while the other end has no room."""
-        header, body = encode(message, len(descriptors))
+        header, body = encode(message)
         try:
             sent = self._socket.sendmsg([header, body], rights(descriptors))
             if sent < len(header) + len(body):
@@ -79,10 +96,16 @@ class Pipe:
         Raises:
             OSError: its descriptors got lost, as this process has too many.
         """
-        size, descriptors = HEADER.unpack(self._read_header())
-        body = self._read(size)
-        self._check_descriptors(descriptors)
-        return pickle.loads(body)  # noqa: S301 from our own process
+        while (message := self._next()) is NOTHING:
+            self._read_on()
+        return message
+
+    def receive_all(self) -> list[Any]:
+        """Return all objects that have come; waits for one. Errors as of `receive`."""
+        messages = [self.receive()]
+        while (message := self._next()) is not NOTHING:
+            messages.append(message)
+        return messages
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector or for handing the end on."""
@@ -94,39 +117,45 @@ class Pipe:
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
-    def _check_descriptors(self, count: int) -> None:
-        if len(self.descriptors) < count:
-            text = "a descriptor got lost: raise the limit with `ulimit -n`"
-            raise OSError(errno.EMFILE, text)
+    def _next(self) -> Any:
+        """Return the next object if it has come whole, NOTHING otherwise."""
+        coming = self._coming
+        if len(coming) < HEADER.size:
+            return NOTHING
+        (size,) = HEADER.unpack_from(coming)
+        stop = HEADER.size + size
+        if len(coming) < stop:
+            return NOTHING
+        body = coming[HEADER.size : stop]
+        del coming[:stop]
+        return pickle.loads(body)  # noqa: S301 from our own process
 
-    def _read_header(self) -> bytes:
+    def _read_on(self) -> None:
+        """Read what has come; waits for something."""
         try:
-            header, found, _, _ = socket.recv_fds(
-                self._socket, HEADER.size, MOST_DESCRIPTORS
+            read, found, flags, _ = self._socket.recvmsg(
+                READ_BYTES, ROOM, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError as error:
             raise EOFError from error
-        if not header:
+        if not read:
             raise EOFError
-        for descriptor in found:
-            os.set_inheritable(descriptor, False)
-        self.descriptors += found
-        if len(header) == HEADER.size:
-            return header
-        return header + self._read(HEADER.size - len(header))
+        for level, kind, data in found:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._take_descriptors(data)
+        self._coming += read
+        self._check(flags)
 
-    def _read(self, size: int) -> bytearray:
-        frame = bytearray(size)
-        view = memoryview(frame)
-        while view:
-            try:
-                got = self._socket.recv_into(view)
-            except ConnectionResetError:
-                got = 0
-            if got == 0:
-                raise EOFError
-            view = view[got:]
-        return frame
+    def _check(self, flags: int) -> None:
+        """Raise if not all descriptors have come, of those that were sent."""
+        if flags & socket.MSG_CTRUNC:
+            text = "a descriptor got lost: raise the limit with `ulimit -n`"
+            raise OSError(errno.EMFILE, text)
+
+    def _take_descriptors(self, data: bytes) -> None:
+        found = array.array("i")
+        found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        self.descriptors += found
 
 
 def pipe() -> tuple[Pipe, Pipe]:

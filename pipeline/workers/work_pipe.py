@@ -9,22 +9,17 @@ read takes all tasks that have come.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import errno
 import os
-import pickle
 import socket
 from collections.abc import Sequence
-from typing import Any
 
-from .pipe import HEADER, MOST_DESCRIPTORS, Pipe, encode
+from .pipe import READ_BYTES, ROOM, Pipe, encode
 
 __all__ = ["WorkPipe"]
 
-READ_BYTES = 1 << 16
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
-INT_BYTES = array.array("i").itemsize
 WOULD_WAIT = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -65,10 +60,8 @@ class WorkPipe(Pipe):
 
     def __init__(self, end: socket.socket) -> None:
         super().__init__(end)
-        self._coming = bytearray()
         self._bytes = ctypes.create_string_buffer(READ_BYTES)
-        room = ctypes.sizeof(ControlHeader) + MOST_DESCRIPTORS * INT_BYTES
-        self._control = ctypes.create_string_buffer(room)
+        self._control = ctypes.create_string_buffer(ROOM)
         self._vector = IoVector(ctypes.addressof(self._bytes), READ_BYTES)
         self._header = MessageHeader(
             vector=ctypes.pointer(self._vector),
@@ -89,34 +82,9 @@ class WorkPipe(Pipe):
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise EOFError from error
 
-    def receive(self) -> Any:
-        """Return the next object; waits for it. Errors are those of `Pipe`."""
-        coming = self._coming
-        while len(coming) < HEADER.size:
-            self._read_on()
-        size, descriptors = HEADER.unpack_from(coming)
-        stop = HEADER.size + size
-        while len(coming) < stop:
-            self._read_on()
-        self._check_descriptors(descriptors)
-        body = coming[HEADER.size : stop]
-        del coming[:stop]
-        return pickle.loads(body)  # noqa: S301 from our own process
-
     def _read_on(self) -> None:
-        """Read what has come; wait for it if that is nothing."""
-        if self._read_now():
-            return
-        try:
-            read, found, _, _ = socket.recv_fds(
-                self._socket, READ_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError as error:
-            raise EOFError from error
-        if not read:
-            raise EOFError
-        self.descriptors += found
-        self._coming += read
+        if not self._read_now():
+            super()._read_on()
 
     def _read_now(self) -> bool:
         """Read what has come, without a pause; tell whether that is something."""
@@ -129,16 +97,15 @@ class WorkPipe(Pipe):
             return False
         self._coming += self._bytes.raw[:got]
         if header.control_length:
-            self._take_descriptors(header.control_length)
+            self._take_control(header.control_length)
+        self._check(header.flags)
         return True
 
-    def _take_descriptors(self, nbytes: int) -> None:
+    def _take_control(self, nbytes: int) -> None:
         control = ControlHeader.from_buffer(self._control)
         if (control.level, control.type) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             start, stop = ctypes.sizeof(ControlHeader), min(nbytes, control.length)
-            found = array.array("i")
-            found.frombytes(self._control.raw[start:stop])
-            self.descriptors += found
+            self._take_descriptors(self._control.raw[start:stop])
 
     def _checked(self, result: int) -> int:
         """Return the result of a call, -1 where it would have waited."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterator
 
@@ -82,7 +83,6 @@ def test_a_descriptor_arrives_as_the_receivers_own(ends: tuple[Pipe, Pipe]) -> N
     ours.send("after")
     os.close(writing)
     assert theirs.receive() == "before"
-    assert not theirs.descriptors
     assert theirs.receive() == "with it"
     descriptor = theirs.descriptors.popleft()
     assert theirs.receive() == "after"
@@ -91,6 +91,38 @@ def test_a_descriptor_arrives_as_the_receivers_own(ends: tuple[Pipe, Pipe]) -> N
     assert os.read(reading, 20) == b"through"
     os.close(descriptor)
     os.close(reading)
+
+
+def test_a_descriptor_that_finds_no_room_is_told_of(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    spare = [os.dup(ours.fileno())]
+    while spare[-1] < used:
+        spare.append(os.dup(ours.fileno()))
+    ours.send("with it", [ours.fileno()])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1] + 1, hard))
+    try:
+        with pytest.raises(OSError, match="raise the limit with `ulimit -n`"):
+            theirs.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in spare:
+            os.close(descriptor)
+
+
+def test_all_that_has_come_is_received_at_once(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    for number in range(5):
+        ours.send(number)
+    assert theirs.receive_all() == [0, 1, 2, 3, 4]
+    ours.send("another")
+    assert theirs.receive_all() == ["another"]
+    ours.send("last")
+    ours.close()
+    assert theirs.receive_all() == ["last"]
+    with pytest.raises(EOFError):
+        theirs.receive_all()
 
 
 def test_an_object_that_cannot_be_pickled_leaves_the_pipe_as_it_was(

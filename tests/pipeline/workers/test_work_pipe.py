@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.pipeline.workers.pipe import Pipe
-from penstock.pipeline.workers.work_pipe import READ_BYTES, WorkPipe
+from penstock.pipeline.workers.pipe import READ_BYTES, Pipe
+from penstock.pipeline.workers.work_pipe import WorkPipe
 
 Ends = tuple[WorkPipe, Pipe]
 
