@@ -3,10 +3,11 @@
     python benchmarks/host_process.py
 
 The trainer runs 5 ms of pure Python a step. A batch of 8 takes 2.4 ms of pure Python to
-load, so that loading keeps up from either place. Everybody trains in turn, for forty
+load, so that loading keeps up from either place. Everybody trains in turn, for seventy
 steps at a time, and is compared with the step of a trainer that loads nothing, measured
-just before: a machine's speed drifts by more than what is looked for. Prints medians of
-what a step takes, `next()` included, and what is added to it.
+just before and after: a machine's speed drifts by more than what is looked for. Prints
+medians over such turns of what a step takes on average, `next()` included, and of what
+is added to it.
 
 "A stranger" is a process that has nothing to do with the trainer and computes as much
 as the loading does: what it adds is the price of sharing the machine, whoever loads.
@@ -33,10 +34,10 @@ import penstock as ps
 STEP_S = 0.005
 SAMPLE_S = 0.0003
 BATCH = 8
-STEPS = 40
-UNCOUNTED = 10
+STEPS = 70
+UNCOUNTED = 30
 """Steps at the start of each turn: until then it lives on what is in stock."""
-ROUNDS = 25
+ROUNDS = 30
 
 
 def loop(rounds: int) -> int:
@@ -102,19 +103,18 @@ class Stranger:
 
 
 def step_s(batches: Iterator[Any]) -> float:
-    """Train for one turn; return the median step, from `next()` to `next()`."""
-    seen, start = [], time.perf_counter()
-    for _ in itertools.islice(batches, STEPS):
+    """Train for one turn; return the mean step, from `next()` to `next()`."""
+    start = 0.0
+    for step, _ in enumerate(itertools.islice(batches, STEPS)):
+        if step == UNCOUNTED:
+            start = time.perf_counter()
         loop(int(STEP_S * RATE))
-        now = time.perf_counter()
-        seen.append(now - start)
-        start = now
-    return statistics.median(seen[UNCOUNTED:])
+    return (time.perf_counter() - start) / (STEPS - UNCOUNTED)
 
 
 def show(seen: dict[str, list[tuple[float, float]]]) -> None:
-    """Print medians over rounds: each candidate's step, and the bare one before it."""
-    print(f"a step, medians of {ROUNDS} rounds of {STEPS - UNCOUNTED} steps, in turn")
+    """Print medians over turns: each candidate's step, beside the bare one."""
+    print(f"a step, means of {STEPS - UNCOUNTED} and medians of {ROUNDS} turns")
     for name, pairs in seen.items():
         added = sorted(step / bare - 1 for bare, step in pairs)
         low, high = added[ROUNDS // 4], added[-ROUNDS // 4]
@@ -143,8 +143,11 @@ def main() -> None:
     try:
         for number in range(ROUNDS):
             print(f"round {number + 1} of {ROUNDS}", file=sys.stderr)
+            before = step_s(nothing())
             for name, batches in candidates.items():
-                seen[name].append((step_s(nothing()), step_s(batches())))
+                step, after = step_s(batches()), step_s(nothing())
+                seen[name].append(((before + after) / 2, step))
+                before = after
     finally:
         stranger.close()
         beside.close()

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.pipeline.hosts import serving
 from penstock.pipeline.run import Run
 from support.batches import COLLATES, Pair, Refusing, same
 from support.datasets import KINDS, WORKERS, Counting, Numbers, Sample
@@ -276,6 +277,13 @@ def test_the_tuner_decides_for_a_child(tmp_path: Path) -> None:
 # The child's death
 
 
+@pytest.fixture
+def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have most of what is due die with the child."""
+    monkeypatch.setattr(serving, "MOST_AHEAD", serving.LEAST_AHEAD)
+
+
+@pytest.mark.usefixtures("few_ahead")
 def test_a_child_that_is_killed_is_replaced_and_no_byte_changes(kind: Kind) -> None:
     found = []
     with hosted(kind, 200) as pipe:
@@ -296,6 +304,7 @@ def test_a_child_that_is_killed_between_epochs_is_replaced(kind: Kind) -> None:
         assert [first, digest(pipe)] == epochs(2)
 
 
+@pytest.mark.usefixtures("few_ahead")
 def test_an_error_is_told_once_though_the_child_dies_after_it() -> None:
     with failing(WORKERS["inline"]) as pipe:
         loop = iter(pipe)
@@ -322,6 +331,7 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
             next(loop)
 
 
+@pytest.mark.usefixtures("few_ahead")
 def test_the_tuners_side_survives_the_child() -> None:
     with hosted(WORKERS["2 threads"], 800) as pipe:
         loop = iter(pipe)

@@ -26,8 +26,6 @@ from .messages import Question, Taken
 
 __all__ = ["Child"]
 
-TOLD_AT_ONCE = 2
-"""Batches taken; fewer than it may be ahead, or it would wait for ever."""
 ANSWER_S = 0.3
 """How long a question may wait: the child's user code may hold the GIL for as long."""
 END_S = 0.6
@@ -71,25 +69,26 @@ class Child:
             raise EOFError
         self._data.send(message)
 
-    def receive(self) -> Any:
-        """Return what it says next; EOFError if it is gone."""
+    def receive(self) -> list[Any]:
+        """Return all that it has said, something at least; EOFError if it is gone."""
         if self._data.fileno() < 0:
             raise EOFError
-        return self._data.receive()
+        return self._data.receive_all()
 
     def unpack(self, packed: Packed) -> Any:
         """Return a batch that has just been received."""
         return self._unpacker.unpack(packed, self._data.descriptors)
 
-    def take(self, turn: int) -> None:
-        """Tell it that batches have been taken, and which arrays have died.
+    def take(self, turn: int, left: int) -> None:
+        """Tell it that a batch has been taken, and which arrays have died.
 
-        It is told of several at once: to wake it takes longer than all else here.
+        It is told of several at once, when no more of them are `left`: to wake it takes
+        longer than all else here.
         """
         if turn != self._turn:
             self._turn, self._taken = turn, 0
         self._taken += 1
-        if self._taken < TOLD_AT_ONCE:
+        if self._taken < left:
             return
         with contextlib.suppress(EOFError):  # what it has sent is good all the same
             self.send(Taken(turn, self._taken, self._unpacker.take_died()))

@@ -32,8 +32,9 @@ __all__ = ["Packed", "Packer", "Part", "Unpacker"]
 
 WORTH_BYTES = 4096
 """A numpy array of fewer is pickled faster than it is placed."""
-KEEP = 16
-"""Slabs that the trainer may hold; the oldest beyond are with one that keeps them."""
+KEEP = 40
+"""Slabs that the trainer may hold, those of batches it has not taken yet included; the
+oldest beyond are with one that keeps them."""
 
 Array = torch.Tensor | NDArray[Any]
 
@@ -79,6 +80,8 @@ class Packer:
         """Keys of the slabs that the trainer has mapped for good."""
         self._room = 0
         """Bytes of slabs for copies; the same for batches of nearly as many."""
+        self.nbytes = 0
+        """Bytes of the slabs that the last batch lies in."""
 
     def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
         """Return a batch fit to be sent, and descriptors to be sent with it.
@@ -90,6 +93,7 @@ class Packer:
         pickler = Pickler(file)
         pickler.dump(data)
         parts, slabs = self._place(pickler.arrays)
+        self.nbytes = sum(slab.nbytes for slab in slabs.values())
         new = [slab for slab in slabs.values() if slab.key not in self._mapped]
         self._mapped.update(slabs)
         self._give_away()

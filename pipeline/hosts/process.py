@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compile import Recipe
 from ..credits import Purse
@@ -30,6 +31,16 @@ LOGGER = logging.getLogger("penstock")
 
 DEATHS = 5
 """How often a child may die in a row, with no batch in between."""
+
+
+class Opened(NamedTuple):
+    """A batch received, its arrays mapped."""
+
+    turn: int
+    delivery: Delivery
+    cursor: Cursor
+    """Where the next batch starts."""
+    reading: Reading | None
 
 
 class ProcessHost:
@@ -59,6 +70,8 @@ class ProcessHost:
         self._cursor = cursor
         self._turn = 0
         self._over = False
+        self._due: deque[Opened | Failed | End] = deque()
+        """What has been received: the next first."""
         self._told = self._mute = self._deaths = 0
         """Errors told since `_cursor`; of these, still to come anew; deaths in a row"""
         self._last: Reading
@@ -81,21 +94,19 @@ class ProcessHost:
             WorkerError: the child died again and again.
         """
         while not self._over:
-            message = self._receive()
-            if isinstance(message, Batch):
-                delivery = self._open(message)
-                if delivery is not None:
-                    return delivery
-            elif message.turn != self._turn:
+            due = self._next_due()
+            if due.turn != self._turn:
                 continue
-            elif isinstance(message, End):
-                self._cursor, self._fresh = message.cursor, self._note(message.reading)
+            if isinstance(due, Opened):
+                return self._take(due)
+            if isinstance(due, End):
+                self._cursor, self._fresh = due.cursor, self._note(due.reading)
                 self._told, self._over = 0, True
             elif self._is_new():
                 try:
-                    raise recalled(message.error)
+                    raise due.error
                 finally:  # the exception keeps this frame: it must not keep it in turn
-                    del message
+                    del due
         return None
 
     def begin(self, cursor: Cursor) -> None:
@@ -103,6 +114,7 @@ class ProcessHost:
         self._mute = self._deaths = 0
         if not self._recipe.options.persistent_workers:
             self._child.close()  # the next one knows the dataset as it is now
+        self._due.clear()
         self._turn += 1
         try:
             self._child.send(Begin(self._turn, cursor))
@@ -148,7 +160,7 @@ class ProcessHost:
     def _greet(self) -> None:
         """Hear what a new child has to say: that it is ready, or why it is not."""
         try:
-            greeting = self._child.receive()
+            greeting, *messages = self._child.receive()
         except EOFError:
             self._bury()
             return
@@ -156,6 +168,7 @@ class ProcessHost:
             self.close()
             raise recalled(greeting)
         self._last = greeting
+        self._hear(messages)
 
     def _bury(self) -> None:
         """The child died: start another, unless that has been of no use."""
@@ -174,44 +187,59 @@ class ProcessHost:
         LOGGER.warning(text, who, self._child.cause())
         self._start()
 
-    def _receive(self) -> Batch | Failed | End:
-        while True:
-            try:
-                message: Batch | Failed | End | Said = self._child.receive()
-            except EOFError:
-                self._bury()
-                continue
-            if isinstance(message, Said):
-                logging.getLogger(message.logger).log(message.level, "%s", message.text)
-            else:
-                return message
-
     # What it says
 
-    def _open(self, batch: Batch) -> Delivery | None:
-        """Return what a batch holds; None if it is of before the last `begin`."""
+    def _next_due(self) -> Opened | Failed | End:
+        """Return what is due.
+
+        All that has come is opened at once: after a training step the caches are cold,
+        and what one batch costs then, the others with it hardly add to.
+        """
+        while not self._due:
+            try:
+                self._hear(self._child.receive())
+            except EOFError:
+                self._bury()
+        return self._due.popleft()
+
+    def _hear(self, messages: list[Batch | Failed | End | Said]) -> None:
+        """Make of messages what `next` needs."""
+        for message in messages:
+            if isinstance(message, Said):
+                logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            elif isinstance(message, Batch):
+                self._due.append(self._open(message))
+            elif isinstance(message, Failed):
+                self._due.append(message._replace(error=recalled(message.error)))
+            else:
+                self._due.append(message)
+
+    def _open(self, batch: Batch) -> Opened | Failed:
+        turn = batch.turn
         try:
             data = self._child.unpack(batch.packed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 its own batch is due later
             text = (
                 f"a batch cannot be taken over from the process that made it "
                 f'({type(error).__name__}: {error}); use host="trainer", or let '
                 "collate_fn return arrays, tensors, numbers, text or bytes"
             )
-            raise SampleError(text) from error
-        finally:
-            self._child.take(batch.turn)
-        if batch.turn != self._turn:
-            return None
+            failure = SampleError(text)
+            failure.__cause__ = error
+            return Failed(turn, failure)
+        return Opened(turn, Delivery(data, batch.plan), batch.cursor, batch.reading)
+
+    def _take(self, batch: Opened) -> Delivery:
+        self._child.take(batch.turn, len(self._due))
         self._cursor = batch.cursor
         self._told = self._mute = self._deaths = 0
         if batch.reading is not None:
             self._fresh = self._note(batch.reading)
-        return Delivery(data, batch.plan)
+        return batch.delivery
 
     def _is_new(self) -> bool:
         """Whether an error has not been told yet, by a child that has died since."""
-        self._child.take(self._turn)
+        self._child.take(self._turn, len(self._due))
         if self._mute:
             self._mute -= 1
             return False

@@ -29,8 +29,11 @@ from .trainer import TrainerHost
 
 __all__ = ["recalled", "serve"]
 
-AHEAD = 3
-"""Batches handed over that the trainer has not taken yet, at most."""
+AHEAD_BYTES = 8 << 20
+LEAST_AHEAD = 3
+MOST_AHEAD = 16
+"""Batches handed over that the trainer has not taken yet: as many small ones as take so
+many bytes, since what each costs the trainer is less the more come at once."""
 CLOSE_S = 0.3
 """How long the user's functions may take to come to their end."""
 ALL = 1 << 30
@@ -93,6 +96,7 @@ class Pump:
         self._packer = Packer(slabs)
         self._meter = trainer
         self._turn = self._ahead = 0
+        self._limit = LEAST_AHEAD
         self._over = False
         self._begin: Cursor | None = None
         self._said = said
@@ -100,7 +104,7 @@ class Pump:
     def run(self) -> None:
         """Work until the pipe ends."""
         while True:
-            if self._over or self._ahead == AHEAD:
+            if self._over or self._ahead >= self._limit:
                 self._hear(self._data.receive())
             else:
                 self._hand_over()
@@ -146,6 +150,8 @@ class Pump:
                 "collate_fn return arrays, tensors, numbers, text or bytes"
             )
             raise SampleError(text) from error
+        fit = AHEAD_BYTES // max(self._packer.nbytes, 1)
+        self._limit = min(max(fit, LEAST_AHEAD), MOST_AHEAD)
         batch = Batch.of(self._turn, plan, host.cursor, packed, host.glance())
         return batch, descriptors
 

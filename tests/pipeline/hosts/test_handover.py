@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.pipeline.hosts.handover import Packed, Packer, Unpacker
+from penstock.pipeline.hosts.handover import KEEP, Packed, Packer, Unpacker
 from penstock.pipeline.layout import learn
 from penstock.pipeline.workers.slabs import SlabPool
 from support.batches import COLLATES, Refusing, same
@@ -124,15 +124,15 @@ def test_a_steady_trainer_is_sent_no_more_slabs(where: str, ferry: Ferry) -> Non
 @pytest.mark.parametrize("where", ["slab", "heap"])
 def test_what_the_trainer_keeps_costs_no_descriptor(where: str, ferry: Ferry) -> None:
     kept, seen = [], []
-    for value in range(60):
+    for value in range(2 * KEEP):
         data = (
             ferry.made_in_place(value) if where == "slab" else torch.full((8, 4), value)
         )
         kept.append(ferry.carry(data)[1])
         seen.append(descriptors())
         del data
-    assert max(seen[30:]) == seen[30]
-    assert [tensor[7, 3].item() for tensor in kept] == list(range(60))
+    assert max(seen[KEEP + 5 :]) == seen[KEEP + 5]
+    assert [tensor[7, 3].item() for tensor in kept] == list(range(2 * KEEP))
     kept.clear()
     assert ferry.carry(torch.zeros(2))[1].tolist() == [0.0, 0.0]
 
