@@ -50,6 +50,8 @@ class Child:
         self._number = 0
         self._turn = self._taken = 0
         """Batches taken that it has not been told of, and of which turn."""
+        self._at_once = 1
+        """Of how many it is told at once."""
         self._unpacker = Unpacker()
         self._status: int | None = None
         self._data, data = pipe()
@@ -73,7 +75,9 @@ class Child:
         """Return all that it has said, something at least; EOFError if it is gone."""
         if self._data.fileno() < 0:
             raise EOFError
-        return self._data.receive_all()
+        messages = self._data.receive_all()
+        self._at_once = (len(messages) + 1) // 2
+        return messages
 
     def unpack(self, packed: Packed) -> Any:
         """Return a batch that has just been received."""
@@ -82,13 +86,13 @@ class Child:
     def take(self, turn: int, left: int) -> None:
         """Tell it that a batch has been taken, and which arrays have died.
 
-        It is told of several at once, when no more of them are `left`: to wake it takes
-        longer than all else here.
+        To wake it takes longer than all else here: it is told twice for all that comes
+        together, and always before none is `left`, or it would wait for ever.
         """
         if turn != self._turn:
             self._turn, self._taken = turn, 0
         self._taken += 1
-        if self._taken < left:
+        if self._taken < self._at_once and left:
             return
         with contextlib.suppress(EOFError):  # what it has sent is good all the same
             self.send(Taken(turn, self._taken, self._unpacker.take_died()))
