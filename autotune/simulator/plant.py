@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from operator import mul
+from typing import NamedTuple
 
 from ...pipeline.knob import Knob
 from ...pipeline.observation import Observation, TrainerObservation
 from .machine import Machine, Parts
 from .station import Done, Station
-from .workload import Trainer, Workload
+from .workload import Stage, Trainer, Workload
 
 __all__ = ["Simulated"]
+
+
+SLICE_S = 0.1
+"""How long what is at work is taken to stay as it is: a machine that was crowded when a
+row began need not be so when it ends."""
+
+
+class Chunk(NamedTuple):
+    """What a worker has in hand."""
+
+    rows: int
+    units: float
+    """Ordinary rows' worth of work in it, yet to be done."""
+    cpu_s: float
+    """That it takes, all in all."""
 
 
 class Simulated:
@@ -117,19 +133,30 @@ class Simulated:
             source = self._stages[at - 1] if at else None
             while rows := stage.startable(source, self.workload.batch_rows):
                 stage.begin(rows, source)
-                done = self._draw(at, stage, rows)
-                self.machine.at(done.run_s, partial(self._end, stage, done))
+                self._go_on(at, self._draw(stage.what, rows), 0.0)
 
-    def _draw(self, at: int, stage: Station, rows: int) -> Done:
-        """Draw what a chunk of so many rows will have taken."""
-        dice, what = self.machine.random, stage.what
-        stretch = self.machine.stretch(self, at)
+    def _draw(self, what: Stage, rows: int) -> Chunk:
+        """Draw what a chunk of so many rows consists of."""
+        dice = self.machine.random
         draws = range(rows if what.heavy_share else 0)
         heavy = sum(dice.random() < what.heavy_share for _ in draws)
         units = rows + heavy * (what.heavy_factor - 1.0)
         units *= max(0.2, dice.gauss(1.0, what.spread / rows**0.5))
-        row_s = sum(map(mul, stage.parts(), stretch))
-        return Done(rows, units * row_s, units * what.cpu_s)
+        return Chunk(rows, units, units * what.cpu_s)
+
+    def _go_on(self, at: int, chunk: Chunk, run_s: float) -> None:
+        """Work on a chunk for as long as the machine is taken to stay as it is now."""
+        self._count()
+        stage = self._stages[at]
+        stretch = self.machine.stretch(self, at)
+        unit_s = sum(map(mul, stage.parts(), stretch))
+        left_s = chunk.units * unit_s
+        if left_s <= SLICE_S:
+            done = Done(chunk.rows, run_s + left_s, chunk.cpu_s)
+            self.machine.at(left_s, partial(self._end, stage, done))
+            return
+        rest = chunk._replace(units=chunk.units - SLICE_S / unit_s)
+        self.machine.at(SLICE_S, partial(self._go_on, at, rest, run_s + SLICE_S))
 
     def _end(self, stage: Station, done: Done) -> None:
         self._count()
