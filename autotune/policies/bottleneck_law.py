@@ -42,7 +42,7 @@ BUSY_SHARE = 0.85
 """Workers are to be busy so much of the time: the rest is for uneven work."""
 WORTH = 1.03
 """A rate that promises less is not worth a change."""
-WORTH_MUCH = 1.15
+WORTH_MUCH = 1.06
 """The same where little CPU is left, of which the rest may not be had."""
 SATURATED = 0.8
 """Share of their time that a segment's workers are busy where it holds others up."""

@@ -53,7 +53,8 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
 def check(found: list[tuple[float, int]]) -> None:
     """Nearly all are near it; the aim is that none falls below 0.90."""
     assert statistics.median(share for share, _ in found) >= 0.99
-    assert found[len(found) // 20][0] >= 0.90, f"share and seed: {found[:12]}"
+    assert found[len(found) // 50][0] >= 0.90, f"share and seed: {found[:12]}"
+    assert found[0][0] >= 0.85, f"share and seed: {found[:12]}"
 
 
 @pytest.mark.parametrize("half", [0, 1])
