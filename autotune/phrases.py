@@ -15,6 +15,7 @@ __all__ = [
     "cpu_low",
     "cpu_over_budget",
     "crowded",
+    "few_ahead",
     "held_back",
     "idle",
     "outcome",
@@ -28,6 +29,8 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
+MANY = 1000
+"""Workers that a trainer needs which does next to nothing itself."""
 
 
 def slow(operator: str, feeding: float, output: float, threshold: float) -> str:
@@ -65,7 +68,7 @@ def bottleneck(
     """It computes, and has too few workers for the trainer, or another goal."""
     return (
         f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
-        f" {needed:.1f} workers for {goal}, has {workers}."
+        f" {_count(needed)} workers for {goal}, has {workers}."
     )
 
 
@@ -80,8 +83,8 @@ def blocked_bottleneck(
     """It waits for a disk, a network or a lock, and has too few workers."""
     return (
         f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
-        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for {goal}, has"
-        f" {workers}."
+        f" {1000 * run_s:.2f} ms a sample, needs {_count(needed)} workers for {goal},"
+        f" has {workers}."
     )
 
 
@@ -156,6 +159,18 @@ def held_back(operator: str, share: float) -> str:
         f"Op ({operator}) is held back {100 * share:.0f}% of the time by what may be"
         " prefetched, and the trainer waits."
     )
+
+
+def few_ahead(operator: str, prefetch: int, workers: int) -> str:
+    """Workers that mostly wait could be given several samples at once."""
+    return (
+        f"Op ({operator}) prefetches {prefetch} batches, too few for {workers} workers"
+        " that mostly wait to be given several samples at once."
+    )
+
+
+def _count(workers: float) -> str:
+    return f"{workers:.1f}" if workers < MANY else f"more than {MANY}"
 
 
 def crowded(operator: str, workers: int, cores: float) -> str:

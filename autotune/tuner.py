@@ -36,6 +36,8 @@ BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most."""
 MOVE_WINDOWS = 10
 """After a segment was given workers of another kind, on trial: how long that lasts."""
+OVER = {"kept", "taken back", "failed"}
+"""Outcomes of a move after which the engine is done with it."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
 NAMED = "is the bottleneck"
@@ -252,6 +254,8 @@ class Tuner(Generic[M]):
             if move.time_s > self._moved_s:
                 self._moved_s = move.time_s
                 self._log.moved(move)
+                if move.outcome in OVER:
+                    self._abstain = 0
 
     def _tell_released(self, window: Observation) -> None:
         share = wait_share(window)

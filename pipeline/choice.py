@@ -39,7 +39,7 @@ LEAST_CPU_SHARE = 0.2
 """Share of all segments' CPU from which a segment can be what holds the GIL."""
 BUSY_SHARE = 0.85
 """Share of the cores allowed in use, from which none is to spare."""
-HELD_SHARE = 0.6
+HELD_SHARE = 0.45
 """Share of moments with the GIL held, from which threads stand in each other's way."""
 GAIN = 0.05
 """What processes must gain, in samples a second, for what they cost in memory."""

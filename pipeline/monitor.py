@@ -47,6 +47,8 @@ class SegmentReading:
     """Bytes one row waiting behind it holds, on the average of those now waiting."""
     moves: tuple[Move, ...] = ()
     """The latest from one kind of workers to another."""
+    weighing: bool = False
+    """Whether there may soon be another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,14 @@ class Monitor:
             state.gauge.read(now_ns),
             flow.row_bytes(at),
             tuple(segment.moves),
+            _weighing(segment),
         )
+
+
+def _weighing(segment: Segment) -> bool:
+    """Whether the mover has yet to say if workers of another kind do better."""
+    contends = segment.movable and segment.inline is None
+    return contends and segment.weighed_at != segment.num_parallel_workers
 
 
 class Instruments(Protocol):
@@ -239,6 +248,7 @@ def segment(
         feeding,
         output,
         now.moves,
+        now.weighing,
     )
 
 

@@ -203,6 +203,7 @@ class Mover:
                 self._probed_s = self._windows[-1].time_s
                 self._probe.burst()
                 return
+            segment.weighed_at = segment.num_parallel_workers
             self._say_once(segment, proposal.reason)
 
     def _evidence(self, segment: Segment, cpu_share: float) -> Evidence:
@@ -236,6 +237,9 @@ class Mover:
         self._attempt, verdict = replace(attempt, trial=trial), trial.verdict()
         if verdict is Verdict.MORE:
             return
+        kept = verdict is Verdict.KEEP
+        workers = segment.num_parallel_workers if kept else attempt.workers_before
+        segment.weighed_at = workers
         reason = "{:.0f} -> {:.0f} samples/s".format(*trial.rates)
         past = self._pasts.get(segment)
         known = Past(

@@ -105,6 +105,9 @@ class SegmentObservation:
     output: ConnectorObservation
     moves: tuple[Move, ...] = ()
     """The latest since the engine began, in order."""
+    weighing: bool = False
+    """Whether the engine has yet to see if workers of another kind do better than so
+    many of these."""
 
     @property
     def input_utilization(self) -> float:

@@ -40,6 +40,8 @@ class Segment:
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
+        self.weighed_at = 0
+        """Workers it had when the mover last made up its mind about their kind."""
         self._hire = hire
         self._lock = threading.Lock()
         """Guards `_crew` and `_asked`: a crew that leaves must not be resized."""

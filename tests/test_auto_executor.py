@@ -169,6 +169,15 @@ def test_python_that_holds_the_gil_is_moved_to_processes(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
+def test_the_tuner_leaves_time_to_weigh_processes() -> None:
+    ps.set_enable_autotune(True)
+    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
+        move = train_until(pipe, {"kept", "taken back"}, 40.0)
+    assert (move.old, move.new, move.outcome) == ("thread", "process", "kept")
+
+
+@pytest.mark.slow
 def test_work_without_the_gil_stays_on_threads() -> None:
     with ps.Pipeline.from_dataset(ENDLESS).map(compresses).batch(32) as pipe:
         move = train_until(pipe, {"stays", "on trial"}, 40.0)

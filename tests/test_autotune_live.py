@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("penstock.autotune"), "propagate", False)
 
 
+Told = Callable[[Path], list[dict[str, Any]]]
+
+
 def slow_pipe(workers: Mapping[str, Any], wait_s: float = 0.004) -> ps.Pipeline:
     return (
         ps.Pipeline.from_dataset(Numbers(LENGTH), executor="inline")
@@ -47,10 +50,14 @@ def decisions(prefix: Path) -> list[dict[str, Any]]:
     return [row for row in rows(prefix) if row["event"] == "decision"]
 
 
-def train(pipe: ps.Pipeline, prefix: Path, least: int = 1) -> Iterator[str]:
-    """Yield the digests of epochs until the tuner has decided `least` times."""
+def kept(prefix: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(prefix) if row["event"] == "outcome" and row["kept"]]
+
+
+def train(pipe: ps.Pipeline, prefix: Path, until: Told = decisions) -> Iterator[str]:
+    """Yield the digests of epochs until the tuner has told of such a thing."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while len(decisions(prefix)) < least and time.monotonic() < deadline_s:
+    while not until(prefix) and time.monotonic() < deadline_s:
         yield digest(pipe)
 
 
@@ -90,12 +97,11 @@ def test_a_pipeline_that_starves_its_trainer_becomes_faster(tmp_path: Path) -> N
     ps.set_enable_autotune(True, str(prefix))
     with slow_pipe(WORKERS["1 thread"]) as pipe:
         list(pipe)
-        list(train(pipe, prefix, least=2))
+        list(train(pipe, prefix, until=kept))
         stats = pipe.stats()
     assert stats is not None
     assert stats.segments[-1].num_parallel_workers > 1
-    kept = [row for row in rows(prefix) if row["event"] == "outcome" and row["kept"]]
-    assert kept
+    assert kept(prefix)
 
 
 def test_pinned_stages_and_bounds_are_respected(tmp_path: Path) -> None:

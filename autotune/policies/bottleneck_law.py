@@ -22,15 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf, sqrt
+from math import ceil, inf
 
 from ...pipeline.knob import KnobName
 from ...pipeline.observation import SegmentObservation, ratio
 from .. import phrases
 from ..decision import Decision
 from ..situation import KnobKey, Situation
-from ..window import cost_s, demand_rows_per_s, outbox, starving, wait_share
+from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
 from .case import Case
+from .curve import AS_GOOD, WORTH, Curve, efficiency, probe, remembered
 from .holds import Hold, learned
 
 __all__ = ["BottleneckLaw", "Memory"]
@@ -40,8 +41,6 @@ JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment."""
 BUSY_SHARE = 0.85
 """Workers are to be busy so much of the time: the rest is for uneven work."""
-WORTH = 1.03
-"""A rate that promises less is not worth a change."""
 WORTH_MUCH = 1.06
 """The same where little CPU is left, of which the rest may not be had."""
 SATURATED = 0.8
@@ -55,18 +54,17 @@ CPU_HEAVY = 0.75
 CROWD = 2.0
 """Workers a core from which on they may."""
 EASE_WINDOWS = 2
+PATIENCE_WINDOWS = 12
+"""That the engine has to weigh another kind of workers."""
 HELD_BACK = 0.1
 """Share of a segment's workers' time."""
 PREFETCH_MOST = 16
+ROWS_EACH = 4
+"""Rows ahead for each worker where rows mostly wait."""
 WAIT_TOLERATED = 0.02
 """Below this share of the step there is nothing worth adding for."""
 EMPTY = 0.02
 """Share of the time with no batch ready from which on the trainer can starve."""
-AS_GOOD = 0.97
-"""A rate that is so near to the best one counts as it."""
-
-Curve = tuple[tuple[int, float], ...]
-"""(workers, rows a second) as measured, by workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,10 @@ class Memory:
     holds: tuple[Hold, ...] = ()
     curves: tuple[tuple[str, Curve], ...] = ()
     """What came of which number of workers, by operator."""
+    staff: tuple[tuple[str, str], ...] = ()
+    """Kinds of workers, by operator: what came of one says nothing of another."""
+    waited: int = 0
+    """Windows in a row that the engine was given to weigh another kind of workers."""
 
 
 class BottleneckLaw:
@@ -95,16 +97,23 @@ class BottleneckLaw:
         self, situation: Situation, memory: Memory
     ) -> tuple[tuple[Decision, ...], Memory]:
         """Mend what breaks the budget, else add, else look, else give back."""
-        holds = learned(memory.holds, situation.outcomes, situation.observation)
-        curves = _remembered(dict(memory.curves), situation)
-        known = replace(memory, holds=holds, curves=tuple(curves.items()))
+        kinds = staff(situation.observation)
+        new = {name for name, _ in set(kinds) - set(memory.staff)}
+        holds = tuple(hold for hold in memory.holds if hold.key[0] not in new)
+        holds = learned(holds, situation.outcomes, situation.observation)
+        curves = {name: curve for name, curve in memory.curves if name not in new}
+        curves = remembered(curves, situation.outcomes)
+        known = replace(memory, holds=holds, curves=tuple(curves.items()), staff=kinds)
         case = _Law(situation, holds, curves)
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if case.starved():
             known = replace(known, hungry=memory.hungry + 1, at_ease=0)
             sure = known.hungry > 1 or starving(situation.observation)
-            return case.improved() if sure else (), known
+            patient = memory.waited < PATIENCE_WINDOWS
+            if sure and patient and case.weighed():
+                return (), replace(known, waited=memory.waited + 1)
+            return case.improved() if sure else (), replace(known, waited=0)
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared: tuple[Decision, ...] = ()
         if at_ease >= EASE_WINDOWS:
@@ -122,6 +131,11 @@ class _Law(Case):
         """Whether the trainer waits, and not for the hand-over of what is there."""
         seen = self.situation.observation
         return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
+
+    def weighed(self) -> bool:
+        """Whether more workers bring too little, and another kind of them may do."""
+        segment = self._bottleneck()
+        return segment is not None and segment.weighing and self._inefficient()
 
     def improved(self) -> tuple[Decision, ...]:
         """What may make the trainer wait less, or spare what does not."""
@@ -199,6 +213,7 @@ class _Law(Case):
             needed = min(needed, self._most(segment))
             if needed <= knob.value:
                 continue
+            yield from self._further_ahead(segment, needed)
             yield Decision(
                 *key,
                 old=knob.value,
@@ -208,6 +223,27 @@ class _Law(Case):
                 expected=target / self.rate,
                 evidence=self._evidence(segment, target),
             )
+
+    def _further_ahead(
+        self, segment: SegmentObservation, workers: int
+    ) -> Iterator[Decision]:
+        """Rows ahead for so many workers to have some each, where rows mostly wait.
+
+        Fewer hand-overs then carry as many rows (segment_state.py).
+        """
+        key: KnobKey = (segment.queue_name, "prefetch_size")
+        knob, seen = self.knob(*key), self.situation.observation
+        rows = ratio(segment.output.capacity, segment.prefetch_size)
+        waits = segment.cpu_s_per_row < segment.run_s_per_row / 2
+        if knob is None or not waits or rows <= 0:
+            return
+        new = min(ceil(ROWS_EACH * workers / rows), knob.upper, PREFETCH_MOST)
+        nbytes = (new - knob.value) * self.batch_bytes(segment)
+        fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
+        if new > knob.value and fits and self.allowed(key, new):
+            reason = phrases.few_ahead(segment.queue_name, knob.value, workers)
+            evidence = {"workers": workers, "predicted_bytes": nbytes}
+            yield Decision(*key, knob.value, new, "ahead", reason, 1.0, evidence)
 
     def _reason(self, segment: SegmentObservation, target: float) -> str:
         """The sentence of the log: what a row of it takes, and what that needs."""
@@ -239,7 +275,7 @@ class _Law(Case):
             return False
         curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
         here = dict(curve).get(workers, self.rate)
-        return _efficiency(curve, workers) < EFFICIENT or any(
+        return efficiency(curve, workers) < EFFICIENT or any(
             more > workers and rate < WORTH * here for more, rate in curve
         )
 
@@ -257,7 +293,7 @@ class _Law(Case):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
-        new = _probe(curve, knob.value, knob.lower, knob.upper)
+        new = probe(curve, knob.value, knob.lower, knob.upper)
         known = new in dict(curve)
         if new is None or (known and not self.allowed(key, new)):
             return
@@ -325,64 +361,3 @@ class _Law(Case):
 def _busy(segment: SegmentObservation) -> float:
     """Share of its workers' time spent working."""
     return ratio(segment.run_s, segment.worker_s)
-
-
-def _remembered(curves: dict[str, Curve], situation: Situation) -> dict[str, Curve]:
-    """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
-    outcomes = situation.outcomes
-    moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
-    gained = any(
-        o.kept and o.after.rows_per_s > WORTH * o.before.rows_per_s for o in outcomes
-    )
-    if gained:
-        curves = {name: curve for name, curve in curves.items() if name in moved}
-    for outcome in outcomes:
-        if outcome.decision.knob != WORKERS:
-            continue
-        name = outcome.decision.operator
-        points = dict(curves.get(name, ()))
-        points[outcome.decision.old] = outcome.before.rows_per_s
-        points[outcome.decision.new] = outcome.after.rows_per_s
-        curves[name] = tuple(sorted(points.items()))
-    return curves
-
-
-def _efficiency(curve: Curve, workers: int) -> float:
-    """Gain in rate over gain in workers, from the next fewer tried; 1 if unknown."""
-    rates = dict(curve)
-    fewer = [count for count in rates if count < workers]
-    if workers not in rates or not fewer:
-        return 1.0
-    least = max(fewer)
-    gained = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
-    return gained / (workers / least - 1.0)
-
-
-def _probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
-    """Return the number to try next: within the wider gap beside the best one.
-
-    A curve with one peak has it between the neighbours of the best point. Where nothing
-    is known yet, a quarter: who begins with too many may be far beyond the peak.
-    """
-    if len(curve) < 2:
-        fewer = max(lower, workers // 4)
-        return fewer if fewer < workers else None
-    rates = dict(curve)
-    peak = max(rates.values())
-    best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
-    if best < workers:
-        return best
-    if best > workers:  # it was not worth as much as it took: what about less?
-        half_way = round(sqrt(workers * best))
-        return half_way if half_way not in rates else best
-    below = max((c for c in rates if c < best), default=lower)
-    above = min((c for c in rates if c > best), default=best)
-    between = [
-        round(sqrt(a * b)) for a, b in ((below, best), (best, above)) if b - a > 1
-    ]
-    if above == best:  # more were never tried
-        between.append(min(upper, best + max(1, best // 2)))
-    if below == lower:
-        between.append(lower)
-    found = [count for count in between if count not in rates]
-    return found[0] if found else None

@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.autotune.decision import Decision, Measure, Outcome
-from penstock.autotune.policies.bottleneck_law import BottleneckLaw, Memory
+from penstock.autotune.policies.bottleneck_law import (
+    PATIENCE_WINDOWS,
+    BottleneckLaw,
+    Memory,
+)
 from penstock.autotune.situation import Situation
 from penstock.pipeline.observation import ConnectorObservation, Observation
 from support.windows import DECODE, READ, at_ease, computing, situation, starved
@@ -108,6 +112,46 @@ def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
         outcome(3, 4, 230.0, 170.0),
     )
     assert decide(situation(with_workers(starved(), 3)), memory) == ()
+
+
+def test_numbers_too_near_to_be_told_apart_are_not_tried() -> None:
+    outcomes = outcome(33, 40, 500.0, 640.0), outcome(40, 46, 640.0, 600.0)
+    assert decide(situation(with_workers(starved(), 40)), known(*outcomes)) == ()
+
+
+def test_another_kind_of_workers_is_weighed_before_other_numbers_are_tried() -> None:
+    memory = known(outcome(1, 5, 100.0, 110.0), outcome(5, 21, 110.0, 40.0))
+    crowd = with_workers(starved(), 5)
+    first, *rest = crowd.segments
+    weighing = replace(crowd, segments=(replace(first, weighing=True), *rest))
+    for _ in range(PATIENCE_WINDOWS):
+        found, memory = POLICY.decide(situation(weighing), memory)
+        assert found == ()
+    (decision,) = decide(situation(weighing), memory)
+    assert decision.rule == "peak"
+
+
+def test_what_came_of_threads_says_nothing_of_processes() -> None:
+    memory = known(outcome(1, 5, 100.0, 110.0))
+    seen = with_workers(starved(), 5)
+    first, *rest = seen.segments
+    moved = replace(seen, segments=(replace(first, executor="process"), *rest))
+    found, memory = POLICY.decide(situation(moved), memory)
+    assert READ not in dict(memory.curves)
+    assert [decision.rule for decision in found] == ["law"]
+
+
+def test_many_workers_that_wait_get_enough_ahead_for_several_rows_each() -> None:
+    # 640 rows/s of 62.5 ms keep 40 workers busy; twice as many need 108 and 7 batches.
+    seen = with_workers(starved(), 40)
+    read, decode = (replace(each, rows=640) for each in seen.segments)
+    waits = replace(read, cpu_s=0.4), replace(decode, cpu_s=0.0)
+    trainer = replace(seen.trainer, rows=640, wait_s=0.5, gap_s=0.5)
+    case = replace(seen, segments=waits, trainer=trainer)
+    found = changes(decide(situation(case, upper=200)))
+    assert found == [(READ, PREFETCH, 2, 6), (READ, WORKERS, 40, 95)]
+    tight = situation(case, upper=200, memory_bytes=1)
+    assert [knob for _, knob, *_ in changes(decide(tight))] == [WORKERS]
 
 
 def test_a_gain_elsewhere_makes_what_is_known_obsolete() -> None:

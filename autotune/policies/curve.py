@@ -1,0 +1,85 @@
+"""What rate came of which number of workers, and which number to try next. Pure."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+from ...pipeline.knob import KnobName
+from ..decision import Outcome
+
+__all__ = ["AS_GOOD", "WORTH", "Curve", "efficiency", "probe", "remembered"]
+
+WORKERS: KnobName = "num_parallel_workers"
+WORTH = 1.03
+"""A rate that promises less is not worth a change."""
+AS_GOOD = 0.97
+"""A rate that is so near to the best one counts as it."""
+FINE = 1.25
+"""Numbers nearer to each other are as good as each other, for all that can be told."""
+
+Curve = tuple[tuple[int, float], ...]
+"""(workers, rows a second) as measured, by workers."""
+
+
+def remembered(
+    curves: dict[str, Curve], outcomes: tuple[Outcome, ...]
+) -> dict[str, Curve]:
+    """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
+    moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
+    gained = any(
+        o.kept and o.after.rows_per_s > WORTH * o.before.rows_per_s for o in outcomes
+    )
+    if gained:
+        curves = {name: curve for name, curve in curves.items() if name in moved}
+    for outcome in outcomes:
+        if outcome.decision.knob != WORKERS:
+            continue
+        name = outcome.decision.operator
+        points = dict(curves.get(name, ()))
+        points[outcome.decision.old] = outcome.before.rows_per_s
+        points[outcome.decision.new] = outcome.after.rows_per_s
+        curves[name] = tuple(sorted(points.items()))
+    return curves
+
+
+def efficiency(curve: Curve, workers: int) -> float:
+    """Gain in rate over gain in workers, from the next fewer tried; 1 if unknown."""
+    rates = dict(curve)
+    fewer = [count for count in rates if count < workers]
+    if workers not in rates or not fewer:
+        return 1.0
+    least = max(fewer)
+    gained = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
+    return gained / (workers / least - 1.0)
+
+
+def probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
+    """Return the number to try next: within the wider gap beside the best one.
+
+    A curve with one peak has it between the neighbours of the best point. Where nothing
+    is known yet, a quarter: who begins with too many may be far beyond the peak.
+    """
+    if len(curve) < 2:
+        fewer = max(lower, workers // 4)
+        return fewer if fewer < workers else None
+    rates = dict(curve)
+    peak = max(rates.values())
+    best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
+    if best < workers:
+        return best
+    if best > workers:  # it was not worth as much as it took: what about less?
+        half_way = round(sqrt(workers * best))
+        return half_way if half_way not in rates else best
+    below = max((c for c in rates if c < best), default=lower)
+    above = min((c for c in rates if c > best), default=best)
+    between = [
+        round(sqrt(a * b))
+        for a, b in ((below, best), (best, above))
+        if b - a > 1 and b >= FINE * a
+    ]
+    if above == best:  # more were never tried
+        between.append(min(upper, best + max(1, best // 2)))
+    if below == lower:
+        between.append(lower)
+    found = [count for count in between if count not in rates]
+    return found[0] if found else None
