@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from burning import burn, rounds_for
 from PIL import Image
 
 import penstock as ps
@@ -123,9 +124,7 @@ class Python:
     def __getitem__(self, index: int) -> int:
         if self.wait_s:
             time.sleep(self.wait_s)
-        total = 0
-        for number in range(self.loops):
-            total += number & 3
+        burn(self.loops)
         return index
 
 
@@ -153,18 +152,7 @@ class Photos:
             return np.asarray(image.convert("RGB").resize((224, 224)))
 
 
-def loops_of(seconds: float) -> int:
-    """Return how many loops of `Python` take so long here, undisturbed."""
-    trial, work = 100_000, Python(100_000)
-    taken = []
-    for _ in range(20):
-        start = time.thread_time()
-        work[0]
-        taken.append(time.thread_time() - start)
-    return round(trial * seconds / min(taken))
-
-
-MS = loops_of(0.001)
+MS = rounds_for(0.001)
 
 
 @dataclass(frozen=True)

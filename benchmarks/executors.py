@@ -18,9 +18,10 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+
+from burning import burn, rounds_for
 
 import penstock as ps
 from penstock.pipeline.credits import Purse
@@ -35,25 +36,17 @@ DECIDE_S = 30.0
 NOISE = os.urandom(1 << 20)
 
 
-def python(loops: int) -> None:
-    """Hold the GIL."""
-    total = 0
-    for number in range(loops):
-        total += number
-
-
 def compress(nbytes: int) -> None:
     """Let go of the GIL."""
     zlib.compress(NOISE[:nbytes], 1)
 
 
-def repeats_for(work: Callable[[int], None], seconds: float) -> int:
-    """Return the argument for which `work` takes so long: the best of some."""
-    trial = 20_000
-    spent = []
+def bytes_for(seconds: float) -> int:
+    """Return how many bytes take `compress` so long: by the best of some."""
+    trial, spent = 20_000, []
     for _ in range(30):
         start = time.perf_counter()
-        work(trial)
+        compress(trial)
         spent.append(time.perf_counter() - start)
     return int(trial * seconds / min(spent))
 
@@ -72,7 +65,7 @@ class Samples:
     def __getitem__(self, index: int) -> int:
         if self.wait_s:
             time.sleep(self.wait_s)
-        python(self.loops)
+        burn(self.loops)
         if self.nbytes:
             compress(self.nbytes)
         return index
@@ -159,8 +152,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sleep", action="store_true", help="and one that waits")
     options = parser.parse_args()
-    loops = repeats_for(python, 0.001)
-    nbytes = repeats_for(compress, 0.001)
+    loops = rounds_for(0.001)
+    nbytes = bytes_for(0.001)
     sets = {
         "GIL-bound": Samples(loops),
         "GIL-free": Samples(nbytes=nbytes),

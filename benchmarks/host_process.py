@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from burning import burn, rounds_for
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
@@ -40,29 +41,8 @@ UNCOUNTED = 30
 ROUNDS = 30
 
 
-def loop(rounds: int) -> int:
-    """Hold the GIL for so many rounds.
-
-    Small ints alone: any other is allocated, and how long that takes depends on how
-    full the allocator's pages happen to be, by more than what is looked for.
-    """
-    total = 0
-    for _ in itertools.repeat(None, rounds):
-        total = (total + 3) & 127
-    return total
-
-
-def rounds_a_second() -> float:
-    """Return how many rounds of `loop` a second has here: the median of 50."""
-    seen = []
-    for _ in range(50):
-        start = time.perf_counter()
-        loop(20_000)
-        seen.append(20_000 / (time.perf_counter() - start))
-    return statistics.median(seen)
-
-
-RATE = rounds_a_second()
+SAMPLE = rounds_for(SAMPLE_S)
+STEP = rounds_for(STEP_S)
 
 
 class Work:
@@ -72,7 +52,7 @@ class Work:
         return 1 << 30
 
     def __getitem__(self, index: int) -> tuple[NDArray[np.float32], int]:
-        loop(int(SAMPLE_S * RATE))
+        burn(SAMPLE)
         return np.full((3, 64, 64), index, np.float32), index
 
 
@@ -89,7 +69,7 @@ class Stranger:
         self._pid = os.fork()
         if self._pid == 0:
             while True:
-                loop(int(SAMPLE_S * BATCH * RATE))
+                burn(SAMPLE * BATCH)
                 time.sleep(STEP_S - SAMPLE_S * BATCH)
         os.kill(self._pid, signal.SIGSTOP)
 
@@ -112,7 +92,7 @@ def step_s(batches: Iterator[Any]) -> float:
     for step, _ in enumerate(itertools.islice(batches, STEPS)):
         if step == UNCOUNTED:
             start = time.perf_counter()
-        loop(int(STEP_S * RATE))
+        burn(STEP)
     return (time.perf_counter() - start) / (STEPS - UNCOUNTED)
 
 

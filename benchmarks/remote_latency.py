@@ -28,6 +28,7 @@ from multiprocessing import get_context
 from typing import Self
 
 import psutil
+from burning import burn, rounds_for
 from versus import Result, cpu_s, show
 
 WAIT_S = 0.020
@@ -61,26 +62,6 @@ AIMS = {
 }
 """Samples a second where bare Python makes 2,000, and MB."""
 STAGES, WHOLE = AIMS
-
-
-def burn(iterations: int) -> int:
-    """Work in pure Python; holds the GIL throughout."""
-    total = 0
-    for number in range(iterations):
-        total += number & 3
-    return total
-
-
-def calibrate() -> int:
-    """Return the iterations that take 1 ms of this machine, undisturbed."""
-
-    def taken_s(iterations: int) -> float:
-        start_s = time.thread_time()
-        burn(iterations)
-        return time.thread_time() - start_s
-
-    probe = 100_000
-    return round(probe * BURN_S / min(taken_s(probe) for _ in range(50)))
 
 
 @dataclass(frozen=True)
@@ -288,7 +269,7 @@ def main() -> None:
     parser.add_argument("--subject", choices=SUBJECTS, help="be one of those measured")
     parser.add_argument("--iterations", type=int, help="of Python in a sample")
     options = parser.parse_args()
-    iterations = options.iterations or calibrate()
+    iterations = options.iterations or rounds_for(BURN_S)
     if options.subject:
         be(options.subject, iterations)
         return
