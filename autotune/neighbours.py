@@ -1,12 +1,14 @@
 """The tuners of one host: how many share its cores, and who needs them most.
 
 Each tuner keeps one small file in a folder of this user's own, with its pid, when that
-process began, the cores it may run on and how long its trainer waits. Whoever looks
-counts those that live and removes the files of those that do not. There is no lock and
+process began, the cores it may run on, how many it keeps busy and how long its trainer
+waits. Whoever looks counts those that live and removes the files of those that do not.
+There is no lock and
 no server: a file is replaced whole, and one that cannot be read is nobody's.
 
-A core is shared by all who may run on it, by weight: the more a rank's trainer waits,
-the more it gets, since a step of all ranks takes as long as that of the slowest.
+A core that all want is shared by weight: the more a rank's trainer waits, the more it
+gets, since a step of all ranks takes as long as that of the slowest. What others leave
+idle of theirs, anybody may have.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Entry:
     """When its process did: pids are used again."""
     cores: frozenset[int]
     wait_share: float
+    load: float = 1.0
+    """Share of these cores that it keeps busy; all of them until that is known."""
 
     @property
     def weight(self) -> float:
@@ -104,14 +108,16 @@ class Neighbours:
     ) -> None:
         self.close()
 
-    def share(self, budget: Budget, wait_share: float) -> Budget:
-        """Tell how long the trainer waits; return this tuner's part of a budget.
+    def share(self, budget: Budget, wait_share: float, used_cores: float) -> Budget:
+        """Tell how things stand here; return this tuner's part of a budget.
 
         Args:
             budget: what all of them may use.
-            wait_share: of the step, 0 to 1.
+            wait_share: how long the trainer waits of its step, 0 to 1.
+            used_cores: that loading keeps busy here.
         """
-        self._me = replace(self._me, wait_share=wait_share)
+        load = used_cores / budget.cpu_cores
+        self._me = replace(self._me, wait_share=wait_share, load=load)
         self._write()
         others = list(self._others())
         if not others:
@@ -128,8 +134,10 @@ class Neighbours:
             self._file = None
 
     def _part(self, core: int, others: list[Entry]) -> float:
-        claims = [other.weight for other in others if core in other.cores]
-        return self._me.weight / (self._me.weight + sum(claims))
+        """What is left of a core by others, each of whom has a claim by its weight."""
+        here = [other for other in others if core in other.cores]
+        whole = self._me.weight + sum(other.weight for other in here)
+        return 1.0 - sum(min(other.load, other.weight / whole) for other in here)
 
     def _others(self) -> Iterator[Entry]:
         """Those that live and are not parked; the files of the dead are removed."""
@@ -154,6 +162,7 @@ class Neighbours:
             "began_s": me.began_s,
             "cores": sorted(me.cores),
             "wait_share": me.wait_share,
+            "load": me.load,
         }
         partial = self._file.with_suffix(".partial")
         try:
@@ -179,6 +188,7 @@ def _read(path: Path) -> Entry | None:
         row = json.loads(path.read_text())
         cores = frozenset(map(int, row["cores"]))
         pid, began_s = int(row["pid"]), float(row["began_s"])
-        return Entry(pid, began_s, cores, float(row["wait_share"]))
+        wait_share, load = float(row["wait_share"]), float(row["load"])
+        return Entry(pid, began_s, cores, wait_share, load)
     except (OSError, ValueError, KeyError, TypeError):
         return None

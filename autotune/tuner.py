@@ -145,7 +145,9 @@ class Tuner(Generic[M]):
 
     def _turn(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""
-        self._share = self._neighbours.share(self._budget, wait_share(window))
+        self._share = self._neighbours.share(
+            self._budget, wait_share(window), window.cpu_cores
+        )
         if self._moved(window):
             self._trial = None  # nobody can tell what did what: the values stand
             self._settle(window)

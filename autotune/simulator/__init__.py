@@ -1,7 +1,7 @@
 """A simulated machine: the tuner's own loop, on a clock that costs no time."""
 
-from .machine import Machine
+from .machine import Machine, Ranks
 from .plant import Simulated
 from .workload import Stage, Trainer, Workload
 
-__all__ = ["Machine", "Simulated", "Stage", "Trainer", "Workload"]
+__all__ = ["Machine", "Ranks", "Simulated", "Stage", "Trainer", "Workload"]

@@ -12,12 +12,16 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
+from math import isclose
 from typing import Protocol
 
-__all__ = ["Machine", "Parts", "Tenant"]
+__all__ = ["Machine", "Parts", "Ranks", "Tenant"]
 
 ROUNDS = 30
-"""Of the iteration that finds how far parts are stretched."""
+"""Of the iteration that finds how far parts are stretched, at most."""
+ENOUGH = 1e-4
+"""It is over once nothing changes by more, relative."""
 
 Parts = tuple[float, float, float, float]
 """Of a row's time: waiting, CPU without the GIL, CPU with it, the store."""
@@ -116,8 +120,35 @@ class Machine:
                     used[0] += count * (free + held) / whole
                     used[gil] += count * held * factors[0] / whole
                     used[store] += count * store_s / whole
-            factors = [
-                max(1.0, factor * (amount / most) ** 0.7 if amount > 0 else 1.0)
-                for factor, amount, most in zip(factors, used, capacity, strict=True)
-            ]
+            before, factors = (
+                factors,
+                [
+                    max(1.0, factor * (amount / most) ** 0.7 if amount > 0 else 1.0)
+                    for factor, amount, most in zip(
+                        factors, used, capacity, strict=True
+                    )
+                ],
+            )
+            if all(map(partial(isclose, rel_tol=ENOUGH), before, factors)):
+                break
         return factors
+
+
+class Ranks:
+    """Trainers that train one model: no step ends before all have their batch.
+
+    Args:
+        world: how many.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._waiting: list[Callable[[], None]] = []
+
+    def arrive(self, go_on: Callable[[], None]) -> None:
+        """One has its batch; all go on when the last one has."""
+        self._waiting.append(go_on)
+        if len(self._waiting) == self._world:
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...pipeline.knob import Knob
 from ...pipeline.observation import Observation, TrainerObservation
-from .machine import Machine, Parts
+from .machine import Machine, Parts, Ranks
 from .station import Done, Station
 from .workload import Stage, Trainer, Workload
 
@@ -39,6 +39,7 @@ class Simulated:
         workload: what it does.
         workers: of each stage to begin with.
         prefetch: of each stage to begin with.
+        ranks: it is one of; None: it trains alone.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Simulated:
         workload: Workload,
         workers: Sequence[int],
         prefetch: Sequence[int],
+        ranks: Ranks | None = None,
     ) -> None:
         self.machine = machine
+        self._ranks = ranks or Ranks(1)
         self.workload = workload
         self._stages = [
             Station(at, stage, count, ahead)
@@ -170,6 +173,9 @@ class Simulated:
         last.level -= rows
         self._step += 1
         self._trainer.begin(self.machine.now_s)
+        self._ranks.arrive(self._train)
+
+    def _train(self) -> None:
         what: Trainer = self.workload.trainer
         gap_s = what.gap_s * max(0.2, self.machine.random.gauss(1.0, what.spread))
         busy = min(1.0, what.cores + what.gil)

@@ -36,27 +36,34 @@ def one(place: Path) -> Iterator[Neighbours]:
 
 
 def test_who_is_alone_has_all_of_it(one: Neighbours) -> None:
-    assert one.share(ALL, 0.5) == ALL
+    assert one.share(ALL, 0.5, 8.0) == ALL
 
 
 def test_two_share_alike_and_who_leaves_gives_back(
     place: Path, one: Neighbours
 ) -> None:
     with Neighbours(place, CORES):
-        half = one.share(ALL, 0.0)
+        half = one.share(ALL, 0.0, 8.0)
         assert half.cpu_cores == pytest.approx(4.0)
         assert not half.whole_machine
-    assert one.share(ALL, 0.0) == ALL
+    assert one.share(ALL, 0.0, 8.0) == ALL
 
 
 def test_the_one_that_waits_most_gets_most_and_none_gets_nothing(
     place: Path, one: Neighbours
 ) -> None:
     with Neighbours(place, CORES) as other:
-        other.share(ALL, 1.0)
-        mine, theirs = one.share(ALL, 0.0), other.share(ALL, 1.0)
+        other.share(ALL, 1.0, 8.0)
+        mine, theirs = one.share(ALL, 0.0, 8.0), other.share(ALL, 1.0, 8.0)
     assert mine.cpu_cores == pytest.approx(8.0 / 5)
     assert mine.cpu_cores + theirs.cpu_cores == pytest.approx(8.0)
+
+
+def test_what_others_leave_idle_may_be_used(place: Path, one: Neighbours) -> None:
+    with Neighbours(place, CORES) as other:
+        other.share(ALL, 0.0, 1.0)
+        assert one.share(ALL, 0.0, 7.0).cpu_cores == pytest.approx(7.0)
+        assert other.share(ALL, 0.0, 1.0).cpu_cores == pytest.approx(4.0)
 
 
 def test_ranks_on_cores_of_their_own_do_not_share(place: Path) -> None:
@@ -64,9 +71,9 @@ def test_ranks_on_cores_of_their_own_do_not_share(place: Path) -> None:
         Neighbours(place, frozenset({0, 1})) as low,
         Neighbours(place, frozenset({1, 2})) as high,
     ):
-        share = low.share(Budget(2.0, 1), 0.0)
+        share = low.share(Budget(2.0, 1), 0.0, 2.0)
         assert share.cpu_cores == pytest.approx(1.5)  # core 0, and half of core 1
-        assert high.share(Budget(2.0, 1), 0.0).cpu_cores == pytest.approx(1.5)
+        assert high.share(Budget(2.0, 1), 0.0, 2.0).cpu_cores == pytest.approx(1.5)
 
 
 def test_the_files_of_the_dead_are_swept(place: Path, one: Neighbours) -> None:
@@ -84,9 +91,9 @@ def test_the_files_of_the_dead_are_swept(place: Path, one: Neighbours) -> None:
     ) as rank:
         assert rank.stdout is not None
         assert rank.stdout.readline() == "ready\n"
-        assert one.share(ALL, 0.0).cpu_cores == pytest.approx(4.0)
+        assert one.share(ALL, 0.0, 8.0).cpu_cores == pytest.approx(4.0)
         rank.kill()
-    assert one.share(ALL, 0.0) == ALL
+    assert one.share(ALL, 0.0, 8.0) == ALL
     assert len(list(place.iterdir())) == 1
 
 
@@ -95,7 +102,7 @@ def test_a_pid_that_is_used_again_is_another_process(
 ) -> None:
     row = {"pid": os.getpid(), "began_s": 1.0, "cores": [0], "wait_share": 0.0}
     (place / "1-0.json").write_text(json.dumps(row))
-    assert one.share(ALL, 0.0) == ALL
+    assert one.share(ALL, 0.0, 8.0) == ALL
 
 
 def test_who_does_not_train_now_takes_nothing(place: Path, one: Neighbours) -> None:
@@ -103,7 +110,7 @@ def test_who_does_not_train_now_takes_nothing(place: Path, one: Neighbours) -> N
         (other,) = (path for path in place.iterdir() if path != one._file)  # noqa: SLF001
         long_ago = time.time() - 2 * PARKED_S
         os.utime(other, (long_ago, long_ago))
-        assert one.share(ALL, 0.0) == ALL
+        assert one.share(ALL, 0.0, 8.0) == ALL
         assert other.exists()
 
 
@@ -112,7 +119,7 @@ def test_a_file_that_says_nothing_is_nobodys(
     place: Path, one: Neighbours, text: str
 ) -> None:
     (place / "1-0.json").write_text(text)
-    assert one.share(ALL, 0.0) == ALL
+    assert one.share(ALL, 0.0, 8.0) == ALL
 
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(place: Path) -> None:
@@ -124,4 +131,4 @@ def test_a_folder_that_is_gone_leaves_it_alone(place: Path, one: Neighbours) -> 
     for path in place.iterdir():
         path.unlink()
     place.rmdir()
-    assert one.share(ALL, 0.0) == ALL
+    assert one.share(ALL, 0.0, 8.0) == ALL
