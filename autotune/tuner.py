@@ -40,8 +40,6 @@ OVER = {"kept", "taken back", "failed"}
 """Outcomes of a move after which the engine is done with it."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
-NAMED = "is the bottleneck"
-"""In a decision's reason: it needs not be said before it."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -231,7 +229,7 @@ class Tuner(Generic[M]):
     ) -> None:
         worst = explain(window, self._share).bottleneck
         phrase = bottleneck_phrase(window)
-        named = any(NAMED in decision.reason for decision in decisions)
+        named = any(decision.names_bottleneck for decision in decisions)
         if phrase and not named and any(d.operator == worst for d in decisions):
             self._log.say(phrase)
 

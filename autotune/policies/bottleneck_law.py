@@ -222,6 +222,7 @@ class _Law(Case):
                 reason=self._reason(segment, target),
                 expected=target / self.rate,
                 evidence=self._evidence(segment, target),
+                names_bottleneck=True,
             )
 
     def _further_ahead(
