@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.pipeline.hosts import contention, relocation
 from penstock.pipeline.hosts.process import ProcessHost
 from penstock.pipeline.hosts.trainer import TrainerHost
 from support.datasets import Numbers
-from support.functions import augment, digest
+from support.functions import augment, digest, waits
 from support.leaks import children
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,6 +74,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     monkeypatch.setattr(contention.Trial, "kept", kept)
 
 
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")
 def test_an_engine_in_the_trainers_way_moves_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -82,10 +84,10 @@ def test_an_engine_in_the_trainers_way_moves_out(
     assert "the trainer's own part of a step takes" in said(caplog)
 
 
-def test_a_trainer_that_computes_nothing_keeps_it(
+def test_loading_that_mostly_waits_is_in_nobodys_way(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pipe_of() as pipe:
+    with pipe_of(partial(waits, wait_s=0.0005)) as pipe:
         kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.01))
     assert kind is TrainerHost
     assert "host trainer stays: the trainer's own part of a step takes" in said(caplog)
