@@ -84,6 +84,15 @@ def test_an_engine_in_the_trainers_way_moves_out(
     assert "the trainer's own part of a step takes" in said(caplog)
 
 
+def test_a_trainer_that_computes_nothing_keeps_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pipe_of() as pipe:
+        kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.01))
+    assert kind is TrainerHost
+    assert "host trainer stays: the trainer's own part of a step takes" in said(caplog)
+
+
 def test_loading_that_mostly_waits_is_in_nobodys_way(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
