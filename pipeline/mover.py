@@ -38,8 +38,9 @@ LOOK_NS = 50_000_000
 """Between two looks at whether a window has had its steps."""
 STEPS = 3
 """Steps in a window, at least."""
-LEAST_BEFORE = 2
-"""Windows that a decision needs."""
+LEAST_BEFORE = 3
+"""Windows that a decision needs: their median is not that of the one, be it the first,
+in which the trainer was elsewhere for seconds."""
 MOST_BEFORE = 4
 WORTH_A_THREAD_NS = 500_000
 """Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us

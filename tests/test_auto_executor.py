@@ -6,9 +6,12 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 import time
 import zlib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +139,15 @@ def compresses(index: int) -> int:
     return index + 0 * len(zlib.compress(NOISE, 1))
 
 
-def train_until(pipe: ps.Pipeline, outcomes: set[str], patience_s: float) -> Any:
+def train_until(
+    pipe: ps.Pipeline,
+    outcomes: set[str],
+    patience_s: float,
+    loop: Iterator[Any] | None = None,
+) -> Any:
     """Train until the only segment has come to one of these; return its last move."""
     start = time.perf_counter()
-    for _ in pipe:
+    for _ in loop or pipe:
         stats = pipe.stats()
         assert stats is not None
         for move in stats.segments[0].moves:
@@ -182,6 +190,39 @@ def test_work_without_the_gil_stays_on_threads() -> None:
     with ps.Pipeline.from_dataset(ENDLESS).map(compresses).batch(32) as pipe:
         move = train_until(pipe, {"stays", "on trial"}, 40.0)
     assert (move.old, move.outcome) == ("thread", "stays")
+
+
+TURNS = threading.Lock()
+
+
+class TakesTurns:
+    """Samples that wait 5 ms: one after the other in a process, at once in two."""
+
+    def __len__(self) -> int:
+        return len(ENDLESS)
+
+    def __getitem__(self, index: int) -> int:
+        with TURNS:
+            time.sleep(0.005)
+        return index
+
+
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
+def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault() -> None:
+    with ps.Pipeline.from_dataset(TakesTurns(), **THREADS).batch(8) as pipe:
+        recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
+        [segment] = recipe.segments
+        segment = replace(segment, executor="process", movable=True)
+        pipe._recipe = replace(recipe, segments=(segment,))  # noqa: SLF001
+        loop = iter(pipe)
+        end = time.perf_counter() + 0.5
+        while time.perf_counter() < end:
+            next(loop)
+        time.sleep(3.0)
+        move = train_until(pipe, {"kept", "taken back"}, 40.0, loop)
+    processes, threads = map(float, re.findall(r"\d+", move.reason))
+    assert (move.new, move.outcome) == ("thread", "taken back")
+    assert processes > 1.5 * threads
 
 
 def test_a_cheap_function_stays_inline_and_costs_no_probe() -> None:
