@@ -33,8 +33,6 @@ class Decision:
     """The numbers behind the reason, as measured."""
     forced: bool = False
     """True where a budget demands it: measured, but never rolled back."""
-    names_bottleneck: bool = False
-    """Whether the reason does: it needs not be said before it."""
 
     @property
     def key(self) -> tuple[str, KnobName]:

@@ -35,6 +35,8 @@ CORES_USED = 0.85
 FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
+COUNTLESS = 1000
+"""Workers, from which on a need says only that the trainer does next to nothing."""
 NAMED_MOST = 3
 """Segments named in the verdict line, and next things to do."""
 
@@ -182,10 +184,13 @@ def explain(
 
 
 def bottleneck_phrase(observation: Observation) -> str | None:
-    """The log's sentence on the bottleneck, if it has too few workers."""
+    """The log's sentence on the bottleneck, if it has too few workers.
+
+    None, too, where the trainer does so little itself that no number would do.
+    """
     worst = _busiest(observation)
     needed = _needed(worst, observation)
-    if needed <= worst.num_parallel_workers:
+    if not worst.num_parallel_workers < needed < COUNTLESS:
         return None
     if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
         return phrases.bottleneck(
@@ -253,6 +258,8 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
             f" {1000 * blocked_s:.2f} of {1000 * run_s:.2f} ms a sample"
         )
     needed, workers = _needed(worst, observation), worst.num_parallel_workers
+    if needed >= COUNTLESS:
+        return f"{spent}; {workers} workers, and this trainer takes what it can get."
     if needed > workers:
         return f"{spent}; too few workers: {workers}, this trainer needs {needed:.1f}."
     return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."

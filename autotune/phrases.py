@@ -18,6 +18,7 @@ __all__ = [
     "few_ahead",
     "held_back",
     "idle",
+    "law",
     "outcome",
     "peak",
     "queue_idle",
@@ -29,8 +30,6 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
-MANY = 1000
-"""Workers that a trainer needs which does next to nothing itself."""
 
 
 def slow(operator: str, feeding: float, output: float, threshold: float) -> str:
@@ -58,33 +57,30 @@ def cpu_low(operator: str, share: float, threshold: float) -> str:
     )
 
 
-def bottleneck(
-    operator: str,
-    cpu_s: float,
-    needed: float,
-    workers: int,
-    goal: str = "this trainer",
-) -> str:
-    """It computes, and has too few workers for the trainer, or another goal."""
+def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
+    """It computes, and has too few workers for the trainer."""
     return (
         f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
-        f" {_count(needed)} workers for {goal}, has {workers}."
+        f" {needed:.1f} workers for this trainer, has {workers}."
     )
 
 
 def blocked_bottleneck(
-    operator: str,
-    blocked_s: float,
-    run_s: float,
-    needed: float,
-    workers: int,
-    goal: str = "this trainer",
+    operator: str, blocked_s: float, run_s: float, needed: float, workers: int
 ) -> str:
     """It waits for a disk, a network or a lock, and has too few workers."""
     return (
         f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
-        f" {1000 * run_s:.2f} ms a sample, needs {_count(needed)} workers for {goal},"
+        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for this trainer,"
         f" has {workers}."
+    )
+
+
+def law(operator: str, run_s: float, busy: float, rate: float, workers: int) -> str:
+    """A rate that is possible keeps more workers busy than it has (Little's law)."""
+    return (
+        f"Op ({operator}) takes {1000 * run_s:.2f} ms a sample: {rate:.0f} samples/s"
+        f" keep {busy:.1f} workers busy, and it has {workers}."
     )
 
 
@@ -167,10 +163,6 @@ def few_ahead(operator: str, prefetch: int, workers: int) -> str:
         f"Op ({operator}) prefetches {prefetch} batches, too few for {workers} workers"
         " that mostly wait to be given several samples at once."
     )
-
-
-def _count(workers: float) -> str:
-    return f"{workers:.1f}" if workers < MANY else f"more than {MANY}"
 
 
 def crowded(operator: str, workers: int, cores: float) -> str:

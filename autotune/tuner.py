@@ -21,7 +21,7 @@ from .neighbours import Neighbours
 from .policies.policy import Policy
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
-from .window import enough, joined, staff, wait_share
+from .window import enough, joined, moving, staff, wait_share
 
 __all__ = ["Plant", "Tuner", "TunerThread"]
 
@@ -34,10 +34,6 @@ CALM_CONTROL_S = 2.0
 CALM_WINDOWS = 20
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most."""
-MOVE_WINDOWS = 10
-"""After a segment was given workers of another kind, on trial: how long that lasts."""
-OVER = {"kept", "taken back", "failed"}
-"""Outcomes of a move after which the engine is done with it."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
 VERDICT_S = 60.0
@@ -110,7 +106,6 @@ class Tuner(Generic[M]):
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
-        self._abstain = 0  # windows in which others change something
         self._moved_s = float("-inf")  # when the last move told was made
         self._released = _Released()
         self._verdict = _Spoken()
@@ -157,25 +152,17 @@ class Tuner(Generic[M]):
             return
         self._base = (*self._base, window)[-BASE_WINDOWS:]
         self._speak(window)
-        self._abstain = max(0, self._abstain - 1)
-        if self._abstain:
-            return
-        if self._plant.steps - self._decided_at >= self._interval_steps:
+        due = self._plant.steps - self._decided_at >= self._interval_steps
+        if due and not moving(window):
             self._decide(window)
 
     def _moved(self, window: Observation) -> bool:
         """Whether a segment has workers of another kind than in the window before.
 
-        The engine does that by itself. Between threads and processes it then compares,
-        and nothing else shall change meanwhile; from inline there is no way back.
+        The engine does that by itself.
         """
         before, self._staff = dict(self._staff), staff(window)
-        left = {
-            before[name] for name, kind in self._staff if before.get(name, kind) != kind
-        }
-        if left - {"inline"}:
-            self._abstain = MOVE_WINDOWS
-        return bool(left)
+        return any(before.get(name, kind) != kind for name, kind in self._staff)
 
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True where it is over and the new values stand."""
@@ -229,8 +216,7 @@ class Tuner(Generic[M]):
     ) -> None:
         worst = explain(window, self._share).bottleneck
         phrase = bottleneck_phrase(window)
-        named = any(decision.names_bottleneck for decision in decisions)
-        if phrase and not named and any(d.operator == worst for d in decisions):
+        if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
 
     def _settle(self, window: Observation) -> None:
@@ -254,8 +240,6 @@ class Tuner(Generic[M]):
             if move.time_s > self._moved_s:
                 self._moved_s = move.time_s
                 self._log.moved(move)
-                if move.outcome in OVER:
-                    self._abstain = 0
 
     def _tell_released(self, window: Observation) -> None:
         share = wait_share(window)

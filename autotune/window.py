@@ -25,6 +25,7 @@ __all__ = [
     "enough",
     "joined",
     "measured",
+    "moving",
     "outbox",
     "staff",
     "starving",
@@ -141,6 +142,17 @@ def joined(first: Observation, second: Observation) -> Observation:
 def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
     """Which kind of workers each segment has, by its name."""
     return tuple((each.name, each.executor) for each in observation.segments)
+
+
+def moving(observation: Observation) -> bool:
+    """Whether the engine has a segment on trial with workers of another kind.
+
+    It compares what the trainer gets: nothing else shall change meanwhile.
+    """
+    return any(
+        segment.moves and segment.moves[-1].outcome == "on trial"
+        for segment in observation.segments
+    )
 
 
 def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:

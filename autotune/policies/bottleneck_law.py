@@ -13,9 +13,11 @@ rate came of which number is remembered. Where workers brought much less than th
 should, the best number is looked for between those tried, as for any curve with one
 peak.
 
-In order: mend what breaks the budget; where the trainer waits, add by the law, else
-look for the peak, else widen the queues that hold workers back; and give back what does
-nothing, by Little's law, also while the trainer waits for something else.
+In order: mend what breaks the budget; where the trainer waits, add by the law, with
+rows ahead for workers that mostly wait; else let the engine weigh another kind of
+workers, if it is about to; else look for the peak, or widen the queues that hold
+workers back; and give back what does nothing, by Little's law, also while the trainer
+waits for something else.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from ...pipeline.knob import KnobName
 from ...pipeline.observation import SegmentObservation, ratio
 from .. import phrases
 from ..decision import Decision
-from ..situation import KnobKey, Situation
+from ..situation import KnobKey, KnobView, Situation
 from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
 from .case import Case
-from .curve import AS_GOOD, WORTH, Curve, efficiency, probe, remembered
+from .curve import WORTH, Curve, efficiency, probe, remembered
 from .holds import Hold, learned
 
 __all__ = ["BottleneckLaw", "Memory"]
@@ -219,10 +221,11 @@ class _Law(Case):
                 old=knob.value,
                 new=needed,
                 rule="law",
-                reason=self._reason(segment, target),
+                reason=phrases.law(
+                    segment.name, segment.run_s_per_row, busy, target, knob.value
+                ),
                 expected=target / self.rate,
                 evidence=self._evidence(segment, target),
-                names_bottleneck=True,
             )
 
     def _further_ahead(
@@ -233,31 +236,27 @@ class _Law(Case):
         Fewer hand-overs then carry as many rows (segment_state.py).
         """
         key: KnobKey = (segment.queue_name, "prefetch_size")
-        knob, seen = self.knob(*key), self.situation.observation
+        knob = self.knob(*key)
         rows = ratio(segment.output.capacity, segment.prefetch_size)
         waits = segment.cpu_s_per_row < segment.run_s_per_row / 2
         if knob is None or not waits or rows <= 0:
             return
-        new = min(ceil(ROWS_EACH * workers / rows), knob.upper, PREFETCH_MOST)
-        nbytes = (new - knob.value) * self.batch_bytes(segment)
-        fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
-        if new > knob.value and fits and self.allowed(key, new):
+        new, nbytes = self._wider(segment, knob, ceil(ROWS_EACH * workers / rows))
+        if new > knob.value:
             reason = phrases.few_ahead(segment.queue_name, knob.value, workers)
             evidence = {"workers": workers, "predicted_bytes": nbytes}
             yield Decision(*key, knob.value, new, "ahead", reason, 1.0, evidence)
 
-    def _reason(self, segment: SegmentObservation, target: float) -> str:
-        """The sentence of the log: what a row of it takes, and what that needs."""
-        name, workers = segment.name, segment.num_parallel_workers
-        run_s, cpu_s = segment.run_s_per_row, segment.cpu_s_per_row
-        enough = target >= AS_GOOD * (
-            demand_rows_per_s(self.situation.observation) or inf
-        )
-        goal = "this trainer" if enough else f"{target:.0f} samples/s"
-        needed = target * run_s, workers, goal
-        if cpu_s >= run_s / 2:
-            return phrases.bottleneck(name, cpu_s, *needed)
-        return phrases.blocked_bottleneck(name, run_s - cpu_s, run_s, *needed)
+    def _wider(
+        self, segment: SegmentObservation, knob: KnobView, wanted: int
+    ) -> tuple[int, float]:
+        """How many batches ahead may be had of those wanted, and for how many bytes."""
+        new = min(wanted, knob.upper, PREFETCH_MOST)
+        nbytes = (new - knob.value) * self.batch_bytes(segment)
+        held_bytes = self.situation.observation.held_bytes
+        fits = held_bytes + nbytes <= self.situation.budget.memory_bytes
+        key: KnobKey = (segment.queue_name, "prefetch_size")
+        return (new, nbytes) if fits and self.allowed(key, new) else (knob.value, 0.0)
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {
@@ -316,17 +315,14 @@ class _Law(Case):
         """Twice as many batches ahead where workers are held back and none is busy."""
         if self._bottleneck() is not None:
             return
-        seen = self.situation.observation
-        for segment in seen.segments:
+        for segment in self.situation.observation.segments:
             key: KnobKey = (segment.queue_name, "prefetch_size")
             knob = self.knob(*key)
             held_back = ratio(segment.wait_credit_s, segment.worker_s)
             if knob is None or held_back < HELD_BACK:
                 continue
-            new = min(2 * knob.value, knob.upper, PREFETCH_MOST)
-            nbytes = (new - knob.value) * self.batch_bytes(segment)
-            fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
-            if new > knob.value and fits and self.allowed(key, new):
+            new, nbytes = self._wider(segment, knob, 2 * knob.value)
+            if new > knob.value:
                 reason = phrases.held_back(segment.queue_name, held_back)
                 evidence = {"held_back": held_back, "predicted_bytes": nbytes}
                 expected = self.expected(new / knob.value)

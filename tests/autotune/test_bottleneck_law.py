@@ -62,8 +62,8 @@ def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
     assert changes((decision,)) == [(READ, WORKERS, 1, 5)]
     assert decision.expected == pytest.approx(4.0)
     assert decision.reason == (
-        f"Op ({READ}) is the bottleneck: blocked 15.31 of 15.62 ms a sample, needs 4.0"
-        " workers for 256 samples/s, has 1."
+        f"Op ({READ}) takes 15.62 ms a sample: 256 samples/s keep 4.0 workers busy, and"
+        " it has 1."
     )
 
 
@@ -73,7 +73,7 @@ def test_no_more_is_given_than_keeps_the_trainer_busy() -> None:
     # 128 rows/s: two busy workers, and some to spare.
     (decision,) = decide(situation(nearly))
     assert changes((decision,)) == [(READ, WORKERS, 1, 3)]
-    assert decision.reason.endswith("needs 2.0 workers for this trainer, has 1.")
+    assert "128 samples/s keep 2.0 workers busy" in decision.reason
 
 
 def test_the_cpu_bounds_what_is_possible() -> None:

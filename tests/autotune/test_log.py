@@ -54,7 +54,6 @@ def test_sentences_stand_word_for_word() -> None:
         "Op (Map(ID:2) decode) is the bottleneck: CPU 1.87 ms a sample, needs 3.6"
         " workers for this trainer, has 1."
     )
-    assert "needs more than 1000 workers" in phrases.bottleneck("x", 0.1, 49_411.2, 1)
     assert phrases.request(DECISION) == (
         f'Added request to change "num_parallel_workers" of Operator: {DECODE}'
         " From old value: [2] to new value: [4]."

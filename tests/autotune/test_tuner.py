@@ -18,7 +18,7 @@ from penstock.autotune.policies.connector_rules import Memory
 from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.pipeline.knob import Knob
-from penstock.pipeline.observation import Observation
+from penstock.pipeline.observation import Move, MoveOutcome, Observation
 from support.fluid_plant import FluidPlant, Work, steady
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
@@ -281,11 +281,19 @@ def test_a_change_of_executor_ends_a_trial_unjudged_and_holds_the_tuner_back() -
     tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog())
     while not plant.changes:
         plant.advance(tuner.step())
-    plant.segments[1].executor = "process"
+    segment = plant.segments[1]
+
+    def move(outcome: MoveOutcome) -> None:
+        new = Move(plant.now_s, DECODE, "thread", "process", outcome, "as it may be")
+        segment.moves += (new,)
+
+    segment.executor = "process"
+    move("on trial")
     moved_s, made = plant.now_s, len(plant.changes)
-    while plant.now_s < moved_s + 4.0:
+    while plant.now_s < moved_s + 10.0:
         plant.advance(tuner.step())
     assert len(plant.changes) == made
+    move("kept")
     while plant.now_s < moved_s + 20.0:
         plant.advance(tuner.step())
     assert len(plant.changes) > made

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from penstock.pipeline.knob import Knob
 from penstock.pipeline.observation import (
     ConnectorObservation,
+    Move,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -50,6 +51,7 @@ class Segment:
         self.workers = workers
         self.prefetch = prefetch
         self.executor = "thread"
+        self.moves: tuple[Move, ...] = ()
         self.level = 0.0
         self.clear()
 
@@ -236,6 +238,7 @@ class FluidPlant:
             wait_credit_s=segment.wait_credit_s,
             input=feeding,
             output=output,
+            moves=segment.moves,
         )
 
     def _knobs(self, at: int) -> tuple[Knob, Knob]:

@@ -19,6 +19,7 @@ import psutil
 
 __all__ = ["Footprint", "children", "leaks_since"]
 
+POLL_S = 0.001
 GRACE_S = 5.0
 """What is on its way out gets this long. Nothing waits for it where nothing leaks."""
 
@@ -66,8 +67,10 @@ class Footprint:
     def wait_for(self, before: Footprint, timeout_s: float) -> None:
         """Wait until what came since `before` has ended, `timeout_s` at most."""
         deadline_s = time.monotonic() + timeout_s
-        for thread in self.threads - before.threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        new = self.threads - before.threads
+        # Not joined: one that another thread is just starting would refuse it.
+        while new & set(threading.enumerate()) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
         psutil.wait_procs(
             processes(self.children - before.children),
             timeout=max(0.0, deadline_s - time.monotonic()),
