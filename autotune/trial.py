@@ -69,17 +69,24 @@ class Trial:
         before, after = measured(self.before), measured(self.after)
         return tuple(Outcome(d, kept, before, after) for d in self.decisions)
 
-    def verdict(self) -> Verdict:
-        """Judge by the windows seen so far."""
+    def verdict(self, least: int = 1) -> Verdict:
+        """Judge by the windows seen so far.
+
+        Args:
+            least: how many are evidence; only harm may be clear before.
+        """
         if any(decision.forced for decision in self.decisions):
             return Verdict.KEEP
         change, error = self._cost_change()
         harmful = change > max(WORSE, STANDARD_ERRORS * error)
         if harmful and len(self.after) >= LEAST_FOR_WORSE:
             return Verdict.ROLL_BACK
+        if len(self.after) < least:
+            return Verdict.MORE
         if all(decision.new < decision.old for decision in self.decisions):
             return self._of_release()
-        return self._of_growth(gain=1.0 / (1.0 + change) - 1.0)
+        most = max(MOST_WINDOWS, least)
+        return self._of_growth(1.0 / (1.0 + change) - 1.0, most)
 
     def _of_release(self) -> Verdict:
         if len(self.after) < LEAST_FOR_RELEASE:
@@ -93,12 +100,12 @@ class Trial:
         eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
         return Verdict.KEEP if eased else Verdict.ROLL_BACK
 
-    def _of_growth(self, gain: float) -> Verdict:
+    def _of_growth(self, gain: float, most: int) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
         needed = max(min(GAIN, GAIN_SHARE * promised), LEAST_SHARE * promised)
         if gain >= needed:
             return Verdict.KEEP
-        return Verdict.MORE if len(self.after) < MOST_WINDOWS else Verdict.ROLL_BACK
+        return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK
 
     def _cost_change(self) -> tuple[float, float]:
         """How much more a sample costs, relative, and the standard error of that."""

@@ -18,10 +18,11 @@ from .decision import Decision, Outcome
 from .explain import bottleneck_phrase, explain, verdict_of
 from .log import AutotuneLog
 from .neighbours import Neighbours
+from .noise import MOST_WINDOWS, Noise
 from .policies.policy import Policy
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
-from .window import enough, joined, moving, staff, wait_share
+from .window import enough, joined, moving, staff, wait_share, whole
 
 __all__ = ["Plant", "Tuner", "TunerThread"]
 
@@ -33,7 +34,7 @@ CALM_CONTROL_S = 2.0
 """Between two looks, once nothing was done for `CALM_WINDOWS` windows."""
 CALM_WINDOWS = 20
 BASE_WINDOWS = 4
-"""Windows before a change that it is compared with, at most."""
+"""Windows before a change that it is compared with, at most, if noise needs no more."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
 VERDICT_S = 60.0
@@ -97,6 +98,7 @@ class Tuner(Generic[M]):
         self._memory = policy.start()
         self._gathered: Observation | None = None  # not yet enough to be evidence
         self._base: tuple[Observation, ...] = ()  # under the values now in force
+        self._noise = Noise()
         self._trial: Trial | None = None
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
@@ -148,13 +150,14 @@ class Tuner(Generic[M]):
         if self._settling:
             self._settling = window.time_s < self._settled_s
             return
+        self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
             return
-        self._base = (*self._base, window)[-BASE_WINDOWS:]
+        self._base = (*self._base, window)[-MOST_WINDOWS:]
         self._speak(window)
         due = self._plant.steps - self._decided_at >= self._interval_steps
-        if due and not moving(window):
-            self._decide(window)
+        if due and not moving(window) and len(self._base) >= self._noise.windows:
+            self._decide(whole(self._base[-self._noise.windows :]))
 
     def _moved(self, window: Observation) -> bool:
         """Whether a segment has workers of another kind than in the window before.
@@ -166,7 +169,7 @@ class Tuner(Generic[M]):
 
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True where it is over and the new values stand."""
-        verdict = trial.verdict()
+        verdict = trial.verdict(self._noise.windows)
         self._trial = trial if verdict is Verdict.MORE else None
         if verdict is Verdict.MORE:
             return False
@@ -208,7 +211,8 @@ class Tuner(Generic[M]):
         for decision in decisions:
             self._log.decision(decision, window.time_s)
             knobs[decision.key].turn(decision.new)
-        self._trial = Trial(decisions, self._base)
+        known = max(BASE_WINDOWS, self._noise.windows)
+        self._trial = Trial(decisions, self._base[-known:])
         self._settle(window)
 
     def _name_bottleneck(
@@ -225,6 +229,7 @@ class Tuner(Generic[M]):
         longest_s = max(segment.run_s_per_row for segment in window.segments)
         self._settled_s = window.time_s + min(longest_s, SETTLE_MOST_S)
         self._base = ()
+        self._noise.cut()
 
     def _speak(self, window: Observation) -> None:
         """Tell the verdict, if it is news or long ago."""

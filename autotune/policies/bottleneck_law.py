@@ -51,6 +51,8 @@ EFFICIENT = 0.3
 """Share of the rate it should have brought below which growth met a limit."""
 CPU_USED = 0.85
 """Share of the budget from which on CPU is what binds."""
+CPU_SPENT = 0.95
+"""Share from which on no number of workers could make more of it."""
 CPU_HEAVY = 0.75
 """Share from which on it may be, if workers did not hinder each other."""
 CROWD = 2.0
@@ -289,7 +291,7 @@ class _Law(Case):
         """Try the number of workers that tells most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
-        if segment is None or knob is None or self._cpu_bound():
+        if segment is None or knob is None or self._cpu_bound(CPU_SPENT):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)

@@ -77,9 +77,12 @@ def probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
         for a, b in ((below, best), (best, above))
         if b - a > 1 and b >= FINE * a
     ]
+    most = max(rates)
     if above == best:  # more were never tried
         between.append(min(upper, best + max(1, best // 2)))
     if below == lower:
         between.append(lower)
+    if rates[most] == peak:  # little by little it still grows
+        between.append(min(upper, most + max(1, most // 2)))
     found = [count for count in between if count not in rates]
     return found[0] if found else None
