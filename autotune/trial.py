@@ -38,6 +38,10 @@ LEAST_FOR_WORSE = 2
 LEAST_FOR_RELEASE = 3
 """Full connectors hide for a moment what was taken away."""
 MOST_WINDOWS = 4
+MOST_FILLING = 12
+"""The same while connectors fill: what goes into them is not in what comes out."""
+FILLING = 0.05
+"""Share of the rows of one segment that another one does not see."""
 EASE_SHARE = 0.02
 """After a release the trainer may wait so long a share of its step."""
 
@@ -85,7 +89,7 @@ class Trial:
             return Verdict.MORE
         if all(decision.new < decision.old for decision in self.decisions):
             return self._of_release()
-        most = max(MOST_WINDOWS, least)
+        most = max(MOST_FILLING if self._filling() else MOST_WINDOWS, least)
         return self._of_growth(1.0 / (1.0 + change) - 1.0, most)
 
     def _of_release(self) -> Verdict:
@@ -106,6 +110,11 @@ class Trial:
         if gain >= needed:
             return Verdict.KEEP
         return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK
+
+    def _filling(self) -> bool:
+        """Whether segments were at different speeds in the last window."""
+        rows = [segment.rows for segment in self.after[-1].segments]
+        return max(rows) > (1.0 + FILLING) * min(rows)
 
     def _cost_change(self) -> tuple[float, float]:
         """How much more a sample costs, relative, and the standard error of that."""

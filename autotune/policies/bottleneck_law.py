@@ -27,14 +27,14 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from ...pipeline.knob import KnobName
-from ...pipeline.observation import SegmentObservation, ratio
+from ...pipeline.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..decision import Decision
 from ..situation import KnobKey, KnobView, Situation
 from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
 from .case import Case
-from .curve import WORTH, Curve, efficiency, probe, remembered
-from .holds import Hold, learned
+from .curve import WORTH, Curve, efficiency, holds_still, probe, remembered
+from .holds import NO_HOLDS, Holds
 
 __all__ = ["BottleneckLaw", "Memory"]
 
@@ -79,7 +79,7 @@ class Memory:
     """Windows in a row in which the trainer did not wait."""
     hungry: int = 0
     """Windows in a row in which it did."""
-    holds: tuple[Hold, ...] = ()
+    holds: Holds = NO_HOLDS
     curves: tuple[tuple[str, Curve], ...] = ()
     """What came of which number of workers, by operator."""
     staff: tuple[tuple[str, str], ...] = ()
@@ -103,10 +103,10 @@ class BottleneckLaw:
         """Mend what breaks the budget, else add, else look, else give back."""
         kinds = staff(situation.observation)
         new = {name for name, _ in set(kinds) - set(memory.staff)}
-        holds = tuple(hold for hold in memory.holds if hold.key[0] not in new)
-        holds = learned(holds, situation.outcomes, situation.observation)
+        holds = memory.holds.without(new)
+        holds = holds.learned(situation.outcomes, situation.observation)
         curves = {name: curve for name, curve in memory.curves if name not in new}
-        curves = remembered(curves, situation.outcomes)
+        curves = current(remembered(curves, situation.outcomes), situation.observation)
         known = replace(memory, holds=holds, curves=tuple(curves.items()), staff=kinds)
         case = _Law(situation, holds, curves)
         if mended := tuple(case.within_budget()):
@@ -177,14 +177,7 @@ class _Law(Case):
         knob = self.knob(segment.name, WORKERS)
         if knob is None:
             return segment.num_parallel_workers
-        held = [
-            hold.limit
-            for hold in self.holds
-            if hold.key == (segment.name, WORKERS)
-            and hold.upward
-            and self.situation.observation.time_s < hold.until_s
-        ]
-        return max(knob.value, min([knob.upper, *held]))
+        return max(knob.value, self.holds.most((segment.name, WORKERS), knob.upper))
 
     # What to add
 
@@ -296,8 +289,7 @@ class _Law(Case):
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
         new = probe(curve, knob.value, knob.lower, knob.upper)
-        known = new in dict(curve)
-        if new is None or (known and not self.allowed(key, new)):
+        if new is None or self.holds.refutes(key, new):
             return
         yield Decision(
             *key,
@@ -355,6 +347,17 @@ class _Law(Case):
             reason = phrases.crowded(segment.name, knob.value, cores)
             evidence = self._evidence(segment, self.rate)
             yield Decision(*key, knob.value, fewer, "crowded", reason, 1.0, evidence)
+
+
+def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
+    """Return the curves that agree with what is seen."""
+    rate = ratio(1.0, cost_s(seen))
+    counts = {segment.name: segment.num_parallel_workers for segment in seen.segments}
+    return {
+        name: curve
+        for name, curve in curves.items()
+        if holds_still(curve, counts.get(name, 0), rate)
+    }
 
 
 def _busy(segment: SegmentObservation) -> float:

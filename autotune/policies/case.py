@@ -11,7 +11,7 @@ from .. import phrases
 from ..decision import Decision
 from ..situation import KnobKey, KnobView, Situation
 from ..window import outbox, wait_share
-from .holds import Hold, allowed
+from .holds import Holds
 
 __all__ = ["Case"]
 
@@ -36,7 +36,7 @@ class Case:
     """One situation, with what any policy asks of it, or does about it."""
 
     situation: Situation
-    holds: tuple[Hold, ...]
+    holds: Holds
 
     def hungry(self) -> bool:
         """Whether the trainer waits for batches that are not there."""
@@ -135,7 +135,7 @@ class Case:
 
     def allowed(self, key: KnobKey, value: int) -> bool:
         """Whether no hold speaks against it."""
-        return allowed(self.holds, key, value, self.situation.observation.time_s)
+        return self.holds.allows(key, value)
 
 
 def release(

@@ -31,7 +31,7 @@ from ..decision import Decision
 from ..situation import KnobKey, Situation
 from ..window import starving
 from .case import Case
-from .holds import Hold, learned
+from .holds import NO_HOLDS, Holds
 
 __all__ = ["ConnectorRules", "Memory"]
 
@@ -59,7 +59,7 @@ class Memory:
     """Windows in a row in which the trainer waited."""
     at_ease: int = 0
     """Windows in a row in which it did not, and batches were ready."""
-    holds: tuple[Hold, ...] = ()
+    holds: Holds = NO_HOLDS
 
 
 class ConnectorRules:
@@ -75,7 +75,7 @@ class ConnectorRules:
         self, situation: Situation, memory: Memory
     ) -> tuple[tuple[Decision, ...], Memory]:
         """Mend what breaks the budget, else add where it starves, else give back."""
-        holds = learned(memory.holds, situation.outcomes, situation.observation)
+        holds = memory.holds.learned(situation.outcomes, situation.observation)
         case = _Rules(situation, holds)
         if mended := tuple(case.within_budget()):
             return mended, Memory(holds=holds)

@@ -7,13 +7,24 @@ from math import inf, sqrt
 from ...pipeline.knob import KnobName
 from ..decision import Outcome
 
-__all__ = ["AS_GOOD", "WORTH", "Curve", "efficiency", "probe", "remembered"]
+__all__ = [
+    "AS_GOOD",
+    "WORTH",
+    "Curve",
+    "efficiency",
+    "holds_still",
+    "probe",
+    "remembered",
+]
 
 WORKERS: KnobName = "num_parallel_workers"
 WORTH = 1.03
 """A rate that promises less is not worth a change."""
 AS_GOOD = 0.97
 """A rate that is so near to the best one counts as it."""
+DRIFT = 1.4
+"""A rate so many times higher or lower than the same number brought is of another load:
+or what was measured then lived on what was in stock."""
 FINE = 1.25
 """Numbers nearer to each other are as good as each other, for all that can be told."""
 
@@ -40,6 +51,12 @@ def remembered(
         points[outcome.decision.new] = outcome.after.rows_per_s
         curves[name] = tuple(sorted(points.items()))
     return curves
+
+
+def holds_still(curve: Curve, workers: int, rate: float) -> bool:
+    """Whether what is known of so many workers is what is seen of them now."""
+    then = dict(curve).get(workers, rate)
+    return rate <= 0 or then <= 0 or 1 / DRIFT <= rate / then <= DRIFT
 
 
 def efficiency(curve: Curve, workers: int) -> float:
