@@ -42,6 +42,8 @@ MOST_FILLING = 12
 """The same while connectors fill: what goes into them is not in what comes out."""
 FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
+ALL = 0.99
+"""Share of a step that nothing is left of."""
 EASE_SHARE = 0.02
 """After a release the trainer may wait so long a share of its step."""
 
@@ -63,6 +65,8 @@ class Trial:
     before: tuple[Observation, ...]
     """At least one window under the old values."""
     after: tuple[Observation, ...] = ()
+    in_step: bool = False
+    """Whether the trainer may wait for others: its own part of a step holds that."""
 
     def seen(self, window: Observation) -> Trial:
         """The trial with one more window under the new values."""
@@ -90,14 +94,16 @@ class Trial:
         if all(decision.new < decision.old for decision in self.decisions):
             return self._of_release()
         most = max(MOST_FILLING if self._filling() else MOST_WINDOWS, least)
-        return self._of_growth(1.0 / (1.0 + change) - 1.0, most)
+        gain = 1.0 / (1.0 + change) - 1.0
+        return self._of_growth(max(gain, self._own_gain()), most)
 
     def _of_release(self) -> Verdict:
         if len(self.after) < LEAST_FOR_RELEASE:
             return Verdict.MORE
         if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
             change, error = self._cost_change()
-            as_good = change <= max(EASE_SHARE, min(error, WORSE))
+            loss = max(change, -self._own_gain())
+            as_good = loss <= max(EASE_SHARE, min(error, WORSE))
             return Verdict.KEEP if as_good else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
         # Both ask for it: the mean may hide that the stock ran out in the end.
@@ -110,6 +116,18 @@ class Trial:
         if gain >= needed:
             return Verdict.KEEP
         return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK
+
+    def _own_gain(self) -> float:
+        """What the step would gain if it were not for others.
+
+        Ranks that step together wait for the slowest. Where all are as short of data,
+        none gains by having more, until all have: the wait of each goes over to its own
+        part of the step, and that counts as gained.
+        """
+        if not self.in_step:
+            return 0.0
+        spared = measured(self.before).wait_share - measured(self.after).wait_share
+        return 1.0 / (1.0 - min(spared, ALL)) - 1.0
 
     def _filling(self) -> bool:
         """Whether segments were at different speeds in the last window."""

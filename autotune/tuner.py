@@ -212,7 +212,8 @@ class Tuner(Generic[M]):
             self._log.decision(decision, window.time_s)
             knobs[decision.key].turn(decision.new)
         known = max(BASE_WINDOWS, self._noise.windows)
-        self._trial = Trial(decisions, self._base[-known:])
+        shared = self._share.cpu_cores < self._budget.cpu_cores
+        self._trial = Trial(decisions, self._base[-known:], in_step=shared)
         self._settle(window)
 
     def _name_bottleneck(

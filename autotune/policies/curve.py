@@ -22,7 +22,7 @@ WORTH = 1.03
 """A rate that promises less is not worth a change."""
 AS_GOOD = 0.97
 """A rate that is so near to the best one counts as it."""
-DRIFT = 1.4
+DRIFT = 1.2
 """A rate so many times higher or lower than the same number brought is of another load:
 or what was measured then lived on what was in stock."""
 FINE = 1.25

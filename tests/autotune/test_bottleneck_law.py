@@ -93,7 +93,7 @@ def test_a_pinned_stage_is_left_alone() -> None:
 
 
 def test_the_peak_is_looked_for_between_the_best_and_its_neighbours() -> None:
-    memory = known(outcome(1, 5, 100.0, 110.0), outcome(5, 21, 110.0, 40.0))
+    memory = known(outcome(1, 5, 60.0, 64.0), outcome(5, 21, 64.0, 25.0))
     crowd = with_workers(starved(), 5)
     (decision,) = decide(situation(crowd), memory)
     assert (decision.rule, decision.old, decision.new) == ("peak", 5, 2)
@@ -106,6 +106,13 @@ def test_the_best_number_known_is_gone_back_to() -> None:
     assert (decision.rule, decision.new) == ("peak", 6)
 
 
+def test_a_curve_that_is_not_what_is_seen_is_forgotten() -> None:
+    # Five workers were remembered for 110 rows/s, which stock may have lent: it is 64.
+    memory = known(outcome(1, 5, 110.0, 110.0))
+    (decision,) = decide(situation(with_workers(starved(), 5)), memory)
+    assert (decision.rule, decision.old) == ("law", 5)
+
+
 def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
     memory = known(
         outcome(2, 3, 190.0, 230.0),
@@ -115,12 +122,12 @@ def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
 
 
 def test_numbers_too_near_to_be_told_apart_are_not_tried() -> None:
-    outcomes = outcome(33, 40, 500.0, 640.0), outcome(40, 46, 640.0, 600.0)
+    outcomes = outcome(33, 40, 50.0, 64.0), outcome(40, 46, 64.0, 60.0)
     assert decide(situation(with_workers(starved(), 40)), known(*outcomes)) == ()
 
 
 def test_another_kind_of_workers_is_weighed_before_other_numbers_are_tried() -> None:
-    memory = known(outcome(1, 5, 100.0, 110.0), outcome(5, 21, 110.0, 40.0))
+    memory = known(outcome(1, 5, 60.0, 64.0), outcome(5, 21, 64.0, 25.0))
     crowd = with_workers(starved(), 5)
     first, *rest = crowd.segments
     weighing = replace(crowd, segments=(replace(first, weighing=True), *rest))

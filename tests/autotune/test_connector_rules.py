@@ -179,12 +179,16 @@ def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
 
-def test_another_load_ends_a_hold_at_once() -> None:
+def test_another_load_ends_a_hold_once_it_lasts() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
-    faster = TrainerObservation(steps=1, rows=64, wait_s=0.95, gap_s=0.05)
-    case = situation(replace(starved(time_s=2.0), trainer=faster))
-    assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
+    slower = TrainerObservation(steps=1, rows=64, wait_s=0.7, gap_s=0.3)
+    case = situation(replace(starved(time_s=2.0), trainer=slower))
+    found, memory = POLICY.decide(case, memory)
+    assert [decision.knob for decision in found] == ["prefetch_size"]
+    for _ in range(3):
+        found, memory = POLICY.decide(case, memory)
+    assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
 
 
 def test_what_was_found_too_little_is_not_given_back_to() -> None:

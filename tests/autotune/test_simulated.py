@@ -61,23 +61,20 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
     return sorted((tuned(case(seed), LAW, seed), seed) for seed in seeds)
 
 
-def check(found: list[tuple[float, int]]) -> None:
-    """Nearly all are near it; the aim is that none falls below 0.90."""
-    assert statistics.median(share for share, _ in found) >= 0.99
-    assert found[len(found) // 20][0] >= 0.90, f"share and seed: {found[:12]}"
-
-
 @pytest.mark.parametrize("half", [0, 1])
 def test_random_pipelines_come_near_their_optimum(half: int) -> None:
     found = shares(FIXED[half::2])
-    check(found)
-    assert found[0][0] >= 0.75
+    assert statistics.median(share for share, _ in found) >= 0.99
+    assert found[0][0] >= 0.90, f"share and seed: {found[:12]}"
 
 
 @pytest.mark.slow
 def test_fresh_random_pipelines_come_near_their_optimum() -> None:
     seed = random.randrange(1 << 30)
-    check(shares(range(seed, seed + 100)))
+    found = shares(range(seed, seed + 200))
+    assert statistics.median(share for share, _ in found) >= 0.99
+    # The aim is that none falls below 0.90: of 300, three did, the worst to 0.86.
+    assert found[len(found) // 40][0] >= 0.90, f"share and seed: {found[:12]}"
 
 
 STORE = Workload(
@@ -143,16 +140,18 @@ def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None
 
 
 HOST_CORES = frozenset(range(64))
-EVEN = Workload((Stage("decode", cpu_s=0.1),), Trainer(gap_s=0.02), batch_rows=16)
-HEAVY = replace(EVEN, stages=(Stage("decode", cpu_s=0.2),))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("batch", "seed"), [(16, 1), (8, 2)])
 def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
-    seed: int, tmp_path: Path
+    batch: int, seed: int, tmp_path: Path
 ) -> None:
     """All step together, so the best is where all ranks are equally fast."""
-    work = [EVEN] * 7 + [HEAVY]
+    even, heavy = (
+        Workload((Stage("decode", cpu_s=cpu_s / batch),), Trainer(0.02), batch)
+        for cpu_s in (1.6, 3.2)
+    )
+    work = [even] * 7 + [heavy]
     best = 64 / sum(each.stages[0].cpu_s for each in work)
     machine, ranks = Machine(64.0, seed), Ranks(8)
     plants = [Simulated(machine, each, [1], [PREFETCH], ranks) for each in work]
@@ -170,7 +169,7 @@ def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
         run_together(tuners, machine, 60.0)
         steps = plants[0].steps
         run_together(tuners, machine, 90.0)
-    rate = (plants[0].steps - steps) * EVEN.batch_rows / 30.0
+    rate = (plants[0].steps - steps) * batch / 30.0
     *workers, straggler = (plant.knobs()[0].value for plant in plants)
     assert rate >= 0.95 * best
     assert straggler > max(workers)

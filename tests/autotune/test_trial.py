@@ -62,6 +62,35 @@ def test_a_release_that_makes_the_trainer_wait_is_taken_back() -> None:
     assert verdict(RELEASE, [eased(0.0)], after) is Verdict.ROLL_BACK
 
 
+def test_noise_asks_for_more_windows_before_a_verdict() -> None:
+    trial = Trial((GROWTH,), (rate(64),), (rate(128),))
+    assert trial.verdict(least=3) is Verdict.MORE
+    assert trial.seen(rate(128)).seen(rate(128)).verdict(least=3) is Verdict.KEEP
+
+
+def test_growth_is_not_judged_while_connectors_fill() -> None:
+    first, last = rate(100).segments
+    filling = replace(rate(100), segments=(replace(first, rows=120), last))
+    assert verdict(GROWTH, [rate(100)], [filling] * 4) is Verdict.MORE
+    assert verdict(GROWTH, [rate(100)], [filling] * 12) is Verdict.ROLL_BACK
+
+
+def in_step(decision: Decision, before: float, after: float) -> Verdict:
+    """The verdict where the step stays as long, however long the trainer waits."""
+    waits = [eased(share) for share in (before, after)]
+    return Trial((decision,), (waits[0],) * 4, (waits[1],) * 4, in_step=True).verdict()
+
+
+def test_who_steps_with_others_gains_what_the_others_are_waited_for() -> None:
+    assert in_step(GROWTH, before=0.5, after=0.0) is Verdict.KEEP
+    assert in_step(GROWTH, before=0.5, after=0.5) is Verdict.ROLL_BACK
+
+
+def test_who_steps_with_others_does_not_give_back_what_they_would_wait_for() -> None:
+    assert in_step(RELEASE, before=0.1, after=0.4) is Verdict.ROLL_BACK
+    assert in_step(RELEASE, before=0.1, after=0.1) is Verdict.KEEP
+
+
 def test_what_a_budget_demands_is_never_taken_back() -> None:
     forced = replace(RELEASE, forced=True)
     assert verdict(forced, [rate(100)], [rate(50)]) is Verdict.KEEP

@@ -1,0 +1,51 @@
+"""Noise: how many windows it takes to know what is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.autotune.noise import MOST_WINDOWS, Noise
+from support.windows import starved
+
+
+def after(*rows: int) -> Noise:
+    """The noise of windows that finished so many rows each."""
+    noise = Noise()
+    for count in rows:
+        see(noise, count)
+    return noise
+
+
+def see(noise: Noise, rows: int) -> None:
+    seen = starved()
+    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
+    noise.see(replace(seen, segments=segments))
+
+
+def test_one_window_is_evidence_until_another_says_otherwise() -> None:
+    assert after().windows == 1
+    assert after(64).windows == 1
+
+
+def test_a_steady_pipeline_is_judged_by_one_window() -> None:
+    assert after(*[64, 66, 63, 65] * 4).windows == 1
+
+
+def test_the_more_windows_differ_the_more_it_takes() -> None:
+    # Of 60 and 90 in turn, each differs from the next by 40 %: 28 % of noise, aim 10 %.
+    assert after(*[60, 90] * 8).windows == 8
+    assert after(*[20, 90] * 8).windows == MOST_WINDOWS
+
+
+def test_a_change_of_knobs_is_no_noise() -> None:
+    noise = after(*[64] * 4)
+    noise.cut()
+    for _ in range(4):
+        see(noise, 256)
+    assert noise.windows == 1
+
+
+def test_a_window_with_nothing_finished_tells_nothing() -> None:
+    noise = after(64, 64)
+    see(noise, 0)
+    assert noise.windows == 1
