@@ -19,6 +19,10 @@ __all__ = ["MOST_WINDOWS", "Noise"]
 AIM = 0.1
 """The standard error, relative, of what is decided on."""
 MOST_WINDOWS = 12
+JUMP = 0.15
+"""Difference between two windows, relative, from which the load may have changed."""
+JUMP_ERRORS = 3.0
+"""The same in standard errors."""
 REMEMBERED = 16
 """Differences."""
 PRIOR = 2
@@ -32,15 +36,23 @@ class Noise:
         self._last: float | None = None
         self._squares: deque[float] = deque(maxlen=REMEMBERED)
 
-    def see(self, window: Observation) -> None:
-        """One more window under the values of the one before."""
+    def see(self, window: Observation) -> bool:
+        """One more window under the values of the one before.
+
+        Returns:
+            Whether it differs from that by more than noise: the load has changed, and
+            this window may show some of either.
+        """
         cost = cost_s(window)
         if not isfinite(cost):
-            return
-        if self._last is not None:
-            difference = (cost - self._last) / (0.5 * (cost + self._last))
-            self._squares.append(difference**2)
-        self._last = cost
+            return False
+        last, self._last = self._last, cost
+        if last is None:
+            return False
+        difference = (cost - last) / (0.5 * (cost + last))
+        known = JUMP_ERRORS**2 * 2.0 * self._variance
+        self._squares.append(difference**2)
+        return difference**2 > max(JUMP**2, known)
 
     def cut(self) -> None:
         """Something is changed: the next window has none before it."""
@@ -49,8 +61,12 @@ class Noise:
     @property
     def windows(self) -> int:
         """How many windows are evidence, at least one."""
-        variance = sum(self._squares) / 2.0 / (PRIOR + len(self._squares))
-        return max(1, min(MOST_WINDOWS, ceil(variance / AIM**2)))
+        return max(1, min(MOST_WINDOWS, ceil(self._variance / AIM**2)))
+
+    @property
+    def _variance(self) -> float:
+        """Of one window, relative."""
+        return sum(self._squares) / 2.0 / (PRIOR + len(self._squares))
 
     def __repr__(self) -> str:
         return f"<Noise: {self.windows} windows are evidence>"

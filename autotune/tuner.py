@@ -150,14 +150,24 @@ class Tuner(Generic[M]):
         if self._settling:
             self._settling = window.time_s < self._settled_s
             return
-        self._noise.see(window)
+        jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
+            return
+        # Nothing was changed here: so it was elsewhere; but by neighbours all the time.
+        if jumped and self._base and not self._shared:
+            self._quiet, self._base = 0, ()
+            self._noise.cut()
             return
         self._base = (*self._base, window)[-MOST_WINDOWS:]
         self._speak(window)
         due = self._plant.steps - self._decided_at >= self._interval_steps
         if due and not moving(window) and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
+
+    @property
+    def _shared(self) -> bool:
+        """Whether others are at work on these cores, perhaps in step with this one."""
+        return self._share.cpu_cores < self._budget.cpu_cores
 
     def _moved(self, window: Observation) -> bool:
         """Whether a segment has workers of another kind than in the window before.
@@ -212,8 +222,7 @@ class Tuner(Generic[M]):
             self._log.decision(decision, window.time_s)
             knobs[decision.key].turn(decision.new)
         known = max(BASE_WINDOWS, self._noise.windows)
-        shared = self._share.cpu_cores < self._budget.cpu_cores
-        self._trial = Trial(decisions, self._base[-known:], in_step=shared)
+        self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
 
     def _name_bottleneck(

@@ -233,8 +233,7 @@ class _Law(Case):
         key: KnobKey = (segment.queue_name, "prefetch_size")
         knob = self.knob(*key)
         rows = ratio(segment.output.capacity, segment.prefetch_size)
-        waits = segment.cpu_s_per_row < segment.run_s_per_row / 2
-        if knob is None or not waits or rows <= 0:
+        if knob is None or not mostly_waits(segment) or rows <= 0:
             return
         new, nbytes = self._wider(segment, knob, ceil(ROWS_EACH * workers / rows))
         if new > knob.value:
@@ -288,7 +287,8 @@ class _Law(Case):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
-        new = probe(curve, knob.value, knob.lower, knob.upper)
+        waits = mostly_waits(segment)
+        new = probe(curve, knob.value, knob.lower, knob.upper, waits=waits)
         if new is None or self.holds.refutes(key, new):
             return
         yield Decision(
@@ -358,6 +358,11 @@ def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
         for name, curve in curves.items()
         if holds_still(curve, counts.get(name, 0), rate)
     }
+
+
+def mostly_waits(segment: SegmentObservation) -> bool:
+    """Whether a row keeps its worker waiting for longer than computing."""
+    return segment.cpu_s_per_row < segment.run_s_per_row / 2
 
 
 def _busy(segment: SegmentObservation) -> float:

@@ -25,6 +25,8 @@ AS_GOOD = 0.97
 DRIFT = 1.2
 """A rate so many times higher or lower than the same number brought is of another load:
 or what was measured then lived on what was in stock."""
+LINEAR = 0.8
+"""Part of what more workers should bring, from which none is in another's way."""
 FINE = 1.25
 """Numbers nearer to each other are as good as each other, for all that can be told."""
 
@@ -70,11 +72,22 @@ def efficiency(curve: Curve, workers: int) -> float:
     return gained / (workers / least - 1.0)
 
 
-def probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
+def linear(rates: dict[int, float], fewer: int, more: int) -> bool:
+    """Whether more workers brought what they should: no number between is better."""
+    if fewer not in rates or fewer == more:
+        return False
+    return rates[more] >= LINEAR * rates[fewer] * more / fewer
+
+
+def probe(
+    curve: Curve, workers: int, lower: int, upper: int, *, waits: bool = False
+) -> int | None:
     """Return the number to try next: within the wider gap beside the best one.
 
     A curve with one peak has it between the neighbours of the best point. Where nothing
-    is known yet, a quarter: who begins with too many may be far beyond the peak.
+    is known yet, a quarter: who begins with too many may be far beyond the peak. If it
+    `waits`, mostly, and each worker brought its share, no fewer are tried: workers that
+    compute may crowd each other even so, while others make the rate grow.
     """
     if len(curve) < 2:
         fewer = max(lower, workers // 4)
@@ -92,12 +105,12 @@ def probe(curve: Curve, workers: int, lower: int, upper: int) -> int | None:
     between = [
         round(sqrt(a * b))
         for a, b in ((below, best), (best, above))
-        if b - a > 1 and b >= FINE * a
+        if b - a > 1 and b >= FINE * a and not (waits and linear(rates, a, b))
     ]
     most = max(rates)
     if above == best:  # more were never tried
         between.append(min(upper, best + max(1, best // 2)))
-    if below == lower:
+    if below == lower and not (waits and linear(rates, min(rates), best)):
         between.append(lower)
     if rates[most] == peak:  # little by little it still grows
         between.append(min(upper, most + max(1, most // 2)))

@@ -113,6 +113,12 @@ def test_a_curve_that_is_not_what_is_seen_is_forgotten() -> None:
     assert (decision.rule, decision.old) == ("law", 5)
 
 
+def test_fewer_are_not_tried_where_each_worker_brought_its_share() -> None:
+    memory = known(outcome(2, 8, 16.0, 64.0), outcome(8, 9, 64.0, 50.0))
+    crowd = with_workers(starved(), 8)
+    assert decide(situation(crowd), memory) == ()
+
+
 def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
     memory = known(
         outcome(2, 3, 190.0, 230.0),

@@ -16,10 +16,10 @@ def after(*rows: int) -> Noise:
     return noise
 
 
-def see(noise: Noise, rows: int) -> None:
+def see(noise: Noise, rows: int) -> bool:
     seen = starved()
     segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
-    noise.see(replace(seen, segments=segments))
+    return noise.see(replace(seen, segments=segments))
 
 
 def test_one_window_is_evidence_until_another_says_otherwise() -> None:
@@ -43,6 +43,12 @@ def test_a_change_of_knobs_is_no_noise() -> None:
     for _ in range(4):
         see(noise, 256)
     assert noise.windows == 1
+
+
+def test_another_load_is_told_from_noise() -> None:
+    steady, noisy = after(*[64, 66] * 4), after(*[60, 90] * 4)
+    assert see(steady, 40)
+    assert not see(noisy, 60)
 
 
 def test_a_window_with_nothing_finished_tells_nothing() -> None:

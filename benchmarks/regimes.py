@@ -1,0 +1,246 @@
+"""What if the store, the images, the trainer or the machine change while training runs?
+
+    python benchmarks/regimes.py [--rows store ...] [--repeats 3]
+
+Real pipelines, tuned from one worker, that are given time to settle; then something
+changes, and nobody is told. Printed are medians: the rate of the last seconds as a
+share of the best under the new conditions (arithmetic where all sleep, fixed settings
+measured in the same run where they compute), the seconds until 95 % of that rate, and
+the workers before and after, beside the fewest that suffice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from autotune_suite import SAMPLES, gliding, photograph
+from burning import burn
+from PIL import Image
+
+import penstock as ps
+from penstock.autotune.budget import Budget
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.tuner import Tuner, TunerThread
+from penstock.pipeline.credits import Purse
+from penstock.pipeline.run import Run
+
+BEFORE_S = 20.0
+AFTER_S = 24.0
+LAST_S = 8.0
+SEARCH_S = 4.0
+BATCH = 16
+
+
+class World:
+    """What the rows below change."""
+
+    def __init__(self) -> None:
+        self.read_s = 0.0
+        self.step_s = 0.0
+        self.size = 128
+        self._neighbour = 0
+
+    def let_in_a_neighbour(self) -> None:
+        """Let another process burn a core from here on."""
+        owner = os.getpid()
+        self._neighbour = os.fork()
+        if self._neighbour == 0:
+            while os.getppid() == owner:
+                burn(100_000)
+            os._exit(0)
+
+    def close(self) -> None:
+        """End the neighbour, if there is one."""
+        if self._neighbour:
+            os.kill(self._neighbour, signal.SIGKILL)
+            os.waitpid(self._neighbour, 0)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """A sample waits for as long as the world says."""
+
+    world: World
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.world.read_s)
+        return index
+
+
+@dataclass(frozen=True)
+class Photos:
+    """The mean of a photograph, decoded and resized to the size of the day."""
+
+    world: World
+    encoded: bytes = field(default_factory=photograph)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> float:
+        size = self.world.size
+        with Image.open(io.BytesIO(self.encoded)) as image:
+            small = np.asarray(image.convert("RGB").resize((size, size)))
+        return float(small.mean())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pipeline, and what becomes of its world."""
+
+    data: Callable[[World], Any]
+    begin: dict[str, float]
+    """How the world is."""
+    then: dict[str, float]
+    """What changes."""
+    neighbour: bool = False
+    best: float = 0.0
+    """Steps a second of the best settings afterwards; 0: it is searched."""
+    fewest: int = 0
+    """Workers that suffice for these; 0: not known."""
+    fixed: tuple[int, ...] = (1, 2, 3)
+
+
+ROWS = {
+    "slower store": Row(
+        Reads,
+        {"read_s": 0.010, "step_s": 0.020},
+        {"read_s": 0.020},
+        best=50.0,
+        fewest=16,
+    ),
+    "faster store": Row(
+        Reads,
+        {"read_s": 0.020, "step_s": 0.020},
+        {"read_s": 0.010},
+        best=50.0,
+        fewest=8,
+    ),
+    "faster trainer": Row(
+        Reads,
+        {"read_s": 0.010, "step_s": 0.020},
+        {"step_s": 0.010},
+        best=100.0,
+        fewest=16,
+    ),
+    "larger images": Row(Photos, {"size": 128}, {"size": 224}),
+    "neighbour": Row(Photos, {"size": 128}, {}, neighbour=True),
+}
+
+
+def running(row: Row, world: World, workers: int) -> Run:
+    """Return a run of its pipeline with so many threads."""
+    source = ps.Pipeline.from_dataset(
+        row.data(world), executor="thread", num_parallel_workers=workers
+    )
+    recipe = source.batch(BATCH)._compiled()  # noqa: SLF001 with a policy of our choice
+    return Run(recipe, Purse(1 << 30), recipe.plan.start(0))
+
+
+def train(run: Run, world: World, seconds: float) -> list[float]:
+    """Train for so long; return when each batch came."""
+    times = [time.perf_counter()]
+    while times[-1] < times[0] + seconds:
+        run.next()
+        times.append(time.perf_counter())
+        if world.step_s:
+            time.sleep(world.step_s)
+    return times
+
+
+def rate(times: list[float]) -> float:
+    """Return steps a second of the last seconds."""
+    last = [at for at in times if at > times[-1] - LAST_S]
+    return (len(last) - 1) / (last[-1] - last[0]) if len(last) > 1 else 0.0
+
+
+def workers_of(run: Run) -> int:
+    """Return how many there are."""
+    return sum(each.num_parallel_workers for each in run.recent().segments)
+
+
+def change(world: World, row: Row) -> None:
+    """Let happen what happens."""
+    vars(world).update(row.then)
+    if row.neighbour:
+        world.let_in_a_neighbour()
+
+
+def optimum(row: Row) -> float:
+    """Return steps a second of the best fixed setting in the changed world."""
+    found = [row.best]
+    for workers in () if row.best else row.fixed:
+        with closing(World()) as world:
+            vars(world).update(row.begin)
+            change(world, row)
+            with closing(running(row, world, workers)) as run:
+                found.append(rate(train(run, world, SEARCH_S)))
+    return max(found)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one run went after the change."""
+
+    share: float
+    settled_s: float
+    workers: tuple[int, int]
+
+
+def course(row: Row) -> Course:
+    """Train, change the world, go on."""
+    best = optimum(row)
+    with closing(World()) as world:
+        vars(world).update(row.begin)
+        with closing(running(row, world, 1)) as run:
+            log = AutotuneLog()
+            tuner = Tuner(run, BottleneckLaw(), Budget.of_machine(), log)
+            with TunerThread(tuner, log):
+                train(run, world, BEFORE_S)
+                before = workers_of(run)
+                change(world, row)
+                times = train(run, world, AFTER_S)
+            final = rate(times)
+            there = (at for at, each in gliding(times) if each >= 0.95 * final)
+            settled_s = next(there, times[-1]) - times[0]
+            return Course(final / best, settled_s, (before, workers_of(run)))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    print("row             of best (range)     95 %  workers before, after")
+    for name in options.rows:
+        row = ROWS[name]
+        runs = [course(row) for _ in range(options.repeats)]
+        shares = [went.share for went in runs]
+        counts = zip(*(went.workers for went in runs), strict=True)
+        before, after = (statistics.median(each) for each in counts)
+        print(
+            f"{name:<15} {statistics.median(shares):6.2f}"
+            f" ({min(shares):.2f}-{max(shares):.2f})"
+            f" {statistics.median(went.settled_s for went in runs):6.1f} s"
+            f" {before:5.0f} {after:5.0f}{f'/{row.fewest}' if row.fewest else ''}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
