@@ -3,8 +3,8 @@
 Each tuner keeps one small file in a folder of this user's own, with its pid, when that
 process began, the cores it may run on, how many it keeps busy and how long its trainer
 waits. Whoever looks counts those that live and removes the files of those that do not.
-There is no lock and
-no server: a file is replaced whole, and one that cannot be read is nobody's.
+There is no lock and no server: a file is replaced whole, and one that cannot be read is
+nobody's.
 
 A core that all want is shared by weight: the more a rank's trainer waits, the more it
 gets, since a step of all ranks takes as long as that of the slowest. What others leave
