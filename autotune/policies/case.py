@@ -20,6 +20,8 @@ WAIT_TOLERATED = 0.03
 """Below this share of the step there is nothing worth adding for."""
 WAIT_NONE = 0.01
 """Below this share something may be given back."""
+EMPTY_NEVER = 0.002
+"""Share of the time with no batch ready, below which there always was one."""
 EASE_UTILIZATION = 0.5
 RELEASED_SHARE = 0.75
 """Of the workers in excess: what is left of them is for work that comes in bursts."""
@@ -49,11 +51,10 @@ class Case:
     def at_ease(self) -> bool:
         """Whether the trainer finds its batches ready."""
         seen = self.situation.observation
-        return (
-            seen.trainer.steps > 0
-            and wait_share(seen) < WAIT_NONE
-            and outbox(seen).utilization >= EASE_UTILIZATION
-        )
+        ready = outbox(seen)
+        # Where one is always there, it is the hand-over that is waited for.
+        fed = wait_share(seen) < WAIT_NONE or ready.empty < EMPTY_NEVER
+        return seen.trainer.steps > 0 and fed and ready.utilization >= EASE_UTILIZATION
 
     def within_budget(self) -> Iterator[Decision]:
         """Take a worker from the segment that uses most of too many cores."""

@@ -179,6 +179,12 @@ def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
 
+def test_a_hand_over_that_takes_its_time_is_no_reason_to_keep_idle_workers() -> None:
+    seen = at_ease()
+    slow = replace(seen, trainer=replace(seen.trainer, wait_s=0.015, gap_s=0.985))
+    assert changes(eased_for(3, slow)) == changes(eased_for(3, seen))
+
+
 def test_another_load_ends_a_hold_once_it_lasts() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
