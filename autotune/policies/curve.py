@@ -7,15 +7,7 @@ from math import inf, sqrt
 from ...pipeline.knob import KnobName
 from ..decision import Outcome
 
-__all__ = [
-    "AS_GOOD",
-    "WORTH",
-    "Curve",
-    "efficiency",
-    "holds_still",
-    "probe",
-    "remembered",
-]
+__all__ = ["WORTH", "Curve", "efficiency", "holds_still", "probe", "remembered"]
 
 WORKERS: KnobName = "num_parallel_workers"
 WORTH = 1.03

@@ -73,7 +73,8 @@ def test_no_more_is_given_than_keeps_the_trainer_busy() -> None:
     # 128 rows/s: two busy workers, and some to spare.
     (decision,) = decide(situation(nearly))
     assert changes((decision,)) == [(READ, WORKERS, 1, 3)]
-    assert "128 samples/s keep 2.0 workers busy" in decision.reason
+    said = "128 samples/s keep 2.0 workers busy, and it has 1."
+    assert decision.reason.endswith(said)
 
 
 def test_the_cpu_bounds_what_is_possible() -> None:
