@@ -20,7 +20,7 @@ from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
 from .pipeline.spec import Stage
-from .tuned import Slot, begun_with
+from .tuned import Slot
 
 # What runs a pipeline is loaded when one runs: it takes as long as all the rest.
 if TYPE_CHECKING:
@@ -112,6 +112,10 @@ class Pipeline(Description):
     def load_autotune(self, path: str | os.PathLike[str]) -> None:
         """Let the next loop begin with what a tuned run ended with.
 
+        Values that it found for other regimes (batch and image sizes of a schedule) are
+        in force when these come. What was found with another number of usable cores is
+        not used, and the log says so.
+
         Args:
             path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
                 prefix)`. Stages that it does not know keep what they are set to.
@@ -121,8 +125,7 @@ class Pipeline(Description):
         """
         from .autotune.saved import load_saved
 
-        self._recipe = begun_with(self._compiled(), load_saved(path))
-        self._slot.close()
+        self._slot.load(load_saved(path), self._compiled())
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
@@ -131,7 +134,8 @@ class Pipeline(Description):
 
         observation = self._slot.observation()
         if observation is None:
-            observation = unmeasured(self._compiled())
+            recipe = self._compiled()
+            observation = unmeasured(self._slot.begun(recipe, self._here(recipe)))
         tuned = config.get_enable_autotune()
         return explain(observation, config.budget(), tuned=tuned)
 

@@ -2,30 +2,35 @@
 
 Slot         what a face holds: at most one run, closed when the face goes
 TunedRun     a run and, while autotune is on, the thread that tunes it
-begun_with   a recipe that begins where an earlier run ended
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from . import config
 from .pipeline.errors import SpecError
 from .pipeline.plan import Cursor
 
 if TYPE_CHECKING:
+    from .autotune.policies.per_regime import Values
     from .autotune.saved import Saved
+    from .autotune.tuner import Tuner
     from .pipeline.compile import Recipe, SegmentRecipe
     from .pipeline.feed import Delivery
     from .pipeline.observation import Observation
     from .pipeline.staffing import Executor
 
-__all__ = ["Slot", "TunedRun", "begun_with"]
+__all__ = ["Slot", "TunedRun"]
+
+LOGGER = logging.getLogger("penstock.autotune")
 
 
 class TunedRun:
@@ -34,10 +39,15 @@ class TunedRun:
     `next` belongs to the trainer's thread; `close` may be called from any.
     """
 
-    def __init__(self, recipe: Recipe, cursor: Cursor, rank: int) -> None:
+    def __init__(
+        self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
+    ) -> None:
         from .pipeline.run import Run  # loaded when a pipeline runs
 
         self._rank = rank
+        self.found = found
+        """What is known of such runs: by an earlier one, and then by this one."""
+        self._tuner: Tuner[Any] | None = None
         self.run = Run(recipe, config.purse(), cursor)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
@@ -85,13 +95,14 @@ class TunedRun:
             # Who is given a number of cores has been given his part already.
             place = meeting_place() if settings.cpu_budget is None else None
             others = stack.enter_context(Neighbours(place))
-            tuner = Tuner(
+            tuner = self._tuner = Tuner(
                 self.run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
                 neighbours=others,
+                found=None if self.found is None else self.found.regimes,
             )
             stack.enter_context(TunerThread(tuner, log))
             self._tuning = stack.pop_all()
@@ -100,40 +111,36 @@ class TunedRun:
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
+        tuner, self._tuner = self._tuner, None
+        if tuner is not None:
+            self.found = tuner.found()
 
     def __repr__(self) -> str:
         return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
 
 
-def begun_with(recipe: Recipe, saved: Saved) -> Recipe:
-    """Return the recipe with the values of an earlier run, within the user's bounds.
-
-    Raises:
-        SpecError: no segment has a name that is known there.
-    """
-    names = [segment.name for segment in recipe.segments]
-    known = sorted({operator for operator, _ in saved.knobs})
-    if not set(names) & set(known):
-        raise SpecError(
-            f"{saved.path!r} is of another pipeline: it knows {known}, this one has"
-            f" {names}; load the file of a run of this pipeline"
-        )
-    return replace(recipe, segments=tuple(_begun(s, saved) for s in recipe.segments))
+def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
+    """Return the recipe with the values of an earlier run, within the user's bounds."""
+    values = saved.values(regime)
+    segments = (_begun(each, values, saved.executors) for each in recipe.segments)
+    return replace(recipe, segments=tuple(segments))
 
 
-def _begun(segment: SegmentRecipe, saved: Saved) -> SegmentRecipe:
+def _begun(
+    segment: SegmentRecipe, values: Values, executors: Mapping[str, str]
+) -> SegmentRecipe:
     if not segment.tunable:
         return segment
     lower, upper = segment.bounds
-    workers = saved.knobs.get(
+    workers = values.get(
         (segment.name, "num_parallel_workers"), segment.num_parallel_workers
     )
-    kind = saved.executors.get(segment.name, "inline")
+    kind = executors.get(segment.name, "inline")
     decided = segment.movable and kind != "inline"  # what is inline is still to show it
     return replace(
         segment,
         num_parallel_workers=min(max(workers, lower), upper),
-        prefetch_size=saved.knobs.get(
+        prefetch_size=values.get(
             (segment.queue_name, "prefetch_size"), segment.prefetch_size
         ),
         executor=cast("Executor", kind) if decided else segment.executor,
@@ -161,6 +168,45 @@ class Slot:
         self.run: TunedRun | None = None
         self._busy = False
         self._last: Observation | None = None
+        self._loaded: Saved | None = None
+        """From a file: begun with, tuned or not."""
+        self._found: Saved | None = None
+        """By a run of this face: begun with while autotune is on."""
+
+    def load(self, saved: Saved, recipe: Recipe) -> None:
+        """Let the next run begin with what is saved.
+
+        What was found on another machine is left alone, with a line in the log.
+
+        Raises:
+            SpecError: it knows no segment of this recipe.
+        """
+        names = [segment.name for segment in recipe.segments]
+        if not saved.operators & set(names):
+            raise SpecError(
+                f"the autotune result is of another pipeline: it knows"
+                f" {sorted(saved.operators)}, this one has {names}; load the file of a"
+                " run of this pipeline"
+            )
+        cores = config.budget().cpu_cores
+        if saved.fits(cores):
+            self._loaded, self._found = saved, None
+            self.close()
+            return
+        LOGGER.warning(
+            "the autotune result is not used: it was found with %g usable cores, here"
+            " are %g; tune once more here, and load that",
+            saved.cpu_cores,
+            cores,
+        )
+
+    def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
+        """Return the recipe with what is known to serve it best at `cursor`."""
+        tuned = self._found if config.get_enable_autotune() else None
+        known = tuned or self._loaded
+        if known is None:
+            return recipe
+        return begun_with(recipe, known, recipe.plan.batch(cursor.step).regime)
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; ends the loop that is busy now."""
@@ -168,7 +214,9 @@ class Slot:
         run = self.run
         if run is None or self._busy:
             self.close()
-            run = self.run = TunedRun(recipe, cursor, rank)
+            known = self._found or self._loaded
+            begun = self.begun(recipe, cursor)
+            run = self.run = TunedRun(begun, cursor, rank, known)
         else:
             run.run.begin(cursor)
         self._busy = True
@@ -184,7 +232,7 @@ class Slot:
         run = self.run
         if run is not None and os.getpid() == self._owner:
             run.close()
-            self._last = run.last
+            self._last, self._found = run.last, run.found
         self.run, self._busy = None, False
 
     def finalise(self, run: TunedRun | None = None) -> None:

@@ -20,7 +20,9 @@ from typing import Self, TextIO
 from ..pipeline.observation import Move
 from . import phrases
 from .decision import Decision, Outcome, Row
-from .situation import KnobKey, KnobView, Situation
+from .policies.per_regime import Values
+from .saved import Saved
+from .situation import Situation
 
 __all__ = ["AutotuneLog", "show_by_default"]
 
@@ -116,11 +118,9 @@ class AutotuneLog:
         """The tuner broke: tuning ends, training does not."""
         LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
 
-    def result(
-        self, knobs: Mapping[KnobKey, KnobView], executors: Mapping[str, str]
-    ) -> None:
+    def result(self, saved: Saved) -> None:
         """Say which values are in force at the end, and write them down."""
-        summary = _summary(knobs)
+        summary = _summary(saved.knobs)
         for line in summary:
             self.say(line)
         if self._result is None:
@@ -128,11 +128,7 @@ class AutotuneLog:
         row = {
             "remark": REMARK if self._kept else REMARK + UNCHANGED,
             "summary": summary,
-            "knobs": [
-                {"op": operator, "knob": name, "value": view.value}
-                for (operator, name), view in knobs.items()
-            ],
-            "executors": dict(executors),
+            **saved.to_row(),
         }
         try:
             _replace(self._result, json.dumps(row, indent=2) + "\n")
@@ -171,11 +167,11 @@ def show_by_default(rank: int = 0) -> None:
         LOGGER.setLevel(logging.INFO)
 
 
-def _summary(knobs: Mapping[KnobKey, KnobView]) -> list[str]:
+def _summary(knobs: Values) -> list[str]:
     """One line an operator, with all its knobs."""
     by_operator: dict[str, list[str]] = {}
-    for (operator, name), view in knobs.items():
-        by_operator.setdefault(operator, []).append(f"{name}: {view.value}")
+    for (operator, name), value in knobs.items():
+        by_operator.setdefault(operator, []).append(f"{name}: {value}")
     return [f"{op} ({', '.join(values)})" for op, values in by_operator.items()]
 
 

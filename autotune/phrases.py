@@ -22,6 +22,7 @@ __all__ = [
     "outcome",
     "peak",
     "queue_idle",
+    "regime",
     "released",
     "request",
     "short_name",
@@ -155,6 +156,11 @@ def held_back(operator: str, share: float) -> str:
         f"Op ({operator}) is held back {100 * share:.0f}% of the time by what may be"
         " prefetched, and the trainer waits."
     )
+
+
+def regime(name: str) -> str:
+    """What is loaded from here on has been loaded before."""
+    return f"The plan goes over to {name}: what served them best before is restored."
 
 
 def few_ahead(operator: str, prefetch: int, workers: int) -> str:

@@ -1,29 +1,62 @@
-"""What a tuned run ended with, from the file that `AutotuneLog.result` wrote."""
+"""What a tuned run ended with: its form in `<prefix>_<rank>.json`, and back."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isclose
 from typing import Any
 
 from ..pipeline.errors import SpecError
+from .decision import Row
+from .policies.per_regime import Values
 from .situation import KnobKey
 
 __all__ = ["Saved", "load_saved"]
 
 EXECUTORS = {"inline", "thread", "process"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
+SAME_CORES = 0.1
+"""Budgets that differ by less, relative, are of one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """Values to begin with."""
 
-    path: str
-    knobs: dict[KnobKey, int]
-    executors: dict[str, str]
+    knobs: Values
+    """In force at the end."""
+    executors: Mapping[str, str]
     """By operator."""
+    regimes: Mapping[str, Values] = field(default_factory=dict)
+    """Values for each regime that was met (`Observation.regime`)."""
+    cpu_cores: float | None = None
+    """That the run could use; None: it was not written down."""
+
+    def values(self, regime: str) -> Values:
+        """Return those for a regime; for one that was never met, those of the end."""
+        return self.regimes.get(regime, self.knobs)
+
+    def fits(self, cpu_cores: float) -> bool:
+        """Whether it was found on a machine like one with so many usable cores."""
+        known = self.cpu_cores
+        return known is None or isclose(known, cpu_cores, rel_tol=SAME_CORES)
+
+    @property
+    def operators(self) -> set[str]:
+        """Which it knows."""
+        return {operator for operator, _ in self.knobs}
+
+    def to_row(self) -> Row:
+        """The values as JSON can hold them."""
+        return {
+            "machine": {"cpu_cores": self.cpu_cores},
+            "knobs": _rows(self.knobs),
+            "executors": dict(self.executors),
+            "regimes": {name: _rows(values) for name, values in self.regimes.items()},
+        }
 
 
 def load_saved(path: str | os.PathLike[str]) -> Saved:
@@ -35,28 +68,46 @@ def load_saved(path: str | os.PathLike[str]) -> Saved:
     shown = os.fspath(path)
     try:
         with open(shown, encoding="utf-8") as file:
-            return _saved(shown, json.load(file))
+            return _saved(json.load(file))
     except OSError as error:
         raise SpecError(
             f"no autotune result can be read from {shown!r} ({error.strerror}); a run"
             " with set_enable_autotune(True, filepath_prefix) writes"
             " <prefix>_<rank>.json when it ends"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecError(
             f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
             " <prefix>_<rank>.json is one, not the .jsonl beside it"
         ) from error
 
 
-def _saved(path: str, row: dict[str, Any]) -> Saved:
-    knobs: dict[KnobKey, int] = {}
-    for knob in row["knobs"]:
-        name, value = knob["knob"], knob["value"]
-        if name not in NAMES or type(value) is not int or value < 1:
-            raise ValueError(f"{name!r} may not be {value!r}")
-        knobs[str(knob["op"]), name] = value
+def _saved(row: dict[str, Any]) -> Saved:
     executors = {str(op): str(kind) for op, kind in row.get("executors", {}).items()}
     if strange := set(executors.values()) - EXECUTORS:
         raise ValueError(f"there is no executor {strange.pop()!r}")
-    return Saved(path, knobs, executors)
+    cores = row.get("machine", {}).get("cpu_cores")
+    regimes = row.get("regimes", {}).items()
+    return Saved(
+        _values(row["knobs"]),
+        executors,
+        {str(name): _values(values) for name, values in regimes},
+        None if cores is None else float(cores),
+    )
+
+
+def _values(rows: Iterable[Mapping[str, Any]]) -> Values:
+    values: dict[KnobKey, int] = {}
+    for row in rows:
+        name, value = row["knob"], row["value"]
+        if name not in NAMES or type(value) is not int or value < 1:
+            raise ValueError(f"{name!r} may not be {value!r}")
+        values[str(row["op"]), name] = value
+    return values
+
+
+def _rows(values: Values) -> list[Row]:
+    return [
+        {"op": operator, "knob": name, "value": value}
+        for (operator, name), value in values.items()
+    ]

@@ -7,6 +7,7 @@ calls it, and so may a simulator, as often as it says. `TunerThread` is that thr
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -19,7 +20,9 @@ from .explain import bottleneck_phrase, explain, verdict_of
 from .log import AutotuneLog
 from .neighbours import Neighbours
 from .noise import MOST_WINDOWS, Noise
+from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
+from .saved import Saved
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
 from .window import enough, joined, moving, staff, wait_share, whole
@@ -78,8 +81,9 @@ class Tuner(Generic[M]):
         *,
         interval_steps: int = 0,
         neighbours: Neighbours | None = None,
+        found: Mapping[str, Values] | None = None,
     ) -> None:
-        """Begin with nothing known.
+        """Begin with nothing known but what was found before.
 
         Args:
             plant: what to tune.
@@ -89,13 +93,15 @@ class Tuner(Generic[M]):
             interval_steps: training steps between two decisions at least; 0: as soon as
                 there is evidence.
             neighbours: with whom the budget's cores are shared; None: with nobody.
+            found: values that served other regimes best, by an earlier run.
         """
         self._plant = plant
-        self._policy = policy
+        self._policy = PerRegime(policy, found)
         self._budget = budget
         self._log = log
         self._interval_steps = interval_steps
-        self._memory = policy.start()
+        self._memory = self._policy.start()
+        self._regime = ""  # that of the window before
         self._gathered: Observation | None = None  # not yet enough to be evidence
         self._base: tuple[Observation, ...] = ()  # under the values now in force
         self._noise = Noise()
@@ -136,7 +142,16 @@ class Tuner(Generic[M]):
 
     def finish(self) -> None:
         """Say and write which values are in force."""
-        self._log.result(self._views(), dict(self._staff))
+        self._log.result(self.found())
+
+    def found(self) -> Saved:
+        """Return what an equal pipeline may begin with."""
+        values = {key: view.value for key, view in self._views().items()}
+        known = self._memory.known.items()
+        regimes = {regime: each.values for regime, each in known}
+        if self._regime:
+            regimes[self._regime] = values
+        return Saved(values, dict(self._staff), regimes, self._budget.cpu_cores)
 
     def _turn(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""
@@ -146,6 +161,9 @@ class Tuner(Generic[M]):
         if self._moved(window):
             self._trial = None  # nobody can tell what did what: the values stand
             self._settle(window)
+            return
+        if self._entered(window):
+            self._enter(window)
             return
         if self._settling:
             self._settling = window.time_s < self._settled_s
@@ -177,6 +195,22 @@ class Tuner(Generic[M]):
         before, self._staff = dict(self._staff), staff(window)
         return any(before.get(name, kind) != kind for name, kind in self._staff)
 
+    def _entered(self, window: Observation) -> bool:
+        """Whether the plan has gone over to another regime."""
+        before, self._regime = self._regime, window.regime
+        return before not in ("", window.regime)
+
+    def _enter(self, window: Observation) -> None:
+        """Another regime: what is known of it is in force at once, if anything is."""
+        if self._trial is not None:
+            self._turn_back(self._trial)
+        self._trial = None
+        self._settle(window)
+        self._base = (window,)  # what is restored is compared with it
+        self._decide(window)
+        if self._trial is None:
+            self._base = ()
+
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True where it is over and the new values stand."""
         verdict = trial.verdict(self._noise.windows)
@@ -196,11 +230,14 @@ class Tuner(Generic[M]):
         return kept
 
     def _roll_back(self, trial: Trial) -> None:
+        self._turn_back(trial)
+        self._settle(trial.after[-1])
+
+    def _turn_back(self, trial: Trial) -> None:
         knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
         for decision in trial.decisions:
             if decision.key in knobs:
                 knobs[decision.key].turn(decision.old)
-        self._settle(trial.after[-1])
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._share, self._outcomes)

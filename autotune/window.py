@@ -125,9 +125,10 @@ def joined(first: Observation, second: Observation) -> Observation:
     """Two windows, one after the other, as one.
 
     Where the segments are not the same ones, the pipeline was built anew, and where one
-    has workers of another kind, nothing is as it was: the second window stands alone.
+    has workers of another kind, or the plan has gone over to another regime, nothing is
+    as it was: the second window stands alone.
     """
-    if staff(first) != staff(second):
+    if staff(first) != staff(second) or first.regime != second.regime:
         return second
     pairs = zip(first.segments, second.segments, strict=True)
     share = first.window_s / (first.window_s + second.window_s)

@@ -16,6 +16,7 @@ from .observation import (
     SegmentObservation,
     TrainerObservation,
 )
+from .plan import BatchPlan
 from .segment import Segment
 
 __all__ = [
@@ -62,6 +63,8 @@ class Reading:
     segments: tuple[SegmentReading, ...]
     held_bytes: int
     peak_bytes: int
+    regime: str = ""
+    """That of the batch handed over last (`BatchPlan.regime`)."""
 
 
 class TrainerMeter:
@@ -74,6 +77,7 @@ class TrainerMeter:
 
     def __init__(self) -> None:
         self.epoch = self.step = 0
+        self.regime = ""
         self._totals = TrainerObservation(0, 0, 0.0, 0.0)
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
@@ -98,17 +102,19 @@ class TrainerMeter:
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
         self._asked_ns = self._left_ns = now_ns
 
-    def get(self, now_ns: int, rows: int, epoch: int, step: int) -> None:
+    def get(self, now_ns: int, plan: BatchPlan) -> None:
         """It is given a batch."""
         before = self._totals
         self._totals = TrainerObservation(
             before.steps + 1,
-            before.rows + rows,
+            before.rows + plan.n_rows,
             before.wait_s + (now_ns - self._asked_ns) / 1e9,
             before.gap_s + self._gap_ns / 1e9,
         )
         self._left_ns = now_ns
-        self.epoch, self.step = epoch, step
+        self.epoch, self.step = plan.epoch, plan.step
+        if not (plan.last and self.regime):  # the tail of an epoch is no new regime
+            self.regime = plan.regime
 
     def stop(self) -> None:
         """It left the loop: the time before was its last step's, what comes is none."""
@@ -146,6 +152,7 @@ class Monitor:
             rows,
             account.held_bytes,
             account.peak_bytes,
+            trainer.regime,
         )
 
     def _segment(self, segment: Segment, now_ns: int) -> SegmentReading:
@@ -222,6 +229,7 @@ def difference(before: Reading, now: Reading) -> Observation:
         segments,
         now.held_bytes,
         now.peak_bytes,
+        now.regime,
     )
 
 

@@ -172,6 +172,9 @@ class Observation:
     """Bytes charged to the memory budget at the end of the window."""
     peak_bytes: int
     """Most that was charged at any time so far."""
+    regime: str = ""
+    """What the plan says of the batch handed over last, as `batches of 64 of 224 px`:
+    what was learned of one regime need not be true in another."""
 
     @property
     def rows_per_s(self) -> float:

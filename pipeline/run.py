@@ -81,7 +81,7 @@ class Run:
         delivery = Delivery(stamped(data, plan), plan)
         if (reading := self.host.glance()) is not None:
             self._note(reading)
-        trainer.get(time.perf_counter_ns(), plan.n_rows, plan.epoch, plan.step)
+        trainer.get(time.perf_counter_ns(), plan)
         return delivery
 
     def _relocate(self, relocation: Relocation, data: Any) -> None:

@@ -110,3 +110,41 @@ def test_another_file_is_an_error_that_says_so(
 def test_no_file_is_an_error_that_says_where_they_come_from(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="filepath_prefix"):
         described().load_autotune(tmp_path / "nothing.json")
+
+
+def test_what_was_found_elsewhere_is_not_used_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "run_0.json", machine={"cpu_cores": 1000.0})
+    pipe = described()
+    pipe.load_autotune(path)
+    assert first_stage(pipe)["num_parallel_workers"] == 1
+    assert "found with 1000 usable cores" in caplog.text
+
+
+def test_each_batch_size_begins_with_its_own_values(tmp_path: Path) -> None:
+    key = {"op": "Dataset(ID:0) list", "knob": "num_parallel_workers"}
+    regimes = {"batches of 4": [{**key, "value": 9}], "batches of 8": []}
+    pipe = described()
+    pipe.load_autotune(written(tmp_path / "run_0.json", regimes=regimes))
+    assert first_stage(pipe)["num_parallel_workers"] == 9
+
+
+def test_a_loop_that_was_left_is_followed_by_one_with_what_it_found() -> None:
+    ps.set_enable_autotune(True)
+    with described() as pipe:
+        for _ in pipe:
+            break
+        run = pipe._slot.run  # noqa: SLF001 - where its knobs are
+        assert run is None
+        batches = iter(pipe)
+        next(batches)
+        workers = pipe._slot.run.run.knobs()[0]  # type: ignore[union-attr]  # noqa: SLF001
+        workers.turn(3)
+        del batches
+        next(iter(pipe))
+        assert first_stage(pipe)["num_parallel_workers"] == 3
+        ps.set_enable_autotune(False)
+        pipe.close()
+        next(iter(pipe))
+        assert first_stage(pipe)["num_parallel_workers"] == 1

@@ -2,6 +2,7 @@
 
 from .bottleneck_law import BottleneckLaw
 from .connector_rules import ConnectorRules
+from .per_regime import PerRegime
 from .policy import Policy
 
-__all__ = ["BottleneckLaw", "ConnectorRules", "Policy"]
+__all__ = ["BottleneckLaw", "ConnectorRules", "PerRegime", "Policy"]

@@ -92,6 +92,7 @@ class Simulated:
             segments=tuple(segments),
             held_bytes=int(held),
             peak_bytes=int(held),
+            regime=self.workload.regime,
         )
 
     def knobs(self) -> tuple[Knob, ...]:

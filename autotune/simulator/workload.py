@@ -83,6 +83,8 @@ class Workload:
     stages: tuple[Stage, ...]
     trainer: Trainer
     batch_rows: int = 32
+    regime: str = ""
+    """As the plan announces it; what is not announced has to be noticed."""
 
     def best_rows_per_s(self, cores: float) -> float:
         """Rows a second under the best of all settings: the closed-form law.

@@ -140,7 +140,7 @@ class Pump:
             self._over = True
             return End(self._turn, host.cursor, host.read()), ()
         plan = delivery.plan
-        meter.get(time.perf_counter_ns(), plan.n_rows, plan.epoch, plan.step)
+        meter.get(time.perf_counter_ns(), plan)
         try:
             packed, descriptors = self._packer.pack(delivery.data)
         except Exception as error:

@@ -59,6 +59,12 @@ class BatchPlan:
         return self.n_rows - self.n_local
 
     @property
+    def regime(self) -> str:
+        """What it is like to load, of all that a schedule sets."""
+        size = "" if self.image_size is None else f" of {self.image_size} px"
+        return f"batches of {self.n_global}{size}"
+
+    @property
     def ctx(self) -> Context:
         """What functions that take `ctx` are given for this batch."""
         return Context(self.epoch, self.step, self.image_size)

@@ -11,7 +11,8 @@ import pytest
 from penstock.autotune import phrases
 from penstock.autotune.decision import Decision, Measure, Outcome
 from penstock.autotune.log import AutotuneLog, show_by_default
-from penstock.autotune.situation import KnobView, Situation
+from penstock.autotune.saved import Saved
+from penstock.autotune.situation import KnobKey, Situation
 from support.windows import DECODE, READ, situation, starved
 
 DECISION = Decision(
@@ -101,13 +102,13 @@ def test_a_situation_survives_its_row() -> None:
 
 
 def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
-    knobs = {
-        (READ, "num_parallel_workers"): KnobView(5, 1, 8, tunable=True),
-        (READ, "prefetch_size"): KnobView(2, 1, 8, tunable=True),
+    knobs: dict[KnobKey, int] = {
+        (READ, "num_parallel_workers"): 5,
+        (READ, "prefetch_size"): 2,
     }
     with AutotuneLog(str(tmp_path / "run")) as log:
         log.outcome(OUTCOME, 1.0)
-        log.result(knobs, {"Folder(ID:0)": "thread"})
+        log.result(Saved(knobs, {"Folder(ID:0)": "thread"}))
     result = json.loads((tmp_path / "run_0.json").read_text())
     assert result["summary"] == [f"{READ} (num_parallel_workers: 5, prefetch_size: 2)"]
     assert result["knobs"][0] == {
@@ -124,7 +125,7 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
 
 def test_the_result_says_where_nothing_was_changed(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run")) as log:
-        log.result({}, {})
+        log.result(Saved({}, {}))
     remark = json.loads((tmp_path / "run_0.json").read_text())["remark"]
     assert remark.endswith("nothing was changed.")
 
@@ -134,7 +135,7 @@ def test_a_disk_that_takes_nothing_ends_the_files_with_one_warning(
 ) -> None:
     with AutotuneLog(str(tmp_path / "missing" / "run")) as log:
         log.decision(DECISION, 1.0)
-        log.result({}, {})
+        log.result(Saved({}, {}))
     assert [r.levelname for r in caplog.records].count("WARNING") == 1
     assert not (tmp_path / "missing").exists()
 
@@ -145,7 +146,7 @@ def test_without_a_prefix_there_are_no_files(
     monkeypatch.chdir(tmp_path)
     with AutotuneLog() as log:
         log.decision(DECISION, 1.0)
-        log.result({}, {})
+        log.result(Saved({}, {}))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.pipeline.compile import compile_recipe
@@ -17,8 +19,9 @@ from penstock.pipeline.monitor import (
     unmeasured,
 )
 from penstock.pipeline.observation import TrainerObservation
-from penstock.pipeline.plan import Shard
+from penstock.pipeline.plan import BatchPlan, Shard
 from penstock.pipeline.spec import BatchStage, Defaults, MapStage, SourceStage
+from support.flow_script import Script
 
 S = 1_000_000_000
 RECIPE = compile_recipe(
@@ -32,17 +35,32 @@ RECIPE = compile_recipe(
 )
 
 
+def batch(rows: int, epoch: int, step: int, *, last: bool = False) -> BatchPlan:
+    """A whole batch of one rank."""
+    first = Script((rows,)).batch(0)
+    return replace(first, epoch=epoch, step=step, last=last)
+
+
+def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
+    meter = TrainerMeter()
+    meter.get(1 * S, batch(64, 0, 0))
+    meter.get(2 * S, batch(17, 0, 1, last=True))
+    assert meter.regime == "batches of 64"
+    meter.get(3 * S, replace(batch(32, 1, 2), image_size=224))
+    assert meter.regime == "batches of 32 of 224 px"
+
+
 def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     meter = TrainerMeter()
     assert not meter.training
     meter.ask(10 * S)
     assert meter.training
     assert meter.read() == TrainerObservation(0, 0, 0.0, 0.0)
-    meter.get(13 * S, 64, 0, 1)
+    meter.get(13 * S, batch(64, 0, 1))
     assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
     meter.ask(20 * S)
     assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
-    meter.get(21 * S, 32, 1, 2)
+    meter.get(21 * S, batch(32, 1, 2))
     assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0)
     assert (meter.steps, meter.epoch, meter.step) == (2, 1, 2)
 
@@ -50,11 +68,11 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
 def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
     meter = TrainerMeter()
     meter.ask(0)
-    meter.get(1 * S, 8, 0, 0)
+    meter.get(1 * S, batch(8, 0, 0))
     meter.stop()
     assert not meter.training
     meter.ask(100 * S)
-    meter.get(102 * S, 8, 1, 1)
+    meter.get(102 * S, batch(8, 1, 1))
     assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0)
 
 

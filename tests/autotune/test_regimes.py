@@ -1,0 +1,137 @@
+"""What was found for one batch or image size is in force when that comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.autotune.budget import Budget
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import BottleneckLaw, PerRegime
+from penstock.autotune.policies.bottleneck_law import Memory
+from penstock.autotune.policies.per_regime import Values
+from penstock.autotune.saved import load_saved
+from penstock.autotune.simulator import Machine, Simulated, Stage, Trainer, Workload
+from penstock.autotune.situation import Situation
+from penstock.autotune.tuner import Tuner
+from support.windows import READ, at_ease, situation, starved
+
+SMALL, LARGE = "batches of 32 of 128 px", "batches of 32 of 224 px"
+CORES = 64.0
+TURN_S = 20.0
+
+
+def loading(wait_s: float, regime: str) -> Workload:
+    """A store whose rows take so long, for a trainer of 640 rows a second."""
+    read = Stage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
+    return Workload((read,), Trainer(gap_s=0.05), regime=regime)
+
+
+LIGHT, HEAVY = loading(0.010, SMALL), loading(0.080, LARGE)
+
+
+class Course:
+    """A tuned, simulated run that goes through regimes."""
+
+    def __init__(
+        self,
+        found: Mapping[str, Values] | None = None,
+        log: AutotuneLog | None = None,
+    ) -> None:
+        self.machine = Machine(CORES, 0)
+        self.plant = Simulated(self.machine, LIGHT, [1], [2])
+        self.tuner = Tuner(
+            self.plant,
+            BottleneckLaw(),
+            Budget(CORES, 1 << 40),
+            log or AutotuneLog(quiet=True),
+            found=found,
+        )
+
+    def run(self, workload: Workload, seconds: float) -> float:
+        """Go over to a workload; return its rate as a share of the trainer's own."""
+        self.plant.change(workload)
+        steps, end_s = self.plant.steps, self.machine.now_s + seconds
+        while self.machine.now_s < end_s:
+            self.machine.advance(self.tuner.step())
+        return (self.plant.steps - steps) * workload.trainer.gap_s / seconds
+
+    @property
+    def workers(self) -> int:
+        return self.plant.knobs()[0].value
+
+
+def test_a_regime_that_comes_back_is_served_at_once() -> None:
+    course = Course()
+    course.run(LIGHT, TURN_S)
+    course.run(HEAVY, TURN_S)
+    settled = course.workers
+    course.run(LIGHT, TURN_S)
+    assert course.workers < settled / 3
+    course.run(HEAVY, 1.0)
+    assert course.workers == settled
+    assert course.run(HEAVY, 5.0) >= 0.97
+
+
+def test_an_unknown_regime_is_tuned_in_seconds() -> None:
+    course = Course()
+    course.run(LIGHT, TURN_S)
+    course.run(HEAVY, 8.0)
+    assert course.run(HEAVY, 8.0) >= 0.95
+
+
+def test_what_a_run_found_for_each_regime_the_next_one_begins_with(
+    tmp_path: Path,
+) -> None:
+    with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
+        first = Course(log=log)
+        first.run(LIGHT, TURN_S)
+        first.run(HEAVY, TURN_S)
+        first.tuner.finish()
+    saved = load_saved(tmp_path / "run_0.json")
+    knob = first.plant.knobs()[0]
+    key = (knob.operator, knob.name)
+    assert saved.values(LARGE)[key] == first.workers
+    assert saved.values(SMALL)[key] < first.workers / 3
+    assert saved.values("batches of 7") == saved.knobs
+    second = Course(saved.regimes)
+    second.run(LIGHT, 2.0)
+    second.run(HEAVY, 1.0)
+    assert second.workers == first.workers
+
+
+def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
+    with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
+        course = Course(log=log)
+        for workload in (LIGHT, HEAVY, LIGHT, HEAVY):
+            course.run(workload, TURN_S)
+    policy = PerRegime(BottleneckLaw())
+    memory = policy.start()
+    made, again = [], []
+    for row in map(json.loads, (tmp_path / "run_0.jsonl").read_text().splitlines()):
+        if row["event"] == "decision":
+            made.append((row["op"], row["knob"], row["old"], row["new"], row["rule"]))
+        elif row["event"] == "observation":
+            found, memory = policy.decide(Situation.from_row(row), memory)
+            again += [(d.operator, d.knob, d.old, d.new, d.rule) for d in found]
+    assert made == again
+    assert "regime" in {rule for *_, rule in made}
+
+
+POLICY: PerRegime[Memory] = PerRegime(BottleneckLaw())
+
+
+def test_what_is_restored_keeps_to_the_bounds_and_pins_of_the_user() -> None:
+    key = (READ, "num_parallel_workers")
+    first = situation(replace(at_ease(), regime=SMALL))
+    _, memory = POLICY.decide(first, POLICY.start())
+    later = situation(replace(starved(), regime=LARGE))
+    _, memory = POLICY.decide(later, memory)
+    back = situation(replace(starved(), regime=SMALL), upper=4)
+    restored, _ = POLICY.decide(back, memory)
+    assert {d.key: (d.old, d.new) for d in restored}[key] == (1, 4)
+    assert all(decision.forced for decision in restored)
+    pinned = situation(replace(starved(), regime=SMALL), tunable=False)
+    assert POLICY.decide(pinned, memory)[0] == ()
