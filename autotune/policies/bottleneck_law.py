@@ -60,6 +60,9 @@ CROWD = 2.0
 EASE_WINDOWS = 2
 PATIENCE_WINDOWS = 12
 """That the engine has to weigh another kind of workers."""
+CHEAPER = 1.5
+"""So many times less CPU a row may take at most where fewer workers crowd the caches
+and the cores less: who needs more cores than these could keep busy is not tried."""
 HELD_BACK = 0.1
 """Share of a segment's workers' time."""
 PREFETCH_MOST = 16
@@ -288,7 +291,9 @@ class _Law(Case):
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
         waits = mostly_waits(segment)
-        new = probe(curve, knob.value, knob.lower, knob.upper, waits=waits)
+        cores = ratio(segment.cpu_s, self.situation.observation.window_s)
+        lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
+        new = probe(curve, knob.value, lower, knob.upper, waits=waits)
         if new is None or self.holds.refutes(key, new):
             return
         yield Decision(
