@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...pipeline.observation import Observation
+from ...pipeline.observation import Observation, ratio
 from ..decision import Outcome
 from ..situation import KnobKey
-from ..window import demand_rows_per_s, wait_share
+from ..window import cost_s, demand_rows_per_s, wait_share
 
 __all__ = ["NO_HOLDS", "Holds"]
 
@@ -27,12 +27,13 @@ LEARNING = 0.25
 that is soon gone again; one twice as large is known for another in a few."""
 INSATIABLE = 0.9
 """Share of its step that a trainer waits, from which what it could take is noise."""
-TRAINER = ""
+TRAINER, RATE = "", "rate"
 """In place of an operator."""
 
 Loads = dict[str, float]
-"""Worker-seconds a sample takes, by operator; of the trainer, samples a second that it
-would take."""
+"""Worker-seconds a sample takes, by operator; samples a second that the trainer would
+take, and that it gets: less than a change was compared with, and that lived on what was
+in stock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Hold:
     tried: int
     """What did not do: what lies between it and `limit` is not known."""
     loads: tuple[tuple[str, float], ...]
-    """The trainer's and the operator's, as they were."""
+    """The trainer's and the operator's, as they were, and the rate that was
+    to last: without the change, or with it where it was kept."""
     until_s: float
     failures: int = 1
 
@@ -127,12 +129,14 @@ def made(outcome: Outcome, loads: Loads, now_s: float) -> Hold | None:
     if decision.forced or (outcome.kept and not gained(outcome)):
         return None
     about = (TRAINER, decision.operator)
+    lasting = outcome.after if outcome.kept else outcome.before
+    then = [(name, loads.get(name, 0.0)) for name in about]
     return Hold(
         key=decision.key,
         upward=decision.new > decision.old and not outcome.kept,
         limit=decision.old + 1 if outcome.kept else decision.old,
         tried=decision.old if outcome.kept else decision.new,
-        loads=tuple((name, loads.get(name, 0.0)) for name in about),
+        loads=(*then, (RATE, lasting.rows_per_s)),
         until_s=now_s + HOLD_S,
     )
 
@@ -163,6 +167,7 @@ def loads_of(seen: Observation) -> Loads:
     """Return the loads of one window: a segment's queue has its segment's."""
     insatiable = wait_share(seen) > INSATIABLE
     loads = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
+    loads[RATE] = ratio(1.0, cost_s(seen))
     for segment in seen.segments:
         for name in {segment.name, segment.queue_name}:
             loads[name] = loads.get(name, 0.0) + segment.run_s_per_row

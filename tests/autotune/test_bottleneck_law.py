@@ -122,8 +122,8 @@ def test_fewer_are_not_tried_where_each_worker_brought_its_share() -> None:
 
 def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
     memory = known(
-        outcome(2, 3, 190.0, 230.0),
-        outcome(3, 4, 230.0, 170.0),
+        outcome(2, 3, 53.0, 64.0),
+        outcome(3, 4, 64.0, 47.0),
     )
     assert decide(situation(with_workers(starved(), 3)), memory) == ()
 

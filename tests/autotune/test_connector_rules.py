@@ -17,7 +17,8 @@ from support.windows import (
 )
 
 POLICY = ConnectorRules()
-ASIDE = Measure(100.0, 0.5, 0.1)
+STARVED, EASED = Measure(64.0, 0.9, 1.0), Measure(320.0, 0.0, 0.2)
+"""How it goes in `starved()` and `at_ease()`."""
 
 
 def decide(case: Situation, memory: Memory | None = None) -> tuple[Decision, ...]:
@@ -146,7 +147,7 @@ def test_nothing_is_given_back_that_is_needed() -> None:
 def failure(old: int, new: int) -> Outcome:
     knob = "num_parallel_workers"
     decision = Decision(READ, knob, old, new, "slow", "as seen", 2.0)
-    return Outcome(decision, kept=False, before=ASIDE, after=ASIDE)
+    return Outcome(decision, kept=False, before=STARVED, after=STARVED)
 
 
 def test_what_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
@@ -174,7 +175,7 @@ def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
     grown = Decision(DECODE, "num_parallel_workers", 1, 3, "slow", "as seen", 2.0)
-    kept = Outcome(grown, kept=True, before=ASIDE, after=ASIDE)
+    kept = Outcome(grown, kept=True, before=STARVED, after=STARVED)
     case = replace(situation(starved(time_s=2.0)), outcomes=(kept,))
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
@@ -197,11 +198,19 @@ def test_another_load_ends_a_hold_once_it_lasts() -> None:
     assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
 
 
+def test_what_was_compared_with_a_rate_that_did_not_last_is_tried_again() -> None:
+    on_stock = replace(failure(1, 3), before=replace(STARVED, rows_per_s=150.0))
+    case = replace(situation(starved()), outcomes=(on_stock,))
+    _, memory = POLICY.decide(case, POLICY.start())
+    found, _ = POLICY.decide(situation(starved(time_s=2.0)), memory)
+    assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
+
+
 def test_what_was_found_too_little_is_not_given_back_to() -> None:
     seen = at_ease(workers=3)
     knob = "num_parallel_workers"
     grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)
-    kept = Outcome(grown, kept=True, before=ASIDE, after=ASIDE)
+    kept = Outcome(grown, kept=True, before=EASED, after=EASED)
     memory = POLICY.start()
     _, memory = POLICY.decide(replace(situation(seen), outcomes=(kept,)), memory)
     for _ in range(5):
