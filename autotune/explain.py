@@ -30,6 +30,10 @@ COMPUTES = 0.75
 """CPU as a share of the run time above which a segment computes."""
 HELD_BACK = 0.5
 """Share of its workers' time above which a segment is held back."""
+QUEUED = 0.25
+"""Share of the run time, waiting for a core, above which cores are what is short."""
+GIL_HELD = 0.6
+"""Share of moments with the GIL held above which threads get no further."""
 CORES_USED = 0.85
 """Share of the CPU budget above which no cores are left."""
 FUSED_DECODE = "decode_random_resized_crop"
@@ -53,6 +57,8 @@ class Stage:
     cpu: float
     blocked: float
     """Inside the functions, but on no CPU: I/O, the GIL, locks, the run queue."""
+    queued: float
+    """The part of that in the run queue: no core was free."""
     waiting_for_input: float
     held_back: float
     """By the bound of what reads it, or by the memory budget."""
@@ -179,7 +185,7 @@ def explain(
         trainer=observation.trainer,
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share),
-        advice=_advice(observation, worst, tuned=tuned) if worst else (),
+        advice=_advice(observation, worst, budget, tuned=tuned) if worst else (),
     )
 
 
@@ -240,7 +246,7 @@ def _cause(
             f" ({observation.held_bytes / phrases.MIB:.0f} MiB held)."
         )
     cores = observation.cpu_cores
-    if budget is not None and cores >= CORES_USED * budget.cpu_cores:
+    if budget is not None and _cores_used(observation, budget):
         return f"CPU: {cores:.1f} of {budget.cpu_cores:g} cores are busy loading."
     return _cause_within(observation, worst)
 
@@ -249,6 +255,17 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
     name, run_s = phrases.short_name(worst.name), worst.run_s_per_row
     if run_s == 0.0:
         return f"{name} has not finished a sample yet."
+    if _held_by_gil(observation, worst):
+        return (
+            f"the GIL: held {100 * (observation.gil_held or 0.0):.0f}% of the time, so"
+            f" the {worst.num_parallel_workers} threads of {name} take turns."
+        )
+    if _queued(worst):
+        queued_s = ratio(worst.queued_s, worst.rows)
+        return (
+            f"CPU: {name} waits for a core for {1000 * queued_s:.2f} of"
+            f" {1000 * run_s:.2f} ms a sample, while others use them."
+        )
     if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
         spent = f"CPU: {name} computes {1000 * worst.cpu_s_per_row:.2f} ms a sample"
     else:
@@ -265,6 +282,24 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
     return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."
 
 
+def _held_by_gil(observation: Observation, worst: SegmentObservation) -> bool:
+    """Whether threads compute, and only one at a time can."""
+    held = observation.gil_held
+    threads = worst.executor == "thread" and worst.num_parallel_workers > 1
+    return threads and held is not None and held >= GIL_HELD
+
+
+def _queued(segment: SegmentObservation) -> bool:
+    """Whether its workers wait for a core much of the time."""
+    return ratio(segment.queued_s, segment.run_s) >= QUEUED
+
+
+def _cores_used(observation: Observation, budget: Budget | None) -> bool:
+    """Whether all cores there are keep busy with loading."""
+    cores = observation.cpu_cores
+    return budget is not None and cores >= CORES_USED * budget.cpu_cores
+
+
 def _held_by_memory(observation: Observation) -> bool:
     """Whether workers are held back for lack of credit while the trainer starves."""
     return (
@@ -279,14 +314,22 @@ def _held_by_memory(observation: Observation) -> bool:
 
 
 def _advice(
-    observation: Observation, worst: SegmentObservation, *, tuned: bool
+    observation: Observation,
+    worst: SegmentObservation,
+    budget: Budget | None,
+    *,
+    tuned: bool,
 ) -> tuple[str, ...]:
     if _held_by_memory(observation):
         gib = max(1, ceil(2 * observation.held_bytes / phrases.GIB))
         return (f'ps.set_memory_budget("{gib}GiB")',)
     steps = []
+    if _held_by_gil(observation, worst):
+        return (f'executor="process"  # for {worst.name}, or "auto"',)
     needed = min(ceil(_needed(worst, observation)), MANY_WORKERS)
-    if not tuned and worst.executor != "inline" and needed > worst.num_parallel_workers:
+    short = _cores_used(observation, budget) or _queued(worst)
+    fixed = tuned or short or worst.executor == "inline"
+    if not fixed and needed > worst.num_parallel_workers:
         steps += [
             "ps.set_enable_autotune(True)",
             f"num_parallel_workers={needed}  # for {worst.name}",
@@ -315,6 +358,7 @@ def _stages(observation: Observation, share: float) -> tuple[Stage, ...]:
             items_per_s=ratio(segment.rows, observation.window_s),
             cpu=segment.cpu_utilization,
             blocked=max(0.0, ratio(segment.run_s - segment.cpu_s, segment.worker_s)),
+            queued=ratio(segment.queued_s, segment.worker_s),
             waiting_for_input=ratio(segment.wait_input_s, segment.worker_s),
             held_back=ratio(segment.wait_credit_s, segment.worker_s),
             input_utilization=segment.input_utilization,

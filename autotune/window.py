@@ -179,6 +179,7 @@ def _segments(
         cpu_s=a.cpu_s + b.cpu_s,
         wait_input_s=a.wait_input_s + b.wait_input_s,
         wait_credit_s=a.wait_credit_s + b.wait_credit_s,
+        queued_s=a.queued_s + b.queued_s,
         input=feeding,
         output=_connectors(a.output, b.output, share),
     )

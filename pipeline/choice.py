@@ -17,6 +17,7 @@ from statistics import median
 from typing import Literal
 
 __all__ = [
+    "LEAST_WAIT",
     "Advice",
     "Contender",
     "Evidence",

@@ -27,6 +27,7 @@ from .credits import Account, Purse
 from .errors import BudgetError, PenstockError
 from .flight import Buffer, Flight
 from .flow import Flow
+from .gil import GilProbe
 from .knob import Knob
 from .layout import Allocate, Layout
 from .metrics import Gauge
@@ -96,9 +97,16 @@ class Engine:
         for at, segment in enumerate(self.segments):
             self.gate.bells[at].append(partial(self._ring, segment))
         self.trainer = trainer or TrainerMeter()
-        self.monitor = Monitor(self.gate, self.segments, self.trainer)
-        cores = recipe.cpu_cores
-        self._mover = Mover(self.segments, self.monitor, self.trainer, cores, self.move)
+        probe = GilProbe()
+        self.monitor = Monitor(self.gate, self.segments, self.trainer, probe)
+        self._mover = Mover(
+            self.segments,
+            self.monitor,
+            self.trainer,
+            probe,
+            recipe.cpu_cores,
+            self.move,
+        )
 
     def __enter__(self) -> Self:
         """Let the workers begin."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from .compile import Recipe
 from .connector import Gate
+from .gil import GilProbe
 from .metrics import GaugeReading, WorkerReading
 from .observation import (
     ConnectorObservation,
@@ -50,6 +51,8 @@ class SegmentReading:
     """The latest from one kind of workers to another."""
     weighing: bool = False
     """Whether there may soon be another."""
+    queued_s: float = 0.0
+    """Worker-seconds that its workers waited for a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Reading:
     peak_bytes: int
     regime: str = ""
     """That of the batch handed over last (`BatchPlan.regime`)."""
+    gil_held: float | None = None
 
 
 class TrainerMeter:
@@ -131,17 +135,25 @@ class Monitor:
     """Reads one engine."""
 
     def __init__(
-        self, gate: Gate, segments: Sequence[Segment], trainer: TrainerMeter
+        self,
+        gate: Gate,
+        segments: Sequence[Segment],
+        trainer: TrainerMeter,
+        probe: GilProbe,
     ) -> None:
         self._gate = gate
         self._segments = segments
         self._trainer = trainer
+        self._probe = probe
 
     def read(self) -> Reading:
         """Return all totals as of now."""
+        # These are files: not to be read under the lock.
+        queued = [segment.run_queue.look() for segment in self._segments]
         with self._gate.lock:
             now_ns = self._gate.clock()
-            rows = tuple(self._segment(s, now_ns) for s in self._segments)
+            pairs = zip(self._segments, queued, strict=True)
+            rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
             account = self._gate.flow.account.statistics()
         trainer = self._trainer
         return Reading(
@@ -153,9 +165,12 @@ class Monitor:
             account.held_bytes,
             account.peak_bytes,
             trainer.regime,
+            self._probe.held_share,
         )
 
-    def _segment(self, segment: Segment, now_ns: int) -> SegmentReading:
+    def _segment(
+        self, segment: Segment, now_ns: int, queued_s: float
+    ) -> SegmentReading:
         flow, at = self._gate.flow, segment.connector.segment
         state = flow.segments[at]
         return SegmentReading(
@@ -170,6 +185,7 @@ class Monitor:
             flow.row_bytes(at),
             tuple(segment.moves),
             _weighing(segment),
+            queued_s,
         )
 
 
@@ -230,6 +246,7 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.held_bytes,
         now.peak_bytes,
         now.regime,
+        now.gil_held,
     )
 
 
@@ -257,6 +274,8 @@ def segment(
         output,
         now.moves,
         now.weighing,
+        # Also counted between two leases, and at other moments than these.
+        min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from .choice import (
+    LEAST_WAIT,
     Advice,
     Contender,
     Evidence,
@@ -73,6 +74,7 @@ class Mover:
         segments: of the engine.
         monitor: reads them.
         trainer: its time.
+        probe: looks at the GIL where that is in question; closed with the mover.
         cores: that the workers may keep busy.
         change: moves a segment; it may raise, and then nothing has moved.
     """
@@ -82,6 +84,7 @@ class Mover:
         segments: Sequence[Segment],
         monitor: Monitor,
         trainer: TrainerMeter,
+        probe: GilProbe,
         cores: float,
         change: Change,
     ) -> None:
@@ -90,7 +93,7 @@ class Mover:
         self._trainer = trainer
         self._cores = cores
         self._change = change
-        self._probe = GilProbe()
+        self._probe = probe
         self._pasts: dict[Segment, Past] = {}
         self._stuck: set[Segment] = set()
         """Cannot be moved: it was tried, and failed."""
@@ -149,8 +152,8 @@ class Mover:
         self._probe.close()
 
     def _watch(self) -> None:
-        """Begin to look, if there is a segment that may be moved."""
-        if any(_contends(segment) for segment in self._segments):
+        """Begin to look, if the GIL may be what binds, or a segment may be moved."""
+        if any(_contends(s) or s.executor == "thread" for s in self._segments):
             self._settle()
             self._before = None
             self.due_ns = 0
@@ -206,6 +209,15 @@ class Mover:
                 return
             segment.weighed_at = segment.num_parallel_workers
             self._say_once(segment, proposal.reason)
+        self._look_at_gil()
+
+    def _look_at_gil(self) -> None:
+        """Look, if threads are short of it, perhaps: `explain` tells what was seen."""
+        threads = any(segment.executor == "thread" for segment in self._segments)
+        waits = any(w.trainer.wait_share >= LEAST_WAIT for w in self._windows)
+        if threads and waits and self._probe.held_share is None:
+            self._probed_s = self._windows[-1].time_s
+            self._probe.burst()
 
     def _evidence(self, segment: Segment, cpu_share: float) -> Evidence:
         wait_s = sum(window.trainer.wait_s for window in self._windows)

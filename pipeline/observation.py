@@ -108,6 +108,8 @@ class SegmentObservation:
     weighing: bool = False
     """Whether the engine has yet to see if workers of another kind do better than so
     many of these."""
+    queued_s: float = 0.0
+    """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
 
     @property
     def input_utilization(self) -> float:
@@ -175,6 +177,9 @@ class Observation:
     regime: str = ""
     """What the plan says of the batch handed over last, as `batches of 64 of 224 px`:
     what was learned of one regime need not be true in another."""
+    gil_held: float | None = None
+    """Share of moments, 0 to 1, at which threads of the trainer's process held the GIL
+    when another wanted it; None while nobody has looked."""
 
     @property
     def rows_per_s(self) -> float:

@@ -14,6 +14,7 @@ from .observation import Move
 from .segment_state import FAR_LEASE_NS, LEASE_NS
 from .workers.crew import Crew
 from .workers.inline import Inline
+from .workers.run_queue import RunQueue
 
 __all__ = ["Hire", "Kind", "Segment"]
 
@@ -50,6 +51,7 @@ class Segment:
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self._crew = hire(start)
         self._leaving: list[Crew] = []
+        self.run_queue = RunQueue(self._threads)
         self.moves: deque[Move] = deque(maxlen=MOST_MOVES)
         """The latest from one kind of workers to another, and why."""
         self._tell_flow()
@@ -147,6 +149,9 @@ class Segment:
                 lambda: self.prefetch_size,
                 self.set_prefetch,
             )
+
+    def _threads(self) -> list[str]:
+        return self._crew.threads()
 
     def _tell_flow(self) -> None:
         gate, at = self.connector.gate, self.connector.segment

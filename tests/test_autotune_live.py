@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,27 @@ def test_tuning_may_be_turned_on_and_off_in_mid_loop(tmp_path: Path) -> None:
     found = [index for batch in indices([first, second, *rest]) for index in batch]
     assert sorted(found) == list(range(LENGTH))
     assert json.loads(Path(f"{prefix}_0.json").read_text())["knobs"]
+
+
+class Turning:
+    """A sample is a loop of Python, which holds the GIL."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> int:
+        return sum(range(20_000)) + index
+
+
+def test_threads_that_take_turns_at_the_gil_are_told_so() -> None:
+    source = ps.Pipeline.from_dataset(
+        Turning(), executor="thread", num_parallel_workers=4
+    )
+    with source.batch(8) as pipe:
+        end, cause = time.monotonic() + DEADLINE_S, ""
+        for number, _ in enumerate(chain.from_iterable(repeat(pipe))):
+            if number % 50 == 0:
+                cause = pipe.explain().cause
+            if cause.startswith("the GIL: held") or time.monotonic() > end:
+                break
+    assert cause.startswith("the GIL: held")

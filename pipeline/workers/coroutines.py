@@ -101,6 +101,11 @@ class Coroutines:
         """Return how many there are."""
         return CrewStatistics(self.executor, self._asked, len(self._permits))
 
+    def threads(self) -> list[str]:
+        """Return the folder of the loop's thread in /proc."""
+        number = self._thread.native_id
+        return [] if number is None else [f"/proc/self/task/{number}"]
+
     # The loop's thread
 
     def _work(self) -> None:

@@ -47,6 +47,10 @@ class Crew(Protocol):
         """Return how many there are."""
         ...
 
+    def threads(self) -> list[str]:
+        """Return the folders in /proc of the threads that work; none if it is yours."""
+        ...
+
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     """Return where a lease's rows go, if they go into the batch."""

@@ -54,6 +54,10 @@ class Inline:
         here = not self._left
         return CrewStatistics(self.executor, here, here)
 
+    def threads(self) -> list[str]:
+        """Return none: it works in the trainer's."""
+        return []
+
     def _run(self, lease: Lease) -> None:
         sink = sink_of(self._program, lease)
         outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)

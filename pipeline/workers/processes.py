@@ -28,6 +28,7 @@ from .blame import LIMIT, Blame
 from .child import Child, Errand
 from .crew import CrewStatistics, sink_of
 from .roster import READ, WRITE, Roster
+from .run_queue import threads_of
 from .slabs import Slab, SlabPool
 from .task import Placement, Task, recall
 from .template import Template
@@ -112,6 +113,11 @@ class Processes:
     def statistics(self) -> CrewStatistics:
         """Return how many there are."""
         return CrewStatistics(self.executor, self._asked, self._roster.workers)
+
+    def threads(self) -> list[str]:
+        """Return the folders in /proc of the children's threads."""
+        children = list(self._roster.children.values())
+        return [path for child in children for path in threads_of(child.pid)]
 
     def _hear_of_work(self) -> None:
         """The gate's bell; its lock is held."""

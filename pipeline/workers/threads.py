@@ -92,6 +92,12 @@ class Threads:
         with self._gate.lock:
             return CrewStatistics(self.executor, self._asked, len(self._threads))
 
+    def threads(self) -> list[str]:
+        """Return their folders in /proc."""
+        with self._gate.lock:
+            known = [thread.native_id for thread in self._threads]
+        return [f"/proc/self/task/{number}" for number in known if number is not None]
+
     def _make(self) -> threading.Thread:
         return threading.Thread(
             target=self._work, name=f"penstock {self._name}", daemon=True

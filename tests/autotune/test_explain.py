@@ -108,3 +108,35 @@ def test_a_full_outbox_takes_the_blame_off_the_memory_budget() -> None:
     held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
     found = explain(replace(seen, segments=(held, last)))
     assert not found.cause.startswith("the memory budget")
+
+
+def test_threads_that_take_turns_at_the_gil_are_told_so_and_what_helps() -> None:
+    decode = replace(computing().segments[1], num_parallel_workers=4, cpu_s=0.3)
+    seen = replace(computing(), segments=(computing().segments[0], decode))
+    found = explain(replace(seen, gil_held=0.93))
+    assert found.cause == (
+        "the GIL: held 93% of the time, so the 4 threads of decode take turns."
+    )
+    assert found.advice == (f'executor="process"  # for {DECODE}, or "auto"',)
+    assert "the GIL" not in explain(replace(seen, gil_held=0.3)).cause
+    one = replace(decode, num_parallel_workers=1)
+    alone = replace(seen, segments=(seen.segments[0], one), gil_held=0.93)
+    assert "the GIL" not in explain(alone).cause
+
+
+def test_a_wait_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:
+    decode = replace(computing().segments[1], cpu_s=0.5, queued_s=0.45)
+    seen = replace(computing(), segments=(computing().segments[0], decode))
+    found = explain(seen, Budget(2.0, 10**9))
+    assert found.cause == (
+        "CPU: decode waits for a core for 0.90 of 2.00 ms a sample, while others use"
+        " them."
+    )
+    assert not any("num_parallel_workers" in step for step in found.advice)
+    assert found.stages[1].queued == 0.45
+
+
+def test_no_more_workers_are_advised_where_all_cores_are_busy() -> None:
+    advice = explain(computing(), Budget(1.0, 10**9)).advice
+    assert advice
+    assert not any("num_parallel_workers" in step for step in advice)
