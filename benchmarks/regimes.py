@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from autotune_suite import SAMPLES, gliding, photograph
+from autotune_suite import gliding
 from burning import burn
 from PIL import Image
+from suite_rows import SAMPLES, photograph
 
 import penstock as ps
 from penstock.autotune.budget import Budget

@@ -43,6 +43,7 @@ class GilProbe:
     def __init__(self) -> None:
         self._seen: deque[bool] = deque(maxlen=BURST)
         """Written by the burst's thread; an append is atomic."""
+        self._last: float | None = None
         self._closed = threading.Event()
         self._bed = threading.Lock()
         """Held for as long as sleepers shall sleep."""
@@ -66,6 +67,12 @@ class GilProbe:
         seen = tuple(self._seen)
         return sum(seen) / len(seen) if len(seen) == BURST else None
 
+    @property
+    def last_share(self) -> float | None:
+        """The same of the last burst there was, whatever has changed since."""
+        share = self.held_share
+        return self._last if share is None else share
+
     def burst(self) -> None:
         """Look some more times; does nothing while the last burst goes on."""
         busy = self._thread is not None and self._thread.is_alive()
@@ -78,6 +85,7 @@ class GilProbe:
 
     def clear(self) -> None:
         """Forget what was seen: the work has changed."""
+        self._last = self.last_share
         self._seen.clear()
 
     def close(self) -> None:

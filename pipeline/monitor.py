@@ -165,7 +165,7 @@ class Monitor:
             account.held_bytes,
             account.peak_bytes,
             trainer.regime,
-            self._probe.held_share,
+            self._probe.last_share,
         )
 
     def _segment(

@@ -136,10 +136,13 @@ class Mover:
         self._before, spent_s, self._cpu_s = now, cpu_s - self._cpu_s, cpu_s
         counts = tuple(segment.num_parallel_workers for segment in self._segments)
         same, self._counts = counts == self._counts, counts
-        if before is None or not same:
+        window = None if before is None else difference(before, now)
+        if window is not None:
+            self._look_at_gil(window)
+        if window is None or not same:
             self._disturbed()
         else:
-            self._turn(difference(before, now), spent_s)
+            self._turn(window, spent_s)
 
     @property
     def trying(self) -> bool:
@@ -209,14 +212,16 @@ class Mover:
                 return
             segment.weighed_at = segment.num_parallel_workers
             self._say_once(segment, proposal.reason)
-        self._look_at_gil()
 
-    def _look_at_gil(self) -> None:
-        """Look, if threads are short of it, perhaps: `explain` tells what was seen."""
+    def _look_at_gil(self, window: Observation) -> None:
+        """Look, if threads are short of it, perhaps: it is part of what is observed."""
         threads = any(segment.executor == "thread" for segment in self._segments)
-        waits = any(w.trainer.wait_share >= LEAST_WAIT for w in self._windows)
-        if threads and waits and self._probe.held_share is None:
-            self._probed_s = self._windows[-1].time_s
+        waits = window.trainer.wait_share >= LEAST_WAIT
+        known = window.gil_held is not None
+        if known and window.time_s - self._probed_s < PROBE_AGAIN_S:
+            return
+        if threads and waits:
+            self._probed_s = window.time_s
             self._probe.burst()
 
     def _evidence(self, segment: Segment, cpu_share: float) -> Evidence:

@@ -53,6 +53,8 @@ CPU_USED = 0.85
 """Share of the budget from which on CPU is what binds."""
 CPU_SPENT = 0.95
 """Share from which on no number of workers could make more of it."""
+GIL_BOUND = 0.8
+"""Share of moments with the GIL held from which threads that compute get no further."""
 CPU_HEAVY = 0.75
 """Share from which on it may be, if workers did not hinder each other."""
 CROWD = 2.0
@@ -162,7 +164,7 @@ class _Law(Case):
         return ratio(1.0, cost_s(self.situation.observation))
 
     def possible(self) -> float:
-        """Rows a second that CPU, trainer and bounded segments allow."""
+        """Rows a second that CPU, GIL, trainer and bounded segments allow."""
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
         cores = self.situation.budget.cpu_cores
@@ -173,7 +175,8 @@ class _Law(Case):
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        return min(demand, cpu, *bounds)
+        gil = rate if any(map(self._gil_bound, seen.segments)) else inf
+        return min(demand, cpu, gil, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Workers a segment may have."""
@@ -186,10 +189,10 @@ class _Law(Case):
 
     def thinned(self) -> tuple[Decision, ...]:
         """Fewer where many more compute than there are cores, and none knows better."""
-        segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
+        segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        crowd = segment.num_parallel_workers > CROWD * cores
+        crowd = segment.num_parallel_workers > CROWD * self._cores(segment)
         return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
 
     def jump(self) -> tuple[Decision, ...]:
@@ -277,10 +280,20 @@ class _Law(Case):
         )
 
     def _bottleneck(self) -> SegmentObservation | None:
-        """The segment whose workers are always busy, if there is one."""
+        """The segment whose workers are always busy, or at the GIL, if there is one."""
         segments = self.situation.observation.segments
         busiest = max(segments, key=_busy)
-        return busiest if _busy(busiest) >= SATURATED else None
+        full = _busy(busiest) >= SATURATED or self._gil_bound(busiest)
+        return busiest if full else None
+
+    def _gil_bound(self, segment: SegmentObservation) -> bool:
+        """Whether its threads take turns at the GIL."""
+        held = self.situation.observation.gil_held
+        return segment.executor == "thread" and held is not None and held >= GIL_BOUND
+
+    def _cores(self, segment: SegmentObservation) -> float:
+        """Cores that its workers can use at once."""
+        return 1.0 if self._gil_bound(segment) else self.situation.budget.cpu_cores
 
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that tells most about where the peak is."""
@@ -307,8 +320,10 @@ class _Law(Case):
         )
 
     def _cpu_bound(self, share: float = CPU_USED) -> bool:
-        cores = self.situation.observation.cpu_cores
-        return cores >= share * self.situation.budget.cpu_cores
+        seen = self.situation.observation
+        if any(map(self._gil_bound, seen.segments)):
+            return True
+        return seen.cpu_cores >= share * self.situation.budget.cpu_cores
 
     def wider_queues(self) -> Iterator[Decision]:
         """Twice as many batches ahead where workers are held back and none is busy."""
@@ -338,9 +353,10 @@ class _Law(Case):
 
     def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
         """More workers on the CPU than there are cores, all busy waiting for one."""
-        segment, cores = self._bottleneck(), self.situation.budget.cpu_cores
+        segment = self._bottleneck()
         if segment is None or not self._cpu_bound(share):
             return
+        cores = self._cores(segment)
         key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:

@@ -202,3 +202,25 @@ def test_a_wait_with_batches_ready_is_the_hand_over_and_nothing_helps() -> None:
     seen = starved()
     last = replace(seen.segments[1], output=ready)
     assert decide(situation(replace(seen, segments=(seen.segments[0], last)))) == ()
+
+
+def at_the_gil(workers: int) -> Observation:
+    """So many threads, held up by the GIL alone."""
+    crowd = with_workers(starved(), workers)
+    return replace(crowd, gil_held=0.95)
+
+
+def test_threads_that_take_turns_at_the_gil_get_no_more_of_them() -> None:
+    assert decide(situation(at_the_gil(1))) == ()
+
+
+def test_many_threads_at_the_gil_are_made_fewer() -> None:
+    (decision,) = decide(situation(at_the_gil(16)))
+    assert (decision.old, decision.new, decision.rule) == (16, 8, "crowded")
+
+
+def test_processes_share_no_gil() -> None:
+    seen = at_the_gil(1)
+    children = tuple(replace(s, executor="process") for s in seen.segments)
+    found = decide(situation(replace(seen, segments=children)))
+    assert [decision.rule for decision in found if decision.knob == WORKERS] == ["law"]

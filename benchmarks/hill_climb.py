@@ -1,0 +1,75 @@
+"""A hill climb with Cachew's constants: the plain way to tune, to be compared with.
+
+One worker more for the busiest segment while the trainer waits, kept where it gains
+7 %; else nothing for 20 windows. One worker less where the trainer does not wait.
+(Cachew, ATC'22: `scaling_utils.cc`; there it is for remote workers.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.autotune.decision import Decision
+from penstock.autotune.policies.case import Case
+from penstock.autotune.policies.holds import NO_HOLDS
+from penstock.autotune.situation import Situation
+from penstock.pipeline.knob import KnobName
+from penstock.pipeline.observation import SegmentObservation, ratio
+
+__all__ = ["HillClimb"]
+
+GAIN = 0.07
+ASKED_SHARE = 0.1
+"""Of what a decision promises, a trial asks for so much (`trial.LEAST_SHARE`)."""
+HELD_WINDOWS = 20
+WORKERS: KnobName = "num_parallel_workers"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What it remembers."""
+
+    held: int = 0
+    """Windows in which nothing is tried."""
+
+
+class HillClimb:
+    """One step at a time."""
+
+    name = "hill_climb"
+
+    def start(self) -> Memory:
+        """Nothing is held."""
+        return Memory()
+
+    def decide(
+        self, situation: Situation, memory: Memory
+    ) -> tuple[tuple[Decision, ...], Memory]:
+        """Step up, or down, or wait."""
+        if not all(outcome.kept for outcome in situation.outcomes):
+            return (), Memory(HELD_WINDOWS)
+        if memory.held:
+            return (), Memory(memory.held - 1)
+        case = Case(situation, NO_HOLDS)
+        if case.hungry():
+            return self._step(case, +1), memory
+        return (self._step(case, -1) if case.at_ease() else ()), memory
+
+    def _step(self, case: Case, step: int) -> tuple[Decision, ...]:
+        segments = case.situation.observation.segments
+        for segment in sorted(segments, key=busy, reverse=step > 0):
+            knob = case.knob(segment.name, WORKERS)
+            if knob is None or not knob.lower <= knob.value + step <= knob.upper:
+                continue
+            expected = 1.0 + GAIN / ASKED_SHARE if step > 0 else 1.0
+            old, new = knob.value, knob.value + step
+            decision = Decision(
+                segment.name, WORKERS, old, new, "hill", "as it climbs", expected
+            )
+            return (decision,)
+        return ()
+
+
+def busy(segment: SegmentObservation) -> float:
+    """Share of their time that its workers are busy."""
+    return ratio(segment.run_s, segment.worker_s)
