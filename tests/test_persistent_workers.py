@@ -69,3 +69,16 @@ def test_a_state_resumes_where_nothing_outlives_an_epoch() -> None:
         pipe.load_state_dict(state)
         rest = [batch.tolist() for _ in range(2) for batch in pipe]
     assert head + rest == whole
+
+
+def test_workers_that_end_with_their_epoch_are_no_deaths(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        ps.Pipeline.from_dataset(Changing(), **KINDS["3 processes"])
+        .batch(4)
+        .options(persistent_workers=False) as pipe
+    ):
+        for _ in range(5):
+            list(pipe)
+    assert caplog.messages == []

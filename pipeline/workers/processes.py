@@ -293,6 +293,9 @@ class Processes:
 
     def _bury(self, child: Child) -> None:
         """A child is gone: its work goes back to the front, its samples are noted."""
+        if self._roster.dismissed(child):
+            self._let_go(child)
+            return
         death = child.obituary()
         indices = []
         for number, errand in child.errands.items():
@@ -313,6 +316,13 @@ class Processes:
                 'processes here, or use executor="thread"'
             )
             raise WorkerError(text)
+
+    def _let_go(self, child: Child) -> None:
+        """A child of an earlier generation has ended with its template."""
+        for errand in child.errands.values():
+            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
+            self._roster.free(errand.meter)
+        self._roster.forget(child)
 
     def _unsendable(self, error: Exception) -> str:
         return (

@@ -62,8 +62,7 @@ class Roster:
             self.workers -= 1
         for child in list(self.children.values()):
             surplus = len(self.children) > self._wanted
-            old = child.generation != self._template.generation
-            if not child.errands and (surplus or old):
+            if not child.errands and (surplus or self.dismissed(child)):
                 self._dismiss(child)
         while len(self.children) < self._wanted:
             self._hire()
@@ -88,12 +87,15 @@ class Roster:
 
     def freest(self, most: int) -> Child | None:
         """Return the child with the fewest leases, if those are less than `most`."""
-        template = self._template.generation
-        children = [c for c in self.children.values() if c.generation == template]
+        children = [c for c in self.children.values() if not self.dismissed(c)]
         child = min(children, key=lambda c: len(c.errands), default=None)
         if child is None or child.asked_ns:
             return None
         return child if len(child.errands) < most else None
+
+    def dismissed(self, child: Child) -> bool:
+        """Whether a child's generation is over: it ends with its template."""
+        return child.generation != self._template.generation
 
     def listen(self, child: Child) -> None:
         """Look for room in a child's pipe for as long as something waits for it."""

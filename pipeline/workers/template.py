@@ -81,9 +81,9 @@ class Template:
     def renew(self) -> None:
         """Start anew from the trainer as it is now; old workers are to be dismissed."""
         with self._lock:
+            self.generation += 1  # first: workers that end now were dismissed
             self._bury()
             self._pipe, self._pid = self._start()
-            self.generation += 1
 
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
