@@ -22,6 +22,7 @@ from .neighbours import Neighbours
 from .noise import MOST_WINDOWS, Noise
 from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
+from .retelling import Released, Spoken
 from .saved import Saved
 from .situation import KnobKey, KnobView, Situation
 from .trial import Trial, Verdict
@@ -40,9 +41,6 @@ BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
 SETTLE_MOST_S = 10.0
 """After a change; else one window, or as long as a row takes."""
-VERDICT_S = 60.0
-"""The verdict is repeated after so long, and earlier where it changes."""
-VERDICT_CHANGE_S = 5.0
 
 
 class Plant(Protocol):
@@ -115,8 +113,9 @@ class Tuner(Generic[M]):
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
         self._moved_s = float("-inf")  # when the last move told was made
-        self._released = _Released()
-        self._verdict = _Spoken()
+        self._released = Released()
+        self._verdict = Spoken()
+        self._seen: Observation | None = None  # the latest that was no trial
 
     def __repr__(self) -> str:
         doing = (
@@ -141,7 +140,9 @@ class Tuner(Generic[M]):
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self) -> None:
-        """Say and write which values are in force."""
+        """Say and write how it ended, and which values are in force."""
+        if self._seen is not None and self._verdict.older_than(self._seen):
+            self._tell_verdict(self._seen)
         self._log.result(self.found())
 
     def found(self) -> Saved:
@@ -280,10 +281,13 @@ class Tuner(Generic[M]):
 
     def _speak(self, window: Observation) -> None:
         """Tell the verdict, if it is news or long ago."""
+        self._seen = window
         if self._verdict.due(window):
-            explanation = explain(window, self._share)
-            row = explanation.to_dict()
-            self._log.verdict(explanation.line, row, window.time_s)
+            self._tell_verdict(window)
+
+    def _tell_verdict(self, window: Observation) -> None:
+        explanation = explain(window, self._share, tuned=True)
+        self._log.verdict(explanation.line, explanation.to_dict(), window.time_s)
 
     def _tell_moves(self, window: Observation) -> None:
         """Write down the segments' moves that are news."""
@@ -298,49 +302,11 @@ class Tuner(Generic[M]):
         if self._released.workers and verdict_of(share) == "not input-bound":
             nbytes = max(0, self._released.held_bytes - window.held_bytes)
             self._log.say(phrases.released(share, self._released.workers, nbytes))
-        self._released = _Released()
+        self._released = Released()
 
     def _views(self) -> dict[KnobKey, KnobView]:
         knobs = self._plant.knobs()
         return {(knob.operator, knob.name): KnobView.of(knob) for knob in knobs}
-
-
-class _Released:
-    """What was given back since the last time it was told."""
-
-    def __init__(self) -> None:
-        self.workers = 0
-        self.held_bytes = 0  # when the giving back began
-
-    def add(self, outcomes: tuple[Outcome, ...], held_bytes: int) -> None:
-        """Count kept outcomes; `held_bytes` is what was held before them."""
-        workers = sum(
-            outcome.decision.old - outcome.decision.new
-            for outcome in outcomes
-            if outcome.decision.knob == "num_parallel_workers"
-        )
-        if workers > 0 and self.workers == 0:
-            self.held_bytes = held_bytes
-        self.workers = max(0, self.workers + workers)
-
-
-class _Spoken:
-    """The verdict told last."""
-
-    def __init__(self) -> None:
-        self._verdict = ""
-        self._time_s = float("-inf")
-
-    def due(self, window: Observation) -> bool:
-        """Whether the window's verdict is to be told; if so, it counts as told."""
-        if window.trainer.steps == 0:
-            return False
-        verdict = verdict_of(wait_share(window))
-        patience_s = VERDICT_S if verdict == self._verdict else VERDICT_CHANGE_S
-        if window.time_s - self._time_s < patience_s:
-            return False
-        self._verdict, self._time_s = verdict, window.time_s
-        return True
 
 
 class TunerThread(Generic[M]):
