@@ -27,6 +27,7 @@ from .config import (
     set_prefetch_size,
     set_seed,
 )
+from .dataloader import DataLoader
 from .pipe import Pipeline
 from .pipeline.errors import (
     BudgetError,
@@ -44,6 +45,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "BatchPlan",
     "BudgetError",
+    "DataLoader",
     "PenstockError",
     "Pipeline",
     "SampleError",

@@ -1,4 +1,4 @@
-"""The command line: `penstock demo`, `penstock plan`, `penstock doctor`."""
+"""The command line: `penstock demo`, `run`, `report`, `plan`, `doctor`."""
 
 from __future__ import annotations
 
@@ -100,6 +100,35 @@ def plan(
         workload = replace(workload, trainer=trainer)
     for count in cores or [effective_cpus()]:
         print(planner.plan(workload, count))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def run(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="The script, or the module with -m.")],
+    module: Annotated[  # noqa: FBT002 typer reads it so
+        bool, typer.Option("-m", help="TARGET is a module, as for python -m.")
+    ] = False,
+    log: Annotated[
+        str, typer.Option(help="Keep the autotune log as LOG_<rank>.jsonl and .json.")
+    ] = "",
+) -> None:
+    """Run a training script as it is, with its DataLoaders tuned."""
+    from .script import run as run_script
+
+    run_script(target, context.args, module=module, prefix=log)
+
+
+@app.command()
+def report(
+    log: Annotated[Path, typer.Argument(help="<prefix>_<rank>.jsonl of a tuned run.")],
+) -> None:
+    """Say what a tuned run found, what was changed, and what that brought."""
+    from .autotune.report import read_report
+
+    print(read_report(log))
 
 
 @app.command()

@@ -62,7 +62,7 @@ class Pipeline(Description):
         loop early, by `break` or an exception, stops its workers.
         """
         recipe = self._compiled()
-        cursor = self._next or recipe.plan.start(self._epoch)
+        cursor = self._next or recipe.planned.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1
         run = self._slot.start(recipe, cursor, self._shard.rank)
         self._run = run.run
@@ -78,7 +78,7 @@ class Pipeline(Description):
         if recipe.repack:
             text = "a pipeline with a filter, or over an iterable, has no length"
             raise TypeError(text)
-        return recipe.plan.steps_in(self._here(recipe).epoch)
+        return recipe.planned.steps_in(self._here(recipe).epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop at the start of this epoch."""
@@ -176,7 +176,7 @@ class Pipeline(Description):
         """Where the next batch starts: of the loop now running, or of the next one."""
         if self._run is not None:
             return self._run.cursor
-        return self._next or recipe.plan.start(self._epoch)
+        return self._next or recipe.planned.start(self._epoch)
 
     def _hand_over(self, delivery: Delivery | None) -> None:
         """Take note of what the loop was given; None: it is over."""

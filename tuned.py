@@ -206,7 +206,7 @@ class Slot:
         known = tuned or self._loaded
         if known is None:
             return recipe
-        return begun_with(recipe, known, recipe.plan.batch(cursor.step).regime)
+        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; ends the loop that is busy now."""
@@ -221,6 +221,11 @@ class Slot:
             run.run.begin(cursor)
         self._busy = True
         return run
+
+    @property
+    def busy(self) -> bool:
+        """Whether an iterator is in the middle of its epoch."""
+        return self.run is not None and self._busy
 
     def release(self, run: TunedRun) -> None:
         """An iterator is through its epoch: its run is idle."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from .ordering import order_of
 from .plan import (
     Constant,
     Cursor,
+    DrawnPlan,
     Order,
     Plan,
     Setting,
@@ -34,6 +35,7 @@ from .plan import (
     write_state,
 )
 from .program import Filter, Map, Operation, Program, Read, ReadOn
+from .sample_seeding import SeededRead
 from .spec import (
     BatchStage,
     Defaults,
@@ -47,7 +49,7 @@ from .spec import (
 )
 from .staffing import Executor, Workers
 
-__all__ = ["Recipe", "SegmentRecipe", "compile_recipe"]
+__all__ = ["Recipe", "SegmentRecipe", "compile_drawn", "compile_recipe"]
 
 MOST_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
@@ -86,7 +88,7 @@ class SegmentRecipe:
 class Recipe:
     """A pipeline that can run."""
 
-    plan: Plan
+    plan: Plan | DrawnPlan
     segments: tuple[SegmentRecipe, ...]
     buffers: Buffers
     batch: BatchStage
@@ -99,15 +101,21 @@ class Recipe:
     cpu_cores: float
     """Cores that its workers may keep busy together."""
 
+    @property
+    def planned(self) -> Plan:
+        """The plan of a pipeline, which knows all its batches."""
+        assert isinstance(self.plan, Plan)
+        return self.plan
+
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON."""
-        return write_state(cursor, self.plan.hash, self.plan.facts())
+        return write_state(cursor, self.planned.hash, self.planned.facts())
 
     def restore(self, state: Mapping[str, object]) -> Cursor:
         """Return the cursor in `state`; StateError if it does not belong here."""
         if self.repack:  # its batches are not the plan's, so the plan cannot check them
-            return read_state(state, self.plan.hash, self.plan.facts())
-        return self.plan.restore(state)
+            return read_state(state, self.planned.hash, self.planned.facts())
+        return self.planned.restore(state)
 
 
 def compile_recipe(
@@ -153,6 +161,36 @@ def compile_recipe(
         options,
         defaults.cpu_cores,
     )
+
+
+def compile_drawn(
+    source: SourceStage,
+    batch: BatchStage,
+    defaults: Defaults,
+    options: Options,
+    *,
+    seeding: bool,
+) -> Recipe:
+    """Build the recipe of batches that torch's samplers draw.
+
+    Args:
+        source: map-style; that it is to be measured inline first (`executor="auto"`)
+            holds also for data that no two threads may share.
+        batch: how rows are collated; its size counts for nothing.
+        defaults: what is taken where nothing is said.
+        options: of the whole.
+        seeding: set the global generators before each sample.
+    """
+    recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
+    (segment,) = recipe.segments
+    (read,) = segment.program.operations
+    assert isinstance(read, Read)
+    if seeding:
+        operation = SeededRead(read.stage, read.get, read.get_many)
+        segment = replace(segment, program=Program((operation,), places=True))
+    if source.executor == "auto" and source.num_parallel_workers is None:
+        segment = replace(segment, executor="auto")
+    return replace(recipe, plan=DrawnPlan(), segments=(segment,))
 
 
 def _work(stages: Sequence[Stage]) -> list[tuple[int, PerSample]]:

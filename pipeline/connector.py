@@ -104,6 +104,13 @@ class Gate:
             self.flow.wakes[0] = 1 << 30
             self.ring()
 
+    def extend(self, until: int) -> None:
+        """Batches up to this step may be begun."""
+        with self.lock:
+            self.flow.until = until
+            self.flow.wakes[0] = 1 << 30
+            self.ring()
+
     def fail(self, error: BaseException) -> None:
         """The engine itself is at fault: let the trainer know."""
         with self.lock:

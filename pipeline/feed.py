@@ -76,8 +76,8 @@ class PlannedFeed:
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
-        self._plan = recipe.plan
-        length = recipe.plan.order.epoch_length
+        self._plan = recipe.planned
+        length = recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._start = cursor
         self._last: BatchPlan | None = None

@@ -25,13 +25,13 @@ class RepackFeed:
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
-        self._plan = recipe.plan
+        self._plan = recipe.planned
         self._batch = recipe.batch
         size = recipe.batch.size or recipe.batch.global_size
         assert size is not None
         self._size = size
         self._buffers: Buffers = replace(recipe.buffers, keep=False)
-        length = None if recipe.iterable else recipe.plan.order.epoch_length
+        length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._samples: deque[tuple[int, Any]] = deque()
         self._over = False
@@ -47,7 +47,7 @@ class RepackFeed:
         """Go on at `cursor`."""
         self._engine.begin_epoch(cursor.epoch)
         recipe = self._engine.recipe
-        length = recipe.plan.order.epoch_length
+        length = recipe.planned.order.epoch_length
         step, skip = place(self._plan, cursor)
         if recipe.iterable:
             # An iterable has no index: what was read before is read again, and left

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ..compile import Recipe
 from ..credits import Purse
+from ..drawn_feed import DrawnFeed
 from ..engine import Engine
 from ..feed import Delivery, Feed, PlannedFeed
 from ..knob import Knob
 from ..monitor import Reading, TrainerMeter
-from ..plan import Cursor
+from ..plan import Cursor, DrawnPlan
 from ..repack import RepackFeed
 from ..workers.slabs import SlabPool
 
@@ -42,8 +44,7 @@ class TrainerHost:
         slabs: SlabPool | None = None,
     ) -> None:
         self.engine = Engine(recipe, purse, cursor.step, trainer=trainer, slabs=slabs)
-        make = RepackFeed if recipe.repack else PlannedFeed
-        self._feed: Feed = make(self.engine, cursor)
+        self._feed: Feed = _feed(recipe)(self.engine, cursor)
         self._feed.begin(cursor)
         self.engine.__enter__()
         self._noted_ns = time.perf_counter_ns()
@@ -79,3 +80,10 @@ class TrainerHost:
 
     def __repr__(self) -> str:
         return f"<TrainerHost at {self.cursor}: {self.engine!r}>"
+
+
+def _feed(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
+    """Return what feeds a pipeline of its kind."""
+    if isinstance(recipe.plan, DrawnPlan):
+        return DrawnFeed
+    return RepackFeed if recipe.repack else PlannedFeed

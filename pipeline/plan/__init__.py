@@ -8,6 +8,8 @@
     plan.py         Plan: all of these together, asked by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
     cursor.py       Cursor: where the next batch starts, and its state dict
+    drawn.py        DrawnPlan: batches that torch's samplers draw: neither pure nor O(1)
+    drawing.py      Drawing: what an epoch of these was drawn from, and its state dict
     reader.py       RowReader: several batches' rows at a time
 
 Only the names below are used from outside.
@@ -15,6 +17,8 @@ Only the names below are used from outside.
 
 from .batch_plan import BatchPlan, Context
 from .cursor import Cursor, read_state, write_state
+from .drawing import Drawing
+from .drawn import DrawnPlan
 from .order import Order, Rows
 from .permutation import Permutation
 from .plan import Plan, Tail
@@ -27,6 +31,8 @@ __all__ = [
     "Constant",
     "Context",
     "Cursor",
+    "Drawing",
+    "DrawnPlan",
     "Order",
     "Permutation",
     "Place",

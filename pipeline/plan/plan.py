@@ -115,6 +115,10 @@ class Plan:
             momentum=setting.momentum,
         )
 
+    def regime(self, step: int) -> str:
+        """Return what the batch of a global step is like to load."""
+        return self.batch(step).regime
+
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
         return self._reader.rows(plan.epoch, plan.batch, lambda: self._ahead(plan))

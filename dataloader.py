@@ -1,0 +1,346 @@
+"""The DataLoader face: torch's own class, tuned.
+
+from penstock import DataLoader                    # the one line that changes
+penstock.set_enable_autotune(True)
+loader = DataLoader(dataset, batch_size=64, shuffle=True)
+
+Without autotune it *is* torch's loader: its workers, its seeding, its bytes. With it,
+or with `sample_seeding=True`, penstock's engine loads map-style data, in the order that
+torch's samplers draw; batches are then the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.utils.data
+from torch.autograd.profiler import record_function
+from torch.utils.data import IterableDataset, default_collate
+
+from . import config
+from .epoch import Epoch
+from .pipeline.errors import SpecError
+from .pipeline.plan import BatchPlan, Drawing, DrawnPlan
+from .tuned import Slot
+
+# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
+if TYPE_CHECKING:
+    from .autotune.explain import Explanation
+    from .pipeline.compile import Recipe
+    from .pipeline.feed import Delivery
+    from .pipeline.monitor import Reading
+    from .pipeline.staffing import Executor
+
+__all__ = ["DataLoader"]
+
+LOGGER = logging.getLogger("penstock.autotune")
+RUNNING = frozenset(
+    ("_drawing", "_iterator", "_plan", "_recipe", "_resumed", "_slot", "_told")
+)
+"""What a copy of a loader has not."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """torch's DataLoader; with autotune on, penstock loads, and tunes the loading.
+
+    It takes all arguments of torch's. With autotune on `num_workers` is where the
+    number of worker processes starts; 0 leaves that to penstock, which begins with
+    none.
+
+    Args:
+        dataset: map-style or iterable, as for torch.
+        *args: as torch takes them.
+        sample_seeding: set the global generators of `random`, numpy and torch to a seed
+            of the sample's own before each sample, so that its bytes do not depend on
+            the number of workers. None: while autotune is on; True: always; False:
+            never, and then torch's own workers load, untuned.
+        thread_safe: True lets several threads of a process load at once. Nothing is
+            seeded then, as threads share the global generators.
+        **kwargs: as torch takes them.
+
+    Raises:
+        SpecError: an argument of penstock's own is wrong.
+        ValueError: one of torch's is.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        sample_seeding: bool | None = None,
+        thread_safe: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, *args, **kwargs)
+        own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
+        for name, value in own.items():
+            if value is not None and type(value) is not bool:
+                raise SpecError(f"`{name}` must be True, False or None, got {value!r}")
+        self.sample_seeding = sample_seeding
+        self.thread_safe = thread_safe
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Hold nothing that runs."""
+        self._slot = Slot()
+        self._recipe: Recipe | None = None
+        """What the slot's run is made from."""
+        self._drawing = Drawing()
+        """The epoch now running, or the one to come."""
+        self._resumed = False
+        """Whether `_drawing` is from a state, and its loop has not begun."""
+        self._plan: BatchPlan | None = None
+        self._told = ""
+        weakref.finalize(self, self._slot.finalise)
+
+    def __iter__(self) -> Any:
+        """Run one epoch: a new one, or what a loaded state left of its own."""
+        why = self._why_torchs()
+        drawing = self._drawing
+        if not self._resumed:
+            drawing = Drawing(drawing.epoch)
+        self._drawing, self._resumed, self._plan = drawing, False, None
+        if why is None:
+            return self._iterate(drawing)
+        if config.get_enable_autotune():
+            self._tell(f"torch's own workers load, untuned: {why}.")
+        return self._iterate_torchs(drawing)
+
+    # Where it stands
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The stamp of the batch last handed over; None where torch's workers load."""
+        return self._plan
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where the next batch starts: plain JSON of 14 kB at most.
+
+        Taken at consumption: batches only prefetched are not counted. It holds what the
+        order was drawn from, which is torch's global generator, or the loader's own; a
+        sampler that draws from elsewhere has to be restored by its owner. Where torch's
+        own workers load, they load what was consumed once more, and drop it.
+        """
+        return self._drawing.to_state()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Let the next loop go on where `state` was taken; an empty one does nothing.
+
+        Raises:
+            StateError: it is of something else, of another version, or damaged.
+        """
+        if state:
+            self._drawing, self._resumed = Drawing.from_state(state), True
+
+    # What it found
+
+    def explain(self) -> Explanation:
+        """Say what held training up lately: print it, or read its fields."""
+        from .autotune.explain import explain
+        from .pipeline.monitor import unmeasured
+
+        observation = self._slot.observation()
+        if observation is None:
+            observation = unmeasured(self._compiled())
+        tuned = config.get_enable_autotune()
+        return explain(observation, config.budget(), tuned=tuned)
+
+    def stats(self) -> Reading | None:
+        """Return all counters since the engine began; None where there is none."""
+        run = self._slot.run
+        return None if run is None else run.run.read()
+
+    def close(self) -> None:
+        """Stop penstock's workers. The loader may be iterated again."""
+        self._slot.close()
+
+    # Copies: frameworks rebuild, copy and pickle loaders
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what runs, and where it stands."""
+        return {name: v for name, v in vars(self).items() if name not in RUNNING}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Begin anew."""
+        vars(self).update(state, _iterator=None)
+        self._set_up()
+
+    # Torch's own workers
+
+    def _why_torchs(self) -> str | None:
+        """Why torch's own workers load; None where penstock's engine does."""
+        seeded, tuned = self.sample_seeding, config.get_enable_autotune()
+        if seeded is False or not (seeded or tuned):
+            return "sample_seeding is off"
+        if isinstance(self.dataset, IterableDataset):
+            return "an iterable data set says itself which worker reads what"
+        if not self._auto_collation:
+            return "batch_size=None asks for single samples"
+        if self.worker_init_fn is not None:
+            return "worker_init_fn wants workers that stay the same ones"
+        if not hasattr(self.dataset, "__len__"):
+            return "the data set has no length"
+        return None if self.in_order else "in_order=False takes batches as they come"
+
+    def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
+        consumed, drawing.batch = drawing.batch, 0
+        if not drawing.restore(self.generator):
+            drawing.note(self.generator)
+        loop = Counted(super().__iter__(), drawing)
+        for _ in range(consumed):
+            if next(loop, None) is None:
+                break
+        return loop
+
+    # Penstock's engine
+
+    def _iterate(self, drawing: Drawing) -> Iterator[Any]:
+        slot, recipe = self._slot, self._recipe
+        if slot.busy:  # a further loop beside one that goes on: it has its own run
+            slot, recipe = Slot(), self._compiled()
+        elif recipe is None or slot.run is None or not self._still(recipe):
+            slot.close()
+            recipe = self._recipe = self._compiled()
+            self._tell(
+                f"order by torch's samplers, {self.num_workers} workers to begin with,"
+                f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
+                " itself."
+            )
+        plan = recipe.plan
+        assert isinstance(plan, DrawnPlan)
+        with drawing.drawn_again(self.generator):
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            batches = iter(self._index_sampler)
+            cursor = plan.begin(drawing.epoch, batches, int(drawn), drawing.batch)
+        run = slot.start(recipe, cursor, rank_of_process())
+        epoch = Epoch(slot, run, Note(self, drawing).take)
+        loop = Loop(self, epoch, pinned=self.pin_memory and torch.cuda.is_available())
+        if slot is not self._slot:
+            weakref.finalize(loop, slot.close)
+        return loop
+
+    def _compiled(self) -> Recipe:
+        from .pipeline.compile import compile_drawn
+        from .pipeline.options import Options
+        from .pipeline.spec import BatchStage, SourceStage
+
+        workers, safe = self.num_workers, self.thread_safe is True
+        unset: Executor = "inline"
+        if safe or config.get_enable_autotune():
+            unset = "auto"
+        source = SourceStage(
+            self.dataset,
+            num_parallel_workers=workers or None,
+            executor="process" if workers and not safe else unset,
+            thread_safe=safe,
+            timeout=(workers and self.timeout) or None,
+        )
+        context = self.multiprocessing_context
+        if context is not None and not isinstance(context, str):
+            context = context.get_start_method()
+        options = Options(
+            host="trainer",  # where the samplers are
+            persistent_workers=self.persistent_workers,
+            multiprocessing_context=context,
+        )
+        batch = BatchStage(1, collate_fn=self._collate)
+        defaults = replace(config.defaults(), prefetch_size=self.prefetch_factor or 2)
+        return compile_drawn(source, batch, defaults, options, seeding=not safe)
+
+    @property
+    def _collate(self) -> Callable[[list[Any]], Any] | None:
+        """The user's; None: torch's default, which penstock does in place."""
+        return None if self.collate_fn is default_collate else self.collate_fn
+
+    def _still(self, recipe: Recipe) -> bool:
+        """Whether nothing was assigned since that it depends on."""
+        return recipe.batch.collate_fn == self._collate
+
+    def _tell(self, line: str) -> None:
+        """Say it in the autotune log, once in a row."""
+        from .autotune.log import show_by_default
+
+        if line != self._told:
+            self._told = line
+            show_by_default(rank_of_process())
+            name = type(self.dataset).__name__
+            LOGGER.info("DataLoader of %s: %s", name, line)
+
+
+class Note:
+    """Takes note of what one loop was given. Keeps its loader alive."""
+
+    def __init__(self, loader: DataLoader[Any], drawing: Drawing) -> None:
+        self._loader = loader
+        self._drawing = drawing
+
+    def take(self, delivery: Delivery | None) -> None:
+        """A batch was given; None: the epoch is over."""
+        if delivery is None:
+            self._drawing.end()
+            return
+        self._drawing.batch += 1
+        self._loader._plan = delivery.plan  # noqa: SLF001 it is the loader's own note
+
+
+class Loop(Iterator[Any]):
+    """One epoch of penstock's engine, as torch's iterators look from outside."""
+
+    def __init__(self, loader: DataLoader[Any], epoch: Epoch, *, pinned: bool) -> None:
+        self._epoch = epoch
+        self._length: Callable[[], int] = loader.__len__
+        self._pinned = pinned
+
+    def __next__(self) -> Any:
+        # Torch's profilers know loading by the beginning and the end of this name.
+        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            data = next(self._epoch)
+            if self._pinned:
+                from torch.utils.data._utils.pin_memory import pin_memory
+
+                data = pin_memory(data)  # type: ignore[no-untyped-call]
+            return data
+
+    def __len__(self) -> int:
+        return self._length()
+
+
+class Counted(Iterator[Any]):
+    """An iterator of torch's, counted; all else is asked of it."""
+
+    def __init__(self, torchs: Any, drawing: Drawing) -> None:
+        self._torchs = torchs
+        self._drawing = drawing
+
+    def __next__(self) -> Any:
+        try:
+            data = next(self._torchs)
+        except StopIteration:
+            self._drawing.end()
+            raise
+        self._drawing.batch += 1
+        return data
+
+    def __len__(self) -> int:
+        return len(self._torchs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_torchs":  # while it is copied, or if it could not be made
+            raise AttributeError(name)
+        return getattr(self._torchs, name)
+
+
+def rank_of_process() -> int:
+    """Return the rank in the process group, or as torchrun says; 0 for one alone."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return group.get_rank()
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0

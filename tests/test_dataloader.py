@@ -1,0 +1,398 @@
+"""The DataLoader face: torch's loader to all who look, tuned underneath."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import logging
+import os
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torchs
+from torch.profiler import ProfilerActivity, profile
+
+import penstock as ps
+from penstock import DataLoader
+from support.torch_datasets import Deadly, Drawing, Plain, Streamed
+
+LENGTH = 103
+BATCH = 10
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    yield
+    ps.set_enable_autotune(False)
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    """Whether two lists of batches are equal, bytes included."""
+    pairs = [
+        (x, y)
+        for left, right in zip(a, b, strict=True)
+        for x, y in zip(left, right, strict=True)
+    ]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def epochs(loader: Any, count: int = 2, seed: int = 7) -> list[Any]:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 the global one
+    torch.manual_seed(seed)
+    return [batch for _ in range(count) for batch in loader]
+
+
+def seeded(workers: int, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(
+        Drawing(LENGTH),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        sample_seeding=True,
+        **settings,
+    )
+
+
+# Torch's, as long as nobody asks for more
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_autotune_its_batches_are_torchs_to_the_byte(workers: int) -> None:
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "shuffle": True,
+        "num_workers": workers,
+    }
+    ours = epochs(DataLoader(Drawing(LENGTH), **settings))
+    theirs = epochs(torchs.DataLoader(Drawing(LENGTH), **settings))
+    assert same(ours, theirs)
+
+
+def test_it_is_a_torch_loader_with_torchs_attributes_and_errors() -> None:
+    loader = DataLoader(Plain(20), 4, num_workers=2)
+    plain = torchs.DataLoader(Plain(20), 4, num_workers=2)
+    assert isinstance(loader, torchs.DataLoader)
+    assert len(loader) == len(plain) == 5
+    public = {name for name in vars(loader) if not name.startswith("_")}
+    own = {"sample_seeding", "thread_safe"}
+    assert public == {n for n in vars(plain) if not n.startswith("_")} | own
+    with pytest.raises(ValueError, match="num_workers"):
+        DataLoader(Plain(20), num_workers=-1)
+    with pytest.raises(ps.SpecError, match="sample_seeding"):
+        DataLoader(Plain(20), sample_seeding="yes")  # type: ignore[arg-type]
+
+
+def test_an_iterator_of_torchs_answers_what_torchs_answer() -> None:
+    loader = DataLoader(Plain(20), 4, num_workers=1)
+    batches = iter(loader)
+    assert len(batches) == 5
+    assert len(batches._workers) == 1  # noqa: SLF001 as frameworks do
+    assert [batch.tolist() for batch in batches][-1] == [16, 17, 18, 19]
+
+
+# Sample seeding: the same for any number of workers
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_bytes_are_the_same_for_any_number_of_workers() -> None:
+    alone = epochs(seeded(0))
+    assert same(alone, epochs(seeded(1)))
+    assert same(alone, epochs(seeded(4, persistent_workers=True)))
+    assert not same(alone[:11], alone[11:])
+    assert not same(alone, epochs(seeded(0), seed=8))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_bytes_are_the_same_however_workers_start(method: str) -> None:
+    assert same(
+        epochs(seeded(0), 1), epochs(seeded(2, multiprocessing_context=method), 1)
+    )
+
+
+def test_the_order_is_the_one_torch_draws() -> None:
+    ours = epochs(seeded(2), 1)
+    theirs = epochs(torchs.DataLoader(Drawing(LENGTH), BATCH, shuffle=True), 1)
+    assert all(torch.equal(a[-1], b[-1]) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_all_three_generators_are_seeded_and_the_trainers_own_left_alone() -> None:
+    batches = iter(seeded(0))
+    known = random.getstate(), torch.get_rng_state()
+    legacy = np.random.get_state()[2]  # noqa: NPY002 the global one
+    first = next(batches)
+    assert random.getstate() == known[0]
+    assert np.random.get_state()[2] == legacy  # noqa: NPY002 the global one
+    assert torch.equal(torch.get_rng_state(), known[1])
+    assert all(len(values.unique()) == BATCH for values in first[:3])
+
+
+def test_a_sample_drawn_twice_in_an_epoch_is_drawn_anew() -> None:
+    sampler = torchs.RandomSampler(range(3), replacement=True, num_samples=60)
+    loader = DataLoader(Drawing(3), batch_size=60, sampler=sampler, sample_seeding=True)
+    (batch,) = loader
+    assert len(batch[0].unique()) == 60
+
+
+def test_a_worker_that_is_killed_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    data = Deadly(LENGTH, tmp_path / "mark")
+    loader = DataLoader(data, BATCH, num_workers=2, sample_seeding=True)
+    assert torch.cat(list(loader)).tolist() == list(range(LENGTH))
+
+
+# Autotune
+
+
+def test_with_autotune_batches_are_those_of_sample_seeding() -> None:
+    alone = epochs(seeded(0))
+    ps.set_enable_autotune(True)
+    tuned = DataLoader(Drawing(LENGTH), batch_size=BATCH, shuffle=True)
+    assert same(alone, epochs(tuned))
+    assert tuned.num_workers == 0
+    assert tuned.explain().stages[0].items_per_s > 0
+    assert tuned.stats() is not None
+
+
+@pytest.mark.parametrize(
+    ("why", "loader"),
+    [
+        ("iterable", lambda: DataLoader(Streamed(8), 4)),
+        ("single samples", lambda: DataLoader(Plain(8), batch_size=None)),
+        ("worker_init_fn", lambda: DataLoader(Plain(8), 4, worker_init_fn=print)),
+        ("sample_seeding", lambda: DataLoader(Plain(8), 4, sample_seeding=False)),
+    ],
+)
+def test_what_only_torchs_workers_can_do_they_do_and_the_log_says_so_once(
+    why: str, loader: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.autotune")
+    ps.set_enable_autotune(True)
+    made = loader()
+    assert (
+        [len(list(made)) for _ in range(2)] == [2, 2]
+        if why != "single samples"
+        else list(made)
+    )
+    told = [m for m in caplog.messages if "torch's own workers load, untuned" in m]
+    assert len(told) == 1
+    assert why in told[0]
+
+
+# Samplers
+
+
+class Counting(torchs.Sampler[list[int]]):
+    """Batches of other indices each epoch; remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.asked += 1
+        yield from [[self.epoch, 1], [2], [3, 4, 5]]
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_the_order_is_taken_when_a_loop_begins_and_never_before() -> None:
+    sampler = Counting()
+    loader = DataLoader(Plain(8), batch_sampler=sampler, sample_seeding=True)
+    for epoch in (6, 7):
+        sampler.epoch = epoch
+        assert [b.tolist() for b in loader] == [[epoch, 1], [2], [3, 4, 5]]
+    assert sampler.asked == 2
+
+
+def test_a_sampler_without_end_is_drawn_as_far_as_it_is_wanted() -> None:
+    def forever() -> Iterator[list[int]]:
+        while True:
+            yield [1, 2]
+
+    class Endless:
+        def __iter__(self) -> Iterator[list[int]]:
+            return forever()
+
+    loader = DataLoader(Plain(8), batch_sampler=Endless(), sample_seeding=True)  # type: ignore[arg-type]
+    assert [b.tolist() for _, b in zip(range(300), loader, strict=False)] == [
+        [1, 2]
+    ] * 300
+
+
+def test_distributed_samplers_follow_set_epoch() -> None:
+    def order(kind: Any, **settings: Any) -> list[list[int]]:
+        data = Plain(20)
+        sampler: Any = torchs.DistributedSampler(data, num_replicas=2, rank=1)
+        loader = kind(data, 5, sampler=sampler, **settings)
+        found = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            found += [batch.tolist() for batch in loader]
+        return found
+
+    assert order(DataLoader, sample_seeding=True) == order(torchs.DataLoader)
+
+
+def test_an_empty_batch_is_an_error_that_names_it() -> None:
+    loader = DataLoader(Plain(8), batch_sampler=[[1], []], sample_seeding=True)  # type: ignore[arg-type]
+    with pytest.raises(ps.SpecError, match="batch 1 of the batch sampler is empty"):
+        list(loader)
+
+
+# State
+
+
+@pytest.mark.parametrize("settings", [{"sample_seeding": True}, {}])
+@pytest.mark.parametrize("taken", [0, 1, 4, 11])
+def test_a_state_goes_on_where_it_was_taken(settings: Any, taken: int) -> None:
+    def loader(workers: int = 0) -> DataLoader[Any]:
+        return DataLoader(
+            Drawing(LENGTH), BATCH, shuffle=True, num_workers=workers, **settings
+        )
+
+    torch.manual_seed(3)
+    first = loader()
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = list(batches)
+    assert len(rest) == 11 - taken
+    torch.manual_seed(4)
+    second = loader(2 if settings else 0)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    again = list(second)
+    # Where torch's workers are the trainer itself, two of the generators go on.
+    known = slice(None) if settings else slice(2, None)
+    assert same([b[known] for b in rest], [b[known] for b in again])
+    assert len(list(second)) == len(second) == 11
+
+
+def test_a_state_with_a_generator_of_the_loaders_own() -> None:
+    def loader() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(5)
+        return DataLoader(
+            Drawing(LENGTH), BATCH, shuffle=True, generator=own, sample_seeding=True
+        )
+
+    first = loader()
+    list(first)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = list(batches) + list(first)
+    second = loader()
+    second.load_state_dict(state)
+    assert same(rest, list(second) + list(second))
+
+
+def test_a_resumed_loop_leaves_the_trainers_generator_alone() -> None:
+    first = seeded(0)
+    next(batches := iter(first))
+    state = first.state_dict()
+    del batches
+    torch.manual_seed(9)
+    known = torch.get_rng_state()
+    second = seeded(0)
+    second.load_state_dict(state)
+    list(second)
+    assert torch.equal(torch.get_rng_state(), known)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "else"}, "no state of a DataLoader"),
+        ({"version": 9}, "must be 1, got 9"),
+        ({"batch": -1}, "`batch` must be an int >= 0"),
+        ({"torch": "AAAA"}, "no state of a torch generator"),
+    ],
+)
+def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> None:
+    loader = seeded(0)
+    next(iter(loader))
+    with pytest.raises(ps.StateError, match=told):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    loader.load_state_dict({})
+
+
+# Loops
+
+
+def test_several_loops_at_once_each_get_all() -> None:
+    loader = DataLoader(Plain(LENGTH), BATCH, num_workers=1, sample_seeding=True)
+    pairs = list(zip(loader, loader, strict=True))
+    assert len(pairs) == 11
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_loop_that_is_left_leaves_no_process_behind() -> None:
+    loader = DataLoader(Plain(LENGTH), BATCH, num_workers=2, sample_seeding=True)
+    for _ in range(3):
+        for _ in loader:
+            break
+    gc.collect()
+    assert loader.stats() is None
+    assert len(list(loader)) == 11
+
+
+def test_an_error_of_the_data_set_comes_with_its_type_and_the_loop_goes_on() -> None:
+    loader = DataLoader(
+        [1, 2, 3, "four", 5, 6], 2, sample_seeding=True, collate_fn=sum_of
+    )
+    batches = iter(loader)
+    assert next(batches) == 3
+    with pytest.raises(TypeError, match="unsupported operand"):
+        next(batches)
+    assert next(batches) == 11
+
+
+def sum_of(samples: list[Any]) -> Any:
+    return sum(samples)
+
+
+def test_a_collate_fn_assigned_late_is_used_from_the_next_loop_on() -> None:
+    loader = DataLoader([1, 2, 3, 4], 2, sample_seeding=True)
+    assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
+    loader.collate_fn = sum_of
+    assert list(loader) == [3, 7]
+
+
+def test_copies_and_pickles_begin_anew() -> None:
+    loader = seeded(0, drop_last=True)
+    whole = epochs(loader, 1)
+    for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):  # noqa: S301
+        assert same(whole, epochs(other, 1))
+
+
+def test_profilers_find_loading_by_torchs_name() -> None:
+    loader = DataLoader(Plain(8), 4, sample_seeding=True)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        list(loader)
+    names = [event.key for event in seen.key_averages()]
+    assert any(
+        name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__")
+        for name in names
+    )
+
+
+def test_the_stamp_says_which_batch_it_was() -> None:
+    loader = DataLoader(Plain(8), 4, sample_seeding=True)
+    plans = [(loader.plan.batch, loader.plan.n_rows) for _ in loader if loader.plan]
+    assert plans == [(0, 4), (1, 4)]
+
+
+def test_data_that_draws_nothing_is_read_once() -> None:
+    data = Plain(LENGTH)
+    assert len(list(DataLoader(data, BATCH, sample_seeding=True))) == 11
+    assert data.reads == LENGTH
+    assert data.pids == {os.getpid()}
