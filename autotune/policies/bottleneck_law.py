@@ -35,6 +35,7 @@ from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_sh
 from .case import Case
 from .curve import WORTH, Curve, efficiency, holds_still, probe, remembered
 from .holds import NO_HOLDS, Holds
+from .shortage import CPU_USED, cores_of, cpu_bound, spent
 
 __all__ = ["BottleneckLaw", "Memory"]
 
@@ -49,12 +50,8 @@ SATURATED = 0.8
 """Share of their time that a segment's workers are busy where it holds others up."""
 EFFICIENT = 0.3
 """Share of the rate it should have brought below which growth met a limit."""
-CPU_USED = 0.85
-"""Share of the budget from which on CPU is what binds."""
 CPU_SPENT = 0.95
 """Share from which on no number of workers could make more of it."""
-GIL_BOUND = 0.8
-"""Share of moments with the GIL held from which threads that compute get no further."""
 CPU_HEAVY = 0.75
 """Share from which on it may be, if workers did not hinder each other."""
 CROWD = 2.0
@@ -164,7 +161,11 @@ class _Law(Case):
         return ratio(1.0, cost_s(self.situation.observation))
 
     def possible(self) -> float:
-        """Rows a second that CPU, GIL, trainer and bounded segments allow."""
+        """Rows a second that CPU, GIL, trainer and bounded segments allow.
+
+        Where workers wait in turns for a core, or at the GIL, more of them bring
+        nothing, whoever uses the rest.
+        """
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
         cores = self.situation.budget.cpu_cores
@@ -175,8 +176,8 @@ class _Law(Case):
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        gil = rate if any(map(self._gil_bound, seen.segments)) else inf
-        return min(demand, cpu, gil, *bounds)
+        none_left = rate if spent(self.situation.observation) else inf
+        return min(demand, cpu, none_left, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Workers a segment may have."""
@@ -192,7 +193,7 @@ class _Law(Case):
         segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        crowd = segment.num_parallel_workers > CROWD * self._cores(segment)
+        crowd = segment.num_parallel_workers > CROWD * cores_of(self.situation, segment)
         return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
 
     def jump(self) -> tuple[Decision, ...]:
@@ -200,7 +201,7 @@ class _Law(Case):
         if self.rate <= 0:
             return ()
         target = min(self.possible(), JUMP * self.rate)
-        worth = WORTH_MUCH if self._cpu_bound(CPU_HEAVY) else WORTH
+        worth = WORTH_MUCH if cpu_bound(self.situation, CPU_HEAVY) else WORTH
         if target < worth * self.rate or self._inefficient():
             return ()
         return tuple(self._grown(target))
@@ -280,26 +281,20 @@ class _Law(Case):
         )
 
     def _bottleneck(self) -> SegmentObservation | None:
-        """The segment whose workers are always busy, or at the GIL, if there is one."""
+        """The segment whose workers are always busy, or would be on another machine."""
         segments = self.situation.observation.segments
         busiest = max(segments, key=_busy)
-        full = _busy(busiest) >= SATURATED or self._gil_bound(busiest)
-        return busiest if full else None
-
-    def _gil_bound(self, segment: SegmentObservation) -> bool:
-        """Whether its threads take turns at the GIL."""
-        held = self.situation.observation.gil_held
-        return segment.executor == "thread" and held is not None and held >= GIL_BOUND
-
-    def _cores(self, segment: SegmentObservation) -> float:
-        """Cores that its workers can use at once."""
-        return 1.0 if self._gil_bound(segment) else self.situation.budget.cpu_cores
+        return (
+            busiest
+            if _busy(busiest) >= SATURATED or spent(self.situation.observation)
+            else None
+        )
 
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that tells most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
-        if segment is None or knob is None or self._cpu_bound(CPU_SPENT):
+        if segment is None or knob is None or cpu_bound(self.situation, CPU_SPENT):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
@@ -318,12 +313,6 @@ class _Law(Case):
             expected=1.1,
             evidence=self._evidence(segment, self.rate),
         )
-
-    def _cpu_bound(self, share: float = CPU_USED) -> bool:
-        seen = self.situation.observation
-        if any(map(self._gil_bound, seen.segments)):
-            return True
-        return seen.cpu_cores >= share * self.situation.budget.cpu_cores
 
     def wider_queues(self) -> Iterator[Decision]:
         """Twice as many batches ahead where workers are held back and none is busy."""
@@ -354,14 +343,15 @@ class _Law(Case):
     def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
         """More workers on the CPU than there are cores, all busy waiting for one."""
         segment = self._bottleneck()
-        if segment is None or not self._cpu_bound(share):
+        if segment is None or not cpu_bound(self.situation, share):
             return
-        cores = self._cores(segment)
+        cores = cores_of(self.situation, segment)
         key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:
             return
-        fewer = max(knob.lower, ceil(cores), knob.value // 2)
+        many = spent(self.situation.observation) and knob.value >= CROWD**3 * cores
+        fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
         while fewer < knob.value and not self.allowed(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
         if fewer < knob.value:

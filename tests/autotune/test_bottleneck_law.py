@@ -215,8 +215,32 @@ def test_threads_that_take_turns_at_the_gil_get_no_more_of_them() -> None:
 
 
 def test_many_threads_at_the_gil_are_made_fewer() -> None:
-    (decision,) = decide(situation(at_the_gil(16)))
-    assert (decision.old, decision.new, decision.rule) == (16, 8, "crowded")
+    (decision,) = decide(situation(at_the_gil(6)))
+    assert (decision.old, decision.new, decision.rule) == (6, 3, "crowded")
+
+
+def queued(workers: int) -> Observation:
+    """So many workers that compute, half of the time in the run queue."""
+    crowd = with_workers(starved(), workers)
+    first, *rest = crowd.segments
+    waiting = replace(first, cpu_s=0.4 * first.run_s, queued_s=0.5 * first.run_s)
+    return replace(crowd, segments=(waiting, *rest))
+
+
+def test_workers_that_wait_for_a_core_get_no_more_of_them() -> None:
+    assert decide(situation(queued(2), cores=8.0)) == ()
+
+
+def test_many_that_wait_for_a_core_are_made_fewer_by_a_half_or_more() -> None:
+    def thinned(workers: int) -> Decision:
+        case = situation(queued(workers), cores=2.0)
+        budget = replace(case.budget, whole_machine=True)
+        (decision,) = decide(replace(case, budget=budget))
+        return decision
+
+    half, most = thinned(8), thinned(16)
+    assert (half.old, half.new, half.rule) == (8, 4, "crowded")
+    assert (most.old, most.new) == (16, 4)
 
 
 def test_processes_share_no_gil() -> None:
