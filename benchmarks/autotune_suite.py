@@ -154,11 +154,15 @@ def gliding(times: list[float]) -> Iterator[tuple[float, float]]:
         moment += 0.5
 
 
-def optimum(row: Row) -> float:
-    """Return steps a second of the best fixed setting, if that is not known."""
-    if row.best:
-        return row.best
-    return max(course(row, fixed, None, SEARCH_S).rate for fixed in row.fixed)
+def searched(row: Row) -> list[float]:
+    """Return steps a second of each fixed setting; none where the best is known."""
+    return [course(row, fixed, None, SEARCH_S).rate for fixed in row.fixed]
+
+
+def optimum(row: Row, before: list[float], after: list[float]) -> float:
+    """Return steps a second of the best setting, as measured on both sides of a run."""
+    means = [statistics.mean(pair) for pair in zip(before, after, strict=True)]
+    return row.best or max(means)
 
 
 def measure(
@@ -170,9 +174,10 @@ def measure(
     for _ in range(repeats):
         for policy in policies:
             for start, workers in starts.items():
-                best = optimum(row)
+                before = searched(row)
                 made = POLICIES[policy]
                 went = course(row, workers, made() if made else None, RUN_S)
+                best = optimum(row, before, searched(row))
                 found.setdefault((policy, start), []).append((went, best))
                 if out is not None:
                     about = {"row": name, "policy": policy, "start": start}

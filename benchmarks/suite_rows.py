@@ -210,7 +210,7 @@ ROWS = {
         read(Python(2 * MS), 8, executor="thread"),
         0.0,
         "input-bound",
-        "the GIL",
+        GIL,
         fixed=(1, 2),
     ),
     "JPEG": Row(

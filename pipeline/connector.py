@@ -54,6 +54,8 @@ class Gate:
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self._trainer: SimpleQueue[None] = SimpleQueue()
+        self._parked = False
+        """Whether what was prefetched was given up; guarded by the lock."""
 
     def ring(self) -> None:
         """Wake those whose luck may have changed. The lock is held."""
@@ -110,6 +112,35 @@ class Gate:
             self.flow.until = until
             self.flow.wakes[0] = 1 << 30
             self.ring()
+
+    def rest(self) -> None:
+        """The trainer is between two epochs: others may need the bytes more."""
+        self.flow.account.purse.rest(self._park)
+
+    def rouse(self) -> None:
+        """The trainer goes on, or is gone: what was taken back is loaded once more."""
+        self.flow.account.purse.rouse(self._park)
+        with self.lock:
+            if self._parked:
+                self._parked = False
+                self.flow.until = None
+                self.flow.wakes[0] = 1 << 30
+                self.ring()
+
+    def leave(self) -> None:
+        """Nobody is to be parked here any more."""
+        self.flow.account.purse.rouse(self._park)
+
+    def _park(self) -> None:
+        """Drop what is prefetched, and begin no more. For any thread; holds no lock."""
+        with self.lock:
+            resting = self._park in self.flow.account.purse.resting()
+            if resting and not self._parked:
+                self._parked = True
+                self.flow.restart(self.flow.head, self.clock())
+                self.flow.until = self.flow.head
+                self.ring()
+        self.poke_others()
 
     def fail(self, error: BaseException) -> None:
         """The engine itself is at fault: let the trainer know."""

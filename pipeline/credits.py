@@ -19,8 +19,9 @@ __all__ = ["Account", "AccountStatistics", "Purse"]
 class Purse:
     """A number of bytes that several pipelines share.
 
-    The lock guards `held_bytes`, `limit_bytes` and the waiting list. It is taken inside
-    an engine's lock and never the other way round: nothing is called while it is held.
+    The lock guards `held_bytes`, `limit_bytes`, who waits and who rests. It is taken
+    inside an engine's lock and never the other way round: nothing is called while it is
+    held.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -28,6 +29,7 @@ class Purse:
         self._limit = limit_bytes
         self._held = 0
         self._refused: set[Callable[[], None]] = set()
+        self._resting: set[Callable[[], None]] = set()
 
     @property
     def limit_bytes(self) -> int:
@@ -56,6 +58,21 @@ class Purse:
                 return False
             self._held += nbytes
             return True
+
+    def rest(self, park: Callable[[], None]) -> None:
+        """A pipeline is between two epochs: `park` takes back what it prefetched."""
+        with self.lock:
+            self._resting.add(park)
+
+    def rouse(self, park: Callable[[], None]) -> None:
+        """It goes on, or is gone."""
+        with self.lock:
+            self._resting.discard(park)
+
+    def resting(self) -> list[Callable[[], None]]:
+        """Return whom to park where others are short, once the caller holds no lock."""
+        with self.lock:
+            return list(self._resting)
 
     def release(self, nbytes: int) -> list[Callable[[], None]]:
         """Give back; return whom to poke, once the caller holds no lock."""
@@ -121,6 +138,7 @@ class Account:
             return False
         nbytes = expected or 0
         if not self.purse.charge(nbytes, None if oldest else self._poke):
+            self.pokes += self.purse.resting()
             return False
         self._charges[step] = _Charge(nbytes)
         self._grow(nbytes)

@@ -182,3 +182,23 @@ def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
             gc.collect()
             list_of_rss.append(process.memory_info().rss)
     assert list_of_rss[-1] - list_of_rss[2] < 16 * 2**20
+
+
+def test_a_pipeline_between_two_epochs_gives_its_bytes_to_one_that_trains(
+    kind: Kind,
+) -> None:
+    before = ps.config.purse().limit_bytes
+    ps.set_memory_budget(6 * BATCH_BYTES)
+    try:
+        with pipe_of(kind, 80) as resting, pipe_of(kind, 4000) as training:
+            first = [batch[1].tolist() for batch in resting]
+            # The trainer's own work is on demand: nothing is prefetched inline.
+            assert is_full(resting, 4) or kind is KINDS["inline"]
+            for number, _ in enumerate(training):
+                if number > 20 and held(resting)[0] == 0:
+                    break
+            assert held(resting)[0] == 0
+            assert [batch[1].tolist() for batch in resting] == first
+            assert [batch[1].tolist() for batch in resting] == first
+    finally:
+        ps.set_memory_budget(before)

@@ -54,9 +54,13 @@ class TrainerHost:
         return self._feed.cursor
 
     def next(self) -> Delivery | None:
-        return self._feed.next()
+        delivery = self._feed.next()
+        if delivery is None and _begins_ahead(self.engine.recipe):
+            self.engine.gate.rest()
+        return delivery
 
     def begin(self, cursor: Cursor) -> None:
+        self.engine.gate.rouse()
         self._feed.begin(cursor)
 
     def read(self) -> Reading:
@@ -76,10 +80,20 @@ class TrainerHost:
         return self.engine.is_free()
 
     def close(self) -> None:
+        self.engine.gate.leave()
         self.engine.close()
 
     def __repr__(self) -> str:
         return f"<TrainerHost at {self.cursor}: {self.engine!r}>"
+
+
+def _begins_ahead(recipe: Recipe) -> bool:
+    """Whether the next epoch is begun before it is asked for, and may be dropped.
+
+    An iterable's place would be lost.
+    """
+    planned = not isinstance(recipe.plan, DrawnPlan) and not recipe.iterable
+    return planned and recipe.options.persistent_workers
 
 
 def _feed(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:

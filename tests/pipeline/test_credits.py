@@ -195,3 +195,19 @@ def test_a_short_tail_does_not_let_too_many_whole_batches_in() -> None:
     for opened in range(2, step):
         account.hold(opened, 800)
     assert purse.held_bytes <= purse.limit_bytes + 800
+
+
+def test_who_is_refused_asks_those_that_rest_to_give_back() -> None:
+    def park() -> None:
+        """Would drop what was prefetched."""
+
+    purse = Purse(150)
+    account = learned(purse, 100)
+    purse.rest(park)
+    assert account.open(1, None, oldest=False)
+    assert account.take_pokes() == []
+    assert not account.open(2, None, oldest=False)
+    assert account.take_pokes() == [park]
+    purse.rouse(park)
+    assert not account.open(2, None, oldest=False)
+    assert account.take_pokes() == []
