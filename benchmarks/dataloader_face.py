@@ -68,7 +68,7 @@ class Reads(torchs.Dataset[int]):
         return index
 
 
-def loaders(data: Any, batch: int, kind: Any) -> dict[str, Any]:
+def loaders(data: Any, batch: int, kind: Any, **own: Any) -> dict[str, Any]:
     """Return one for each number of workers."""
     return {
         f"{kind.__module__.partition('.')[0]}, {workers} workers": kind(
@@ -77,6 +77,7 @@ def loaders(data: Any, batch: int, kind: Any) -> dict[str, Any]:
             shuffle=True,
             num_workers=workers,
             persistent_workers=workers > 0,
+            **own,
         )
         for workers in WORKERS
     }
@@ -90,27 +91,24 @@ def drain(batches: Any) -> None:
 def compare(title: str, data: Any, batch: int, rounds: int) -> None:
     """Print one table."""
     theirs = loaders(data, batch, torchs.DataLoader)
-    ours = loaders(data, batch, ps.DataLoader)
+    ours = loaders(data, batch, ps.DataLoader, sample_seeding=False)
     candidates: dict[str, Callable[[], object]] = {}
     for pair in zip(theirs.items(), ours.items(), strict=True):
         for name, loader in pair:
             candidates[name] = lambda loader=loader: drain(loader)
     tuned = ps.DataLoader(data, batch, shuffle=True)
 
-    def autotuned() -> None:
-        ps.set_enable_autotune(True)
-        drain(tuned)
-        ps.set_enable_autotune(False)
-
+    ps.set_enable_autotune(True)  # `ours` are not touched by it
     end = time.perf_counter() + TUNED_S
     while time.perf_counter() < end:
-        autotuned()
-    candidates["penstock, autotuned"] = autotuned
+        drain(tuned)
+    candidates["penstock, autotuned"] = lambda: drain(tuned)
     gc.freeze()  # a collection of torch's own objects may fall on anyone
     results = {r.name: r for r in versus(candidates, len(data), rounds)}
     show(title, list(results.values()), list(theirs))
     tell_pairs(results)
     tuned.close()
+    ps.set_enable_autotune(False)
 
 
 def tell_pairs(results: dict[str, Result]) -> None:
