@@ -46,7 +46,9 @@ MOST_BEFORE = 4
 WORTH_A_THREAD_NS = 500_000
 """Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
 and as much again of the GIL)."""
-SURE_NS = 3_000_000
+WORTH_A_PROCESS_NS = 2_000_000
+"""The same to a process, of which some 300 us of CPU are spent on each lease."""
+SURE_NS = 10_000_000
 """Work from which a segment need not finish a whole batch to be judged."""
 PROBE_AGAIN_S = 60.0
 """What the GIL probe has seen is believed for so long."""
@@ -118,8 +120,9 @@ class Mover:
         segment.undecided = False
         kind: Kind = "thread" if segment.recipe.thread_safe else "process"
         cost = f"a batch takes {batch_ns / 1e6:.3g} ms"
-        line = f"{WORTH_A_THREAD_NS / 1e6:g} ms from which handing it over pays"
-        if batch_ns <= WORTH_A_THREAD_NS:
+        worth_ns = WORTH_A_THREAD_NS if kind == "thread" else WORTH_A_PROCESS_NS
+        line = f"{worth_ns / 1e6:g} ms from which handing it over pays"
+        if batch_ns <= worth_ns:
             self._say(segment, "inline", "stays", f"{cost}, less than the {line}")
         elif self._carry_out(segment, kind):
             self._say(segment, kind, "moved", f"{cost}, more than the {line}", "inline")

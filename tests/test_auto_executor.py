@@ -250,7 +250,8 @@ def test_what_cannot_be_moved_says_so_once_and_goes_on(
 
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
         loop = iter(pipe)
-        next(loop)
+        for _ in range(4):  # enough for it to be on threads
+            next(loop)
         engine = engine_of(pipe)
         [segment] = engine.segments
         mover = engine._mover  # noqa: SLF001 what it does is told in the log

@@ -14,7 +14,7 @@ from penstock import cli
 
 def test_the_commands_are_those_that_work() -> None:
     commands = [command.callback for command in cli.app.registered_commands]
-    assert commands == [cli.demo, cli.plan, cli.doctor]
+    assert commands == [cli.demo, cli.plan, cli.run, cli.report, cli.doctor]
 
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
