@@ -109,8 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
             return self._iterate(drawing)
-        if config.get_enable_autotune():
-            self._tell(f"torch's own workers load, untuned: {why}.")
+        self._tell(f"torch's own workers load, untuned: {why}.")
         return self._iterate_torchs(drawing)
 
     # Where it stands
@@ -264,10 +263,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return recipe.batch.collate_fn == self._collate
 
     def _tell(self, line: str) -> None:
-        """Say it in the autotune log, once in a row."""
-        from .autotune.log import show_by_default
+        """Say it in the autotune log, while there is one, once in a row."""
+        if line != self._told and config.get_enable_autotune():
+            from .autotune.log import show_by_default
 
-        if line != self._told:
             self._told = line
             show_by_default(rank_of_process())
             name = type(self.dataset).__name__
