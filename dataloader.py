@@ -259,8 +259,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return None if self.collate_fn is default_collate else self.collate_fn
 
     def _still(self, recipe: Recipe) -> bool:
-        """Whether nothing was assigned since that it depends on."""
-        return recipe.batch.collate_fn == self._collate
+        """Whether nothing that it depends on was assigned or set since."""
+        segment = recipe.segments[0]
+        tuned = segment.executor != "inline"
+        same = recipe.batch.collate_fn == self._collate
+        return same and (tuned or not config.get_enable_autotune())
 
     def _tell(self, line: str) -> None:
         """Say it in the autotune log, while there is one, once in a row."""

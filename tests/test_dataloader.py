@@ -396,3 +396,14 @@ def test_data_that_draws_nothing_is_read_once() -> None:
     assert len(list(DataLoader(data, BATCH, sample_seeding=True))) == 11
     assert data.reads == LENGTH
     assert data.pids == {os.getpid()}
+
+
+def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
+    loader = DataLoader(Plain(LENGTH), BATCH, sample_seeding=True)
+    list(loader)
+    assert loader.explain().stages[0].executor == "inline"
+    assert loader.stats().segments[0].moves == ()  # type: ignore[union-attr]
+    ps.set_enable_autotune(True)
+    list(loader)
+    (move,) = loader.stats().segments[0].moves  # type: ignore[union-attr]
+    assert (move.old, move.outcome) == ("inline", "stays")
