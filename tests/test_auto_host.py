@@ -88,7 +88,7 @@ def test_a_trainer_that_computes_nothing_keeps_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
-        kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.01))
+        kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.03))
     assert kind is TrainerHost
     assert "host trainer stays: the trainer's own part of a step takes" in said(caplog)
 
