@@ -288,7 +288,7 @@ class Note:
         if delivery is None:
             self._drawing.end()
             return
-        self._drawing.batch += 1
+        self._drawing.batch = delivery.plan.batch + 1  # those that raised count, too
         self._loader._plan = delivery.plan  # noqa: SLF001 it is the loader's own note
 
 

@@ -407,3 +407,28 @@ def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
     list(loader)
     (move,) = loader.stats().segments[0].moves  # type: ignore[union-attr]
     assert (move.old, move.outcome) == ("inline", "stays")
+
+
+def test_a_batch_that_raised_is_behind_the_state_that_is_taken_after_it() -> None:
+    def loader() -> DataLoader[Any]:
+        data = [1, 2, 3, "four", 5, 6, 7, 8]
+        return DataLoader(data, 2, sample_seeding=True, collate_fn=sum_of)
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    with pytest.raises(TypeError):
+        next(batches)
+    assert next(batches) == 11
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == [15]
+
+
+def test_keys_that_are_no_ints_are_an_error_with_the_cure() -> None:
+    data = {"a": 1, "b": 2}
+    loader = DataLoader(data, 2, sampler=["a", "b"], sample_seeding=True)  # type: ignore[arg-type]
+    with pytest.raises(ps.SpecError, match="sample_seeding=False"):
+        list(loader)
+    loader = DataLoader(data, 2, sampler=["a", "b"], sample_seeding=False)  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in loader] == [[1, 2]]

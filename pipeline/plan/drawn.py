@@ -7,6 +7,7 @@ a sampler may say anything in the next one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -71,7 +72,7 @@ class DrawnPlan:
             if indices is None:
                 self._exhausted = True
             else:
-                self._add(np.fromiter(indices, np.int64))
+                self._add(_numbers(indices))
         while self._kept < head - 1:
             self._drawn.pop(self._kept, None)
             self._kept += 1
@@ -128,6 +129,17 @@ class DrawnPlan:
         """Return the cursor once this batch is consumed."""
         end = plan.start + plan.n_rows
         return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
+
+
+def _numbers(indices: Iterable[int]) -> NDArray[np.int64]:
+    """Return the indices of a batch, `int64 [N]`."""
+    try:
+        return np.fromiter(map(operator.index, indices), np.int64)
+    except TypeError as error:
+        raise SpecError(
+            f"a sampler must draw ints for penstock to load them ({error}); with"
+            " DataLoader(sample_seeding=False) torch's own workers load anything"
+        ) from error
 
 
 def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
