@@ -75,6 +75,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
 
 
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")
+@pytest.mark.slow  # on a machine that others burn it finds otherwise, and may
 def test_an_engine_in_the_trainers_way_moves_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -84,6 +85,7 @@ def test_an_engine_in_the_trainers_way_moves_out(
     assert "the trainer's own part of a step takes" in said(caplog)
 
 
+@pytest.mark.slow  # on a machine that others burn it finds otherwise, and may
 def test_a_trainer_that_computes_nothing_keeps_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
