@@ -26,6 +26,9 @@ from support.torch_datasets import Deadly, Drawing, Plain, Streamed
 LENGTH = 103
 BATCH = 10
 
+# Torch warns of more workers than cores, of which a test machine may have one.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 
 @pytest.fixture(autouse=True)
 def _off_again() -> Iterator[None]:
@@ -101,7 +104,6 @@ def test_an_iterator_of_torchs_answers_what_torchs_answer() -> None:
 # Sample seeding: the same for any number of workers
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     alone = epochs(seeded(0))
     assert same(alone, epochs(seeded(1)))
