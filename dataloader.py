@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 from torch.autograd.profiler import record_function
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from . import config
 from .epoch import Epoch
@@ -41,9 +41,22 @@ __all__ = ["DataLoader"]
 
 LOGGER = logging.getLogger("penstock.autotune")
 RUNNING = frozenset(
-    ("_drawing", "_iterator", "_plan", "_recipe", "_resumed", "_slot", "_told")
+    (
+        "_drawing",
+        "_iterator",
+        "_made_from",
+        "_plan",
+        "_recipe",
+        "_resumed",
+        "_slot",
+        "_told",
+    )
 )
 """What a copy of a loader has not."""
+SHARES = (
+    "an iterable data set says itself which worker reads what; of one that does not,"
+    " each of several workers takes its share"
+)
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -63,6 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             never, and then torch's own workers load, untuned.
         thread_safe: True lets several threads of a process load at once. Nothing is
             seeded then, as threads share the global generators.
+        snapshot_every_n_steps: taken from those who come from torchdata's loader; a
+            state is exact after every batch.
         **kwargs: as torch takes them.
 
     Raises:
@@ -76,6 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         *args: Any,
         sample_seeding: bool | None = None,
         thread_safe: bool | None = None,
+        snapshot_every_n_steps: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, *args, **kwargs)
@@ -85,6 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 raise SpecError(f"`{name}` must be True, False or None, got {value!r}")
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._set_up()
 
     def _set_up(self) -> None:
@@ -92,6 +109,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._slot = Slot()
         self._recipe: Recipe | None = None
         """What the slot's run is made from."""
+        self._made_from: tuple[Any, ...] = ()
+        """What the recipe depends on, and frameworks assign late."""
         self._drawing = Drawing()
         """The epoch now running, or the one to come."""
         self._resumed = False
@@ -127,6 +146,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         sampler that draws from elsewhere has to be restored by its owner. Where torch's
         own workers load, they load what was consumed once more, and drop it.
         """
+        if self._drawing.torchs is None:  # between two epochs: where the next begins
+            return Drawing(self._drawing.epoch).noted(self.generator).to_state()
         return self._drawing.to_state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -179,24 +200,46 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if seeded is False or not (seeded or tuned):
             return "sample_seeding is off"
         if isinstance(self.dataset, IterableDataset):
-            return "an iterable data set says itself which worker reads what"
+            return SHARES
         if not self._auto_collation:
             return "batch_size=None asks for single samples"
-        if self.worker_init_fn is not None:
-            return "worker_init_fn wants workers that stay the same ones"
+        if self.worker_init_fn is not None and self.thread_safe:
+            return "worker_init_fn is for processes, and thread_safe asks for threads"
         if not hasattr(self.dataset, "__len__"):
             return "the data set has no length"
         return None if self.in_order else "in_order=False takes batches as they come"
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
-        consumed, drawing.batch = drawing.batch, 0
+        from .pipeline.torch_loop import resumed
+
+        iterable = isinstance(self.dataset, IterableDataset)
+        drawing.on(self.num_workers if iterable else None)
         if not drawing.restore(self.generator):
             drawing.note(self.generator)
-        loop = Counted(super().__iter__(), drawing)
-        for _ in range(consumed):
-            if next(loop, None) is None:
-                break
-        return loop
+        alone = self.dataset if iterable and self.num_workers == 0 else None
+        return resumed(self._torchs, drawing, alone)
+
+    def _torchs(self) -> Any:
+        """Return torch's own iterator; with autotune on, no sample of it comes twice.
+
+        Torch's workers take these attributes with them, and nobody else sees them.
+        """
+        several = self.num_workers > 1 and isinstance(self.dataset, IterableDataset)
+        piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
+        if not several or piped or not config.get_enable_autotune():
+            return super().__iter__()
+        from .pipeline.shared_out import SharedOut, watching
+
+        before = self.dataset, self.worker_init_fn
+        shared = {
+            "dataset": SharedOut(before[0]),
+            "worker_init_fn": watching(before[1]),
+        }
+        try:
+            vars(self).update(shared)
+            return super().__iter__()
+        finally:
+            vars(self).update(dataset=before[0], worker_init_fn=before[1])
 
     # Penstock's engine
 
@@ -207,6 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         elif recipe is None or slot.run is None or not self._still(recipe):
             slot.close()
             recipe = self._recipe = self._compiled()
+            self._made_from = self._collate, self.worker_init_fn
             self._tell(
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
@@ -229,6 +273,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         from .pipeline.compile import compile_drawn
         from .pipeline.options import Options
         from .pipeline.spec import BatchStage, SourceStage
+        from .pipeline.worker_start import WorkerStart
 
         workers, safe = self.num_workers, self.thread_safe is True
         unset: Executor = "inline"
@@ -250,8 +295,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             multiprocessing_context=context,
         )
         batch = BatchStage(1, collate_fn=self._collate)
-        defaults = replace(config.defaults(), prefetch_size=self.prefetch_factor or 2)
-        return compile_drawn(source, batch, defaults, options, seeding=not safe)
+        ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch's is a worker's
+        defaults = replace(config.defaults(), prefetch_size=ahead)
+        start = WorkerStart(self.dataset, workers, self.worker_init_fn)
+        return compile_drawn(
+            source, batch, defaults, options, start=None if safe else start
+        )
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:
@@ -260,9 +309,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _still(self, recipe: Recipe) -> bool:
         """Whether nothing that it depends on was assigned or set since."""
-        segment = recipe.segments[0]
-        tuned = segment.executor != "inline"
-        same = recipe.batch.collate_fn == self._collate
+        same = self._made_from == (self._collate, self.worker_init_fn)
+        tuned = recipe.segments[0].executor != "inline"
         return same and (tuned or not config.get_enable_autotune())
 
     def _tell(self, line: str) -> None:
@@ -312,31 +360,6 @@ class Loop(Iterator[Any]):
 
     def __len__(self) -> int:
         return self._length()
-
-
-class Counted(Iterator[Any]):
-    """An iterator of torch's, counted; all else is asked of it."""
-
-    def __init__(self, torchs: Any, drawing: Drawing) -> None:
-        self._torchs = torchs
-        self._drawing = drawing
-
-    def __next__(self) -> Any:
-        try:
-            data = next(self._torchs)
-        except StopIteration:
-            self._drawing.end()
-            raise
-        self._drawing.batch += 1
-        return data
-
-    def __len__(self) -> int:
-        return len(self._torchs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_torchs":  # while it is copied, or if it could not be made
-            raise AttributeError(name)
-        return getattr(self._torchs, name)
 
 
 def rank_of_process() -> int:

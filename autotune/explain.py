@@ -14,6 +14,7 @@ from ..pipeline.observation import (
 )
 from . import phrases
 from .budget import Budget
+from .policies.shortage import CPU_USED, QUEUED
 from .window import demand_rows_per_s, outbox, wait_share
 
 __all__ = ["Explanation", "Stage", "Verdict", "explain", "verdict_of"]
@@ -30,12 +31,9 @@ COMPUTES = 0.75
 """CPU as a share of the run time above which a segment computes."""
 HELD_BACK = 0.5
 """Share of its workers' time above which a segment is held back."""
-QUEUED = 0.25
-"""Share of the run time, waiting for a core, above which cores are what is short."""
 GIL_HELD = 0.6
-"""Share of moments with the GIL held above which threads get no further."""
-CORES_USED = 0.85
-"""Share of the CPU budget above which no cores are left."""
+"""Share of moments with the GIL held from which it is the cause named: the tuner turns
+to it later, where it is certain."""
 FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
@@ -297,7 +295,7 @@ def _queued(segment: SegmentObservation) -> bool:
 def _cores_used(observation: Observation, budget: Budget | None) -> bool:
     """Whether all cores there are keep busy with loading."""
     cores = observation.cpu_cores
-    return budget is not None and cores >= CORES_USED * budget.cpu_cores
+    return budget is not None and cores >= CPU_USED * budget.cpu_cores
 
 
 def _held_by_memory(observation: Observation) -> bool:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chunk import Chunk, Outcome
-from .program import FAILED, Calling, Calls, Program, Sink, Work
+from .program import FAILED, Calling, Calls, Program
 from .randomness import SampleRandom
+from .work import Sink, Work
 
 __all__ = ["Awaiting"]
 

@@ -48,6 +48,7 @@ from .spec import (
     executor_of,
 )
 from .staffing import Executor, Workers
+from .worker_start import WorkerStart
 
 __all__ = ["Recipe", "SegmentRecipe", "compile_drawn", "compile_recipe"]
 
@@ -169,7 +170,7 @@ def compile_drawn(
     defaults: Defaults,
     options: Options,
     *,
-    seeding: bool,
+    start: WorkerStart | None,
 ) -> Recipe:
     """Build the recipe of batches that torch's samplers draw.
 
@@ -179,14 +180,15 @@ def compile_drawn(
         batch: how rows are collated; its size counts for nothing.
         defaults: what is taken where nothing is said.
         options: of the whole.
-        seeding: set the global generators before each sample.
+        start: what each worker process does first; the global generators are set
+            before each sample then. None: neither, as threads share all of it.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
-    if seeding:
-        operation = SeededRead(read.stage, read.get, read.get_many)
+    if start is not None:
+        operation = SeededRead(read.stage, read.get, read.get_many, start)
         segment = replace(segment, program=Program((operation,), places=True))
     if source.executor == "auto" and source.num_parallel_workers is None:
         segment = replace(segment, executor="auto")

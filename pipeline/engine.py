@@ -35,15 +35,12 @@ from .monitor import Monitor, TrainerMeter
 from .mover import Mover
 from .plan import BatchPlan
 from .program import ReadOn
-from .segment import Kind, Segment
+from .segment import Segment
 from .segment_state import SegmentState
-from .workers.coroutines import Coroutines
-from .workers.crew import Crew
-from .workers.inline import Inline
+from .workers.hiring import Kind, hire
 from .workers.processes import Processes
 from .workers.slabs import SlabPool
 from .workers.template import Template
-from .workers.threads import Threads
 
 __all__ = ["Engine"]
 
@@ -376,25 +373,16 @@ class Engine:
         finish: Callable[[Flight], Finished | Failed],
     ) -> Segment:
         connector = Connector(self.gate, at, finish)
+        cores = max(1, round(self.recipe.cpu_cores))
 
-        def hire(kind: Kind) -> Crew:
-            if kind == "inline":
-                return Inline(connector, recipe.program, self.recipe.seed)
-            if kind == "thread":
-                return Threads(connector, recipe.program, self.recipe.seed, recipe.name)
-            if kind == "async":
-                return Coroutines(
-                    connector,
-                    recipe.program,
-                    self.recipe.seed,
-                    recipe.name,
-                    recipe.timeout_s,
-                )
+        def children() -> Processes:
             assert self._template is not None
-            cores = max(1, round(self.recipe.cpu_cores))
             return Processes(connector, recipe, self._template, self._slabs, cores)
 
-        return Segment(recipe, connector, hire)
+        seed = self.recipe.seed
+        return Segment(
+            recipe, connector, partial(hire, connector, recipe, seed, children)
+        )
 
     def __repr__(self) -> str:
         return f"<Engine {'closed' if self._closed else self.gate.flow}>"

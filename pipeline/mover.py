@@ -28,7 +28,8 @@ from .choice import (
 from .gil import GilProbe
 from .monitor import Monitor, Reading, TrainerMeter, difference
 from .observation import Move, MoveOutcome, Observation, ratio
-from .segment import Kind, Segment
+from .segment import Segment
+from .workers.hiring import Kind
 
 __all__ = ["Mover"]
 

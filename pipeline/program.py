@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any, Protocol
 
-from .chunk import Chunk, Failure, Outcome
+from .chunk import Chunk, Outcome
 from .errors import SampleError
 from .randomness import SampleRandom
 from .sample import size_of
+from .work import Sink, Watch, Work
 
 __all__ = [
     "FAILED",
@@ -28,79 +29,7 @@ __all__ = [
     "Program",
     "Read",
     "ReadOn",
-    "Sink",
-    "Watch",
-    "Work",
 ]
-
-
-class Sink(Protocol):
-    """Takes the rows of a batch."""
-
-    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
-        """Put one sample into each of `rows`; return the bytes they take."""
-        ...
-
-
-class Watch(Protocol):
-    """Is told of each sample as it is taken in hand."""
-
-    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """Hand `items` through, noting the row each belongs to as it is taken."""
-        ...
-
-
-@dataclass(slots=True)
-class Work:
-    """The rows of a chunk on their way through a program."""
-
-    chunk: Chunk
-    random: SampleRandom
-    samples: list[Any]
-    offsets: list[int] | None = None
-    """Which rows of the chunk `samples` are for; None: all."""
-    failures: list[Failure] | None = None
-    dropped: int = 0
-    ended: bool = False
-    watch: Watch | None = None
-
-    def watched(self, items: Iterable[Any]) -> Iterable[Any]:
-        """Return `items`, one a sample, watched as they are taken."""
-        if self.watch is None:
-            return items
-        return self.watch.each(items, self.offsets or range(len(self.chunk)))
-
-    def rows(self) -> Sequence[int]:
-        """Return the row of the batch each sample belongs to."""
-        first = self.chunk.first_row
-        if self.offsets is None:
-            return range(first, first + len(self.chunk))
-        return [first + offset for offset in self.offsets]
-
-    def keep(self, samples: list[Any], kept: Iterable[bool]) -> None:
-        """Go on with those of `samples` that are `kept`."""
-        flags = list(kept)
-        if all(flags):
-            self.samples = samples
-            return
-        before: Sequence[int] = self.offsets or range(len(flags))
-        self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
-        self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
-
-    def take(self, results: list[Any], failed: set[int]) -> None:
-        """Go on with `results`, but for those that failed."""
-        if failed:
-            self.keep(results, (at not in failed for at in range(len(results))))
-        else:
-            self.samples = results
-
-    def fail(self, at: int, error: BaseException, stage: str) -> None:
-        """Note that the sample `at` (counted within `samples`) raised."""
-        offset = at if self.offsets is None else self.offsets[at]
-        failure = Failure(
-            error, stage, int(self.chunk.indices[offset]), self.chunk.first_row + offset
-        )
-        self.failures = [*(self.failures or ()), failure]
 
 
 class Operation(Protocol):
@@ -109,6 +38,10 @@ class Operation(Protocol):
     @property
     def stage(self) -> str:
         """As the log and errors show it."""
+        ...
+
+    def enter(self, number: int) -> None:
+        """Be told that this is worker process `number`, before its first chunk."""
         ...
 
     def run(self, work: Work) -> None:
@@ -172,6 +105,9 @@ class Calling:
     __slots__ = ()
     stage: str
 
+    def enter(self, number: int) -> None:
+        """All workers are alike."""
+
     def begin(self, work: Work) -> Calls:
         """Prepare the calls."""
         raise NotImplementedError
@@ -226,6 +162,9 @@ class ReadOn:
     _epoch: int = -1
     _iterator: Iterator[Any] | None = None
     _skip: int = 0
+
+    def enter(self, number: int) -> None:
+        """There is one worker."""
 
     def restart(self, skip: int = 0) -> None:
         """Begin anew with the next row wanted, leaving out the first `skip` samples."""
@@ -346,6 +285,11 @@ class Program:
 
     operations: tuple[Operation, ...]
     places: bool
+
+    def enter(self, number: int) -> None:
+        """Run in worker process `number` from here on."""
+        for operation in self.operations:
+            operation.enter(number)
 
     def run(
         self,

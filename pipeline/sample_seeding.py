@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .program import Calling, Calls, Read, Work
+from .program import Calling, Calls, Read
+from .work import Work
+from .worker_start import WorkerStart
 
 __all__ = ["SeededRead"]
 
@@ -44,15 +46,30 @@ class SeededRead(Calling):
 
     stage: str
     get: Callable[[int], Any]
-    get_many: Callable[[list[int]], Sequence[Any]] | None = None
+    get_many: Callable[[list[int]], Sequence[Any]] | None
+    start: WorkerStart
+    """What a worker process does first."""
     trainer: int = field(default_factory=os.getpid)
     """The process whose generators belong to somebody else."""
     draws: bool = False
     """Whether a sample was seen to draw from a global generator."""
     leases: int = 0
+    number: int | None = None
+    """Of the worker process that has not begun."""
+
+    def enter(self, number: int) -> None:
+        """This is worker process `number` from here on."""
+        self.number = number
 
     def run(self, work: Work) -> None:
         """Read; keep the trainer's generators as they are."""
+        if self.number is not None:
+            try:
+                self.start(self.number)
+            except Exception as error:  # noqa: BLE001 the trainer is to see it
+                work.fail_all(error, self.stage)
+                return
+            self.number = None
         self.leases += 1
         if not self.draws:
             looks = self.leases <= LOOKS or self.leases % LATER == 0

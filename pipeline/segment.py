@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from .compile import SegmentRecipe
 from .connector import Connector
@@ -13,12 +12,12 @@ from .knob import Knob
 from .observation import Move
 from .segment_state import FAR_LEASE_NS, LEASE_NS
 from .workers.crew import Crew
+from .workers.hiring import Kind
 from .workers.inline import Inline
 from .workers.run_queue import RunQueue
 
-__all__ = ["Hire", "Kind", "Segment"]
+__all__ = ["Hire", "Segment"]
 
-Kind = Literal["inline", "thread", "process", "async"]
 Hire = Callable[[Kind], Crew]
 """Makes the crew of one kind for this segment."""
 

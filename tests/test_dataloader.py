@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
 import os
 import pickle
@@ -22,9 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 import penstock as ps
 from penstock import DataLoader
 from support.torch_datasets import Deadly, Drawing, Plain, Streamed
-
-LENGTH = 103
-BATCH = 10
+from support.torch_loaders import BATCH, LENGTH, epochs, same, seeded, sum_of
 
 # Torch warns of more workers than cores, of which a test machine may have one.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -34,34 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def _off_again() -> Iterator[None]:
     yield
     ps.set_enable_autotune(False)
-
-
-def same(a: list[Any], b: list[Any]) -> bool:
-    """Whether two lists of batches are equal, bytes included."""
-    pairs = [
-        (x, y)
-        for left, right in zip(a, b, strict=True)
-        for x, y in zip(left, right, strict=True)
-    ]
-    return all(torch.equal(x, y) for x, y in pairs)
-
-
-def epochs(loader: Any, count: int = 2, seed: int = 7) -> list[Any]:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 the global one
-    torch.manual_seed(seed)
-    return [batch for _ in range(count) for batch in loader]
-
-
-def seeded(workers: int, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(
-        Drawing(LENGTH),
-        batch_size=BATCH,
-        shuffle=True,
-        num_workers=workers,
-        sample_seeding=True,
-        **settings,
-    )
 
 
 # Torch's, as long as nobody asks for more
@@ -85,7 +54,7 @@ def test_it_is_a_torch_loader_with_torchs_attributes_and_errors() -> None:
     assert isinstance(loader, torchs.DataLoader)
     assert len(loader) == len(plain) == 5
     public = {name for name in vars(loader) if not name.startswith("_")}
-    own = {"sample_seeding", "thread_safe"}
+    own = {"sample_seeding", "snapshot_every_n_steps", "thread_safe"}
     assert public == {n for n in vars(plain) if not n.startswith("_")} | own
     with pytest.raises(ValueError, match="num_workers"):
         DataLoader(Plain(20), num_workers=-1)
@@ -167,7 +136,10 @@ def test_with_autotune_batches_are_those_of_sample_seeding() -> None:
     [
         ("iterable", lambda: DataLoader(Streamed(8), 4)),
         ("single samples", lambda: DataLoader(Plain(8), batch_size=None)),
-        ("worker_init_fn", lambda: DataLoader(Plain(8), 4, worker_init_fn=print)),
+        (
+            "worker_init_fn",
+            lambda: DataLoader(Plain(8), 4, worker_init_fn=print, thread_safe=True),
+        ),
         ("sample_seeding", lambda: DataLoader(Plain(8), 4, sample_seeding=False)),
     ],
 )
@@ -249,84 +221,6 @@ def test_an_empty_batch_is_an_error_that_names_it() -> None:
         list(loader)
 
 
-# State
-
-
-@pytest.mark.parametrize("settings", [{"sample_seeding": True}, {}])
-@pytest.mark.parametrize("taken", [0, 1, 4, 11])
-def test_a_state_goes_on_where_it_was_taken(settings: Any, taken: int) -> None:
-    def loader(workers: int = 0) -> DataLoader[Any]:
-        return DataLoader(
-            Drawing(LENGTH), BATCH, shuffle=True, num_workers=workers, **settings
-        )
-
-    torch.manual_seed(3)
-    first = loader()
-    batches = iter(first)
-    for _ in range(taken):
-        next(batches)
-    state = json.loads(json.dumps(first.state_dict()))
-    rest = list(batches)
-    assert len(rest) == 11 - taken
-    torch.manual_seed(4)
-    second = loader(2 if settings else 0)
-    second.load_state_dict(state)
-    assert second.state_dict() == state
-    again = list(second)
-    # Where torch's workers are the trainer itself, two of the generators go on.
-    known = slice(None) if settings else slice(2, None)
-    assert same([b[known] for b in rest], [b[known] for b in again])
-    assert len(list(second)) == len(second) == 11
-
-
-def test_a_state_with_a_generator_of_the_loaders_own() -> None:
-    def loader() -> DataLoader[Any]:
-        own = torch.Generator().manual_seed(5)
-        return DataLoader(
-            Drawing(LENGTH), BATCH, shuffle=True, generator=own, sample_seeding=True
-        )
-
-    first = loader()
-    list(first)
-    batches = iter(first)
-    next(batches)
-    state = first.state_dict()
-    rest = list(batches) + list(first)
-    second = loader()
-    second.load_state_dict(state)
-    assert same(rest, list(second) + list(second))
-
-
-def test_a_resumed_loop_leaves_the_trainers_generator_alone() -> None:
-    first = seeded(0)
-    next(batches := iter(first))
-    state = first.state_dict()
-    del batches
-    torch.manual_seed(9)
-    known = torch.get_rng_state()
-    second = seeded(0)
-    second.load_state_dict(state)
-    list(second)
-    assert torch.equal(torch.get_rng_state(), known)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"kind": "else"}, "no state of a DataLoader"),
-        ({"version": 9}, "must be 1, got 9"),
-        ({"batch": -1}, "`batch` must be an int >= 0"),
-        ({"torch": "AAAA"}, "no state of a torch generator"),
-    ],
-)
-def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> None:
-    loader = seeded(0)
-    next(iter(loader))
-    with pytest.raises(ps.StateError, match=told):
-        loader.load_state_dict({**loader.state_dict(), **change})
-    loader.load_state_dict({})
-
-
 # Loops
 
 
@@ -356,10 +250,6 @@ def test_an_error_of_the_data_set_comes_with_its_type_and_the_loop_goes_on() -> 
     with pytest.raises(TypeError, match="unsupported operand"):
         next(batches)
     assert next(batches) == 11
-
-
-def sum_of(samples: list[Any]) -> Any:
-    return sum(samples)
 
 
 def test_a_collate_fn_assigned_late_is_used_from_the_next_loop_on() -> None:
@@ -409,22 +299,6 @@ def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
     list(loader)
     (move,) = loader.stats().segments[0].moves  # type: ignore[union-attr]
     assert (move.old, move.outcome) == ("inline", "stays")
-
-
-def test_a_batch_that_raised_is_behind_the_state_that_is_taken_after_it() -> None:
-    def loader() -> DataLoader[Any]:
-        data = [1, 2, 3, "four", 5, 6, 7, 8]
-        return DataLoader(data, 2, sample_seeding=True, collate_fn=sum_of)
-
-    first = loader()
-    batches = iter(first)
-    next(batches)
-    with pytest.raises(TypeError):
-        next(batches)
-    assert next(batches) == 11
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert list(second) == [15]
 
 
 def test_keys_that_are_no_ints_are_an_error_with_the_cure() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...pipeline.observation import Observation, SegmentObservation, ratio
 from ..situation import Situation
 
-__all__ = ["CPU_USED", "cores_of", "cpu_bound", "spent"]
+__all__ = ["CPU_USED", "QUEUED", "cores_of", "cpu_bound", "spent"]
 
 GIL_BOUND = 0.8
 """Share of moments with the GIL held from which threads that compute get no further."""

@@ -19,7 +19,8 @@ from typing import Any, cast
 from ..compile import Recipe, SegmentRecipe
 from ..credits import Purse
 from ..monitor import TrainerMeter
-from ..segment import Kind, Segment
+from ..segment import Segment
+from ..workers.hiring import Kind
 from .contention import Contention, Trial
 from .handover import Pickler
 from .host import Host

@@ -1,7 +1,8 @@
 """What an epoch's order was drawn from, and how much of it is consumed.
 
     {"version": 1, "kind": "drawn", "epoch": int, "batch": int,
-     "torch": BASE64 | None, "generator": BASE64 | None}
+     "torch": BASE64 | None, "generator": BASE64 | None,
+     "workers": int | None, "data": whatever the data set's own state is | None}
 
 torch's samplers draw from its global generator, or from one of their own: with the
 state that these had before, the same order is drawn again. A state is some 7 kB, 14
@@ -15,6 +16,7 @@ import binascii
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,6 +39,22 @@ class Drawing:
     """State of torch's global generator before anything was drawn; None: not begun."""
     own: bytes | None = None
     """That of the loader's own generator, if it has one."""
+    workers: int | None = None
+    """How many an iterable is loaded by: what order it comes in depends on them."""
+    data: Any = None
+    """The state of an iterable that keeps its own place, not loaded yet."""
+    keeper: Any = None
+    """What keeps that place, while it is read."""
+
+    def on(self, workers: int | None) -> None:
+        """It goes on with so many workers, or with any number.
+
+        Raises:
+            StateError: it was begun with another number, and that matters.
+        """
+        if self.workers is not None and workers is not None and self.batch:
+            check_workers(self.workers, workers)
+        self.workers = workers
 
     def restore(self, generator: torch.Generator | None) -> bool:
         """Set the generators to where this epoch began; False where it has not."""
@@ -68,9 +86,15 @@ class Drawing:
         self.torchs = _bytes(torch.default_generator)
         self.own = None if generator is None else _bytes(generator)
 
+    def noted(self, generator: torch.Generator | None) -> Drawing:
+        """Return it as if it began now."""
+        self.note(generator)
+        return self
+
     def end(self) -> None:
         """The epoch is over: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
+        self.data = self.keeper = None
 
     def to_state(self) -> dict[str, object]:
         """Return it as JSON can hold it."""
@@ -81,6 +105,8 @@ class Drawing:
             "batch": self.batch,
             "torch": _text(self.torchs),
             "generator": _text(self.own),
+            "workers": self.workers,
+            "data": self.data if self.keeper is None else self.keeper.state_dict(),
         }
 
     @classmethod
@@ -104,6 +130,18 @@ class Drawing:
             count("batch", state.get("batch")),
             _read("torch", state.get("torch")),
             _read("generator", state.get("generator")),
+            None if (n := state.get("workers")) is None else count("workers", n),
+            state.get("data"),
+        )
+
+
+def check_workers(before: int, now: int) -> None:
+    """Raise `StateError` where an iterable's order is another one now."""
+    if before != now:
+        raise StateError(
+            f"the state of an iterable data set was taken with num_workers={before},"
+            f" this loader has {now}, with which its samples come in another order;"
+            f" load it with num_workers={before}, or begin the epoch anew"
         )
 
 

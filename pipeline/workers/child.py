@@ -35,10 +35,13 @@ class Errand:
 class Child:
     """One worker process. It belongs to the selector thread."""
 
-    def __init__(self, mailbox: Mailbox, hands: Hands, generation: int) -> None:
+    def __init__(
+        self, mailbox: Mailbox, hands: Hands, generation: int, number: int
+    ) -> None:
         self.mailbox = mailbox
         self.hands = hands
         self.generation = generation
+        self.number = number
         self.pid = 0
         """0 until it has said so, which is the first that it does."""
         self.layout: Layout | None = None

@@ -19,7 +19,14 @@ from multiprocessing import util
 
 from ..options import StartMethod
 from ..program import Program
-from .nursery import fork_worker, run_child, run_worker, serve_template, tell_failure
+from .nursery import (
+    Post,
+    fork_worker,
+    run_child,
+    run_worker,
+    serve_template,
+    tell_failure,
+)
 from .parcel import pack, unpack
 from .pipe import Pipe, pipe
 from .shared_file import shared_file
@@ -58,29 +65,28 @@ def main() -> None:
         run_child(lambda: serve_template(work, partial(_fork_worker, parcel)))
     if role == "spawn":
         run_child(lambda: serve_template(work, partial(_spawn_worker, parcel)))
-    page, segment = rest
+    page, *post = rest
     work.descriptors.append(page)
-    run_child(lambda: _run(parcel, segment, work))
+    run_child(lambda: _run(parcel, Post(*post), work))
 
 
-def _run(parcel: int, segment: int, work: Pipe) -> None:
+def _run(parcel: int, post: Post, work: Pipe) -> None:
     use_one_thread()
     try:
         programs, seed = _open(parcel)
     except Exception:
         tell_failure(work.descriptors[0])
         raise
-    run_worker(programs[segment], seed, work)
+    run_worker(programs[post.segment], seed, post, work)
 
 
-def _fork_worker(parcel: int, segment: int, work: Pipe) -> int:
-    return fork_worker(*_open(parcel), segment, work)
+def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
+    return fork_worker(*_open(parcel), post, work)
 
 
-def _spawn_worker(parcel: int, segment: int, work: Pipe) -> int:
-    return _launch(
-        "worker", work.fileno(), parcel, work.descriptors[0], then=(segment,)
-    )
+def _spawn_worker(parcel: int, post: Post, work: Pipe) -> int:
+    page = work.descriptors[0]
+    return _launch("worker", work.fileno(), parcel, page, then=post)
 
 
 def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:

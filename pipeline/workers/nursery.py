@@ -11,7 +11,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..program import Program
 from .hands import Hands, post_status
@@ -19,10 +19,25 @@ from .pipe import Pipe, kept
 from .work_pipe import WorkPipe
 from .worker import Worker, leave, use_one_thread
 
-__all__ = ["fork_worker", "run_child", "run_worker", "serve_template", "tell_failure"]
+__all__ = [
+    "Post",
+    "fork_worker",
+    "run_child",
+    "run_worker",
+    "serve_template",
+    "tell_failure",
+]
 
 FAILED = 1 << 8
 """As waitpid tells of a process that exits with status 1."""
+
+
+class Post(NamedTuple):
+    """What a worker is made for."""
+
+    segment: int
+    number: int
+    """Its own among the workers of the segment, from 0, free when it is made."""
 
 
 def run_child(body: Callable[[], None]) -> NoReturn:
@@ -43,8 +58,8 @@ def run_child(body: Callable[[], None]) -> NoReturn:
         leave(status)
 
 
-Make = Callable[[int, Pipe], int]
-"""Makes a worker of a segment, given its pipe, with its page; returns its pid."""
+Make = Callable[["Post", Pipe], int]
+"""Makes a worker for a post, given its pipe, with its page; returns its pid."""
 
 
 def serve_template(end: Pipe, make: Make) -> None:
@@ -54,8 +69,7 @@ def serve_template(end: Pipe, make: Make) -> None:
     signal.signal(signal.SIGCHLD, nursery.reap)
     try:
         while True:
-            segment = end.receive()
-            nursery.add(make, segment, end)
+            nursery.add(make, Post(*end.receive()), end)
     finally:
         nursery.end_all()
 
@@ -70,14 +84,14 @@ class Nursery:
     def __init__(self) -> None:
         self._children: dict[int, Pipe] = {}
 
-    def add(self, make: Make, segment: int, end: Pipe) -> None:
+    def add(self, make: Make, post: Post, end: Pipe) -> None:
         """Make a worker with the pipe and the page that have just come."""
         work = WorkPipe.adopt(end.descriptors.popleft())
         work.descriptors.append(end.descriptors.popleft())
         # Masked: one that dies at once must be known before its end is heard of.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
-            self._children[make(segment, work)] = work
+            self._children[make(post, work)] = work
         except Exception:  # noqa: BLE001 whatever the user's modules raise
             tell_failure(work.descriptors[0])
             post_status(work.descriptors[0], FAILED)
@@ -113,18 +127,19 @@ def tell_failure(page: int) -> None:
 
 
 def fork_worker(
-    programs: Mapping[int, Program], seed: int, segment: int, work: Pipe
+    programs: Mapping[int, Program], seed: int, post: Post, work: Pipe
 ) -> int:
     """Fork a worker from this process; return its pid."""
     with kept(work):
         pid = os.fork()
     if pid == 0:
-        run_child(lambda: run_worker(programs[segment], seed, work))
+        run_child(lambda: run_worker(programs[post.segment], seed, post, work))
     return pid
 
 
-def run_worker(program: Program, seed: int, work: Pipe) -> None:
+def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
     """In a worker process: work until told to stop or the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    program.enter(post.number)
     Worker(work, program, seed, Hands(work.descriptors.popleft())).run()

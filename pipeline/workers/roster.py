@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import selectors
 from collections.abc import Iterator
+from itertools import count
 
 from ..connector import Connector
 from ..metrics import WorkerMeter
 from .child import Child
+from .nursery import Post
 from .template import Template
 
 __all__ = ["READ", "WRITE", "Roster"]
@@ -129,7 +131,10 @@ class Roster:
 
     def _hire(self) -> None:
         generation = self._template.generation
-        child = Child(*self._template.hire(self._connector.segment), generation)
+        taken = {child.number for child in self.children.values()}
+        number = next(n for n in count() if n not in taken)
+        post = Post(self._connector.segment, number)
+        child = Child(*self._template.hire(post), generation, number)
         self.children[child.mailbox.fileno()] = child
         self.selector.register(child.mailbox, READ)
 

@@ -24,7 +24,7 @@ from ..program import Program
 from .forking import fork
 from .hands import Hands
 from .mailbox import Mailbox
-from .nursery import fork_worker, run_child, serve_template
+from .nursery import Post, fork_worker, run_child, serve_template
 from .pipe import Pipe, kept, pipe
 
 __all__ = ["Template"]
@@ -63,11 +63,11 @@ class Template:
         """Workers of an earlier one know the dataset as it was."""
         self._pipe, self._pid = self._start()
 
-    def hire(self, segment: int) -> tuple[Mailbox, Hands]:
-        """Have a worker made for a segment; return the pipe to it, and its page."""
+    def hire(self, post: Post) -> tuple[Mailbox, Hands]:
+        """Have a worker made for a post; return the pipe to it, and its page."""
         ours, theirs = Mailbox.pair()
         hands = Hands.make()
-        message, descriptors = segment, (theirs.fileno(), hands.descriptor)
+        message, descriptors = tuple(post), (theirs.fileno(), hands.descriptor)
         with self._lock:
             try:
                 self._pipe.send(message, descriptors)

@@ -68,3 +68,27 @@ class Streamed(torchs.IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.length))
+
+
+class Asks(torchs.Dataset[tuple[int, int, int]]):
+    """Says who loaded a sample: the worker's number, and what its start left."""
+
+    mark = -1
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        info = torchs.get_worker_info()
+        if info is None:
+            return -1, self.mark, index
+        assert info.dataset is self
+        assert info.id < info.num_workers
+        return info.id, self.mark, index
+
+
+def leave_mark(number: int, factor: int = 10) -> None:
+    info = torchs.get_worker_info()
+    assert info is not None
+    assert info.id == number
+    info.dataset.mark = factor * (number + 1)

@@ -18,7 +18,7 @@ def child() -> Iterator[Child]:
     """A child with one lane, at work, and with task 2 on its way to it."""
     nothing: Any = None
     hands = Hands.make()
-    made = Child(nothing, hands, 0)
+    made = Child(nothing, hands, 0, 0)
     made.pid = 1
     made.errands[2] = Errand(nothing, nothing, nothing, time.monotonic_ns())
     yield made

@@ -1,0 +1,255 @@
+"""The DataLoader face: states, in the engine and where torch's own workers load."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+import torch
+import torch.utils.data as torchs
+
+import penstock as ps
+from penstock import DataLoader
+from support.torch_datasets import Drawing
+from support.torch_loaders import BATCH, LENGTH, same, seeded, sum_of
+
+# Torch warns of more workers than cores, of which a test machine may have one.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+# The engine
+
+
+@pytest.mark.parametrize("settings", [{"sample_seeding": True}, {}])
+@pytest.mark.parametrize("taken", [0, 1, 4, 11])
+def test_a_state_goes_on_where_it_was_taken(settings: Any, taken: int) -> None:
+    def loader(workers: int = 0) -> DataLoader[Any]:
+        return DataLoader(
+            Drawing(LENGTH), BATCH, shuffle=True, num_workers=workers, **settings
+        )
+
+    torch.manual_seed(3)
+    first = loader()
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = list(batches)
+    assert len(rest) == 11 - taken
+    torch.manual_seed(4)
+    second = loader(2 if settings else 0)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    again = list(second)
+    # Where torch's workers are the trainer itself, two of the generators go on.
+    known = slice(None) if settings else slice(2, None)
+    assert same([b[known] for b in rest], [b[known] for b in again])
+    assert len(list(second)) == len(second) == 11
+
+
+def test_a_state_with_a_generator_of_the_loaders_own() -> None:
+    def loader() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(5)
+        return DataLoader(
+            Drawing(LENGTH), BATCH, shuffle=True, generator=own, sample_seeding=True
+        )
+
+    first = loader()
+    list(first)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = list(batches) + list(first)
+    second = loader()
+    second.load_state_dict(state)
+    assert same(rest, list(second) + list(second))
+
+
+def test_a_resumed_loop_leaves_the_trainers_generator_alone() -> None:
+    first = seeded(0)
+    next(batches := iter(first))
+    state = first.state_dict()
+    del batches
+    torch.manual_seed(9)
+    known = torch.get_rng_state()
+    second = seeded(0)
+    second.load_state_dict(state)
+    list(second)
+    assert torch.equal(torch.get_rng_state(), known)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "else"}, "no state of a DataLoader"),
+        ({"version": 9}, "must be 1, got 9"),
+        ({"batch": -1}, "`batch` must be an int >= 0"),
+        ({"torch": "AAAA"}, "no state of a torch generator"),
+    ],
+)
+def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> None:
+    loader = seeded(0)
+    next(iter(loader))
+    with pytest.raises(ps.StateError, match=told):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    loader.load_state_dict({})
+
+
+def test_a_batch_that_raised_is_behind_the_state_that_is_taken_after_it() -> None:
+    def loader() -> DataLoader[Any]:
+        data = [1, 2, 3, "four", 5, 6, 7, 8]
+        return DataLoader(data, 2, sample_seeding=True, collate_fn=sum_of)
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    with pytest.raises(TypeError):
+        next(batches)
+    assert next(batches) == 11
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == [15]
+
+
+# Torch's own workers
+
+
+class Place(Iterator[int]):
+    """Counts, or draws; knows how far it is."""
+
+    def __init__(self, samples: list[int], *, draws: bool = False) -> None:
+        self.samples = samples
+        self.draws = draws
+        self.at = 0
+
+    def __next__(self) -> int:
+        if self.at >= len(self.samples):
+            raise StopIteration
+        at = torch.randint(len(self.samples), ()).item() if self.draws else self.at
+        self.at += 1
+        return self.samples[int(at)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "torch": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+        torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+class Shares(torchs.IterableDataset[int]):
+    """A share for each worker, the first an empty one; its iterator has a state."""
+
+    def __init__(self, sizes: list[int], *, draws: bool = False) -> None:
+        self.sizes = sizes
+        self.draws = draws
+
+    def __iter__(self) -> Iterator[int]:
+        info = torchs.get_worker_info()
+        if info is None:
+            return Place(list(range(sum(self.sizes))), draws=self.draws)
+        start = sum(self.sizes[: info.id])
+        return Place(list(range(start, start + self.sizes[info.id])), draws=self.draws)
+
+
+class Itself(Place, torchs.IterableDataset[int]):
+    """A data set that is its own iterator."""
+
+    def __iter__(self) -> Self:
+        return self
+
+
+class Generates(torchs.IterableDataset[int]):
+    """Its generator has no state, it has one itself."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.at = self.begin = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.begin = self.begin, 0
+        while self.at < self.length:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+def identity(samples: Any) -> Any:
+    return samples
+
+
+ITERABLES = [
+    (lambda: Shares([0, 60, 17]), 0),
+    (lambda: Shares([0, 60, 17], draws=True), 0),
+    (lambda: Itself(list(range(70)), draws=True), 0),
+    (lambda: Generates(70), 0),
+    (lambda: Shares([0, 60, 17]), 3),
+    (lambda: Shares([0, 60, 17], draws=True), 3),
+]
+
+
+@pytest.mark.parametrize(("data", "workers"), ITERABLES)
+def test_an_iterable_goes_on_where_its_state_was_taken(data: Any, workers: int) -> None:
+    for size, taken in itertools.product([None, 7], [0, 1, 10]):
+        torch.manual_seed(3)
+        first = iterated(data(), size, workers)
+        batches = iter(first)
+        for _ in range(taken):
+            next(batches)
+        state = json.loads(json.dumps(first.state_dict()))
+        rest = list(batches)
+        torch.manual_seed(4)
+        second = iterated(data(), size, workers)
+        second.load_state_dict(state)
+        assert list(second) == rest, (size, taken)
+
+
+def iterated(data: Any, size: int | None, workers: int) -> DataLoader[Any]:
+    return DataLoader(data, size, num_workers=workers, collate_fn=identity)
+
+
+def test_where_the_data_set_keeps_the_place_nothing_is_read_twice() -> None:
+    first = iterated(Generates(70), 7, 0)
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    data = Generates(70)
+    second = iterated(data, 7, 0)
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second))[0] == data.at - 7 == 28
+
+
+def test_an_iterables_state_for_other_workers_is_an_error_that_names_both() -> None:
+    first = iterated(Shares([0, 60, 17]), 7, 0)
+    next(iter(first))
+    second = iterated(Shares([0, 60, 17]), 7, 3)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ps.StateError, match=r"num_workers=0,.* has 3"):
+        iter(second)
+
+
+def test_a_state_taken_between_two_epochs_begins_the_next_as_it_would_have() -> None:
+    first = DataLoader(Drawing(LENGTH), BATCH, shuffle=True)
+    list(first)
+    state = first.state_dict()
+    after = list(first)
+    torch.manual_seed(8)
+    second = DataLoader(Drawing(LENGTH), BATCH, shuffle=True, sample_seeding=True)
+    second.load_state_dict(state)
+    assert all(torch.equal(a[-1], b[-1]) for a, b in zip(after, second, strict=True))
+
+
+def test_any_number_of_torchs_workers_takes_a_map_style_state() -> None:
+    first = DataLoader(Drawing(LENGTH), BATCH, shuffle=True)
+    batches = iter(first)
+    next(batches)
+    second = DataLoader(Drawing(LENGTH), BATCH, shuffle=True, num_workers=2)
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(a[-1], b[-1]) for a, b in zip(batches, second, strict=True))

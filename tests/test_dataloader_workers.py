@@ -1,0 +1,149 @@
+"""The DataLoader face: what runs within a worker process finds what torch's do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as torchs
+
+import penstock as ps
+from penstock import DataLoader
+from support.torch_datasets import Asks, Streamed, leave_mark
+
+# Torch warns of more workers than cores, of which a test machine may have one.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    yield
+    ps.set_enable_autotune(False)
+
+
+def no_start(number: int) -> None:
+    raise KeyError(f"worker {number} finds no key")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_each_worker_is_started_once_and_knows_its_number(method: str) -> None:
+    loader = DataLoader(
+        Asks(),
+        4,
+        num_workers=2,
+        sample_seeding=True,
+        worker_init_fn=partial(leave_mark, factor=100),
+        multiprocessing_context=method,
+    )
+    numbers, marks, indices = (torch.cat(columns) for columns in zip(*loader))  # noqa: B905
+    assert indices.tolist() == list(range(40))
+    assert set(numbers.tolist()) <= {0, 1}
+    assert torch.equal(marks, 100 * (numbers + 1))
+
+
+def test_the_trainer_itself_is_no_worker() -> None:
+    loader = DataLoader(Asks(), 40, sample_seeding=True, worker_init_fn=leave_mark)
+    ((numbers, marks, _),) = loader
+    assert set(numbers.tolist()) == set(marks.tolist()) == {-1}
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    loader = DataLoader(
+        Asks(), 4, num_workers=1, sample_seeding=True, worker_init_fn=no_start
+    )
+    with pytest.raises(KeyError, match="worker 0 finds no key"):
+        next(iter(loader))
+
+
+class Falls(Asks):
+    """Its worker is killed at sample 20, once."""
+
+    def __init__(self, mark_of: Path) -> None:
+        self.mark_of = mark_of
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        if index == 20 and not self.mark_of.exists():
+            self.mark_of.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_who_replaces_a_killed_worker_has_its_number_and_start(tmp_path: Path) -> None:
+    loader = DataLoader(
+        Falls(tmp_path / "mark"),
+        4,
+        num_workers=1,
+        sample_seeding=True,
+        worker_init_fn=leave_mark,
+    )
+    numbers, marks, indices = (torch.cat(columns) for columns in zip(*loader))  # noqa: B905
+    assert indices.tolist() == list(range(40))
+    assert set(numbers.tolist()) == {0}
+    assert set(marks.tolist()) == {10}
+
+
+def test_a_start_assigned_late_is_used_from_the_next_loop_on() -> None:
+    loader = DataLoader(Asks(), 40, num_workers=1, sample_seeding=True)
+    ((_, marks, _),) = loader
+    assert set(marks.tolist()) == {-1}
+    loader.worker_init_fn = leave_mark
+    ((_, marks, _),) = loader
+    assert set(marks.tolist()) == {10}
+
+
+class TakesItsShare(Streamed):
+    """Asks for its share, as torch's documentation shows."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torchs.get_worker_info()
+        if info is None:
+            return iter(range(self.length))
+        return iter(range(info.id, self.length, info.num_workers))
+
+
+class Spanned(Streamed):
+    """Has its share set by a `worker_init_fn`, as torch's documentation shows."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.length))
+
+
+def set_span(number: int) -> None:
+    info = torchs.get_worker_info()
+    assert info is not None
+    data, size = info.dataset, -(-info.dataset.length // info.num_workers)
+    data.start = number * size
+    data.length = min(data.length, data.start + size)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("data", "init"), [(Streamed, None), (TakesItsShare, None), (Spanned, set_span)]
+)
+def test_no_sample_of_an_iterable_comes_twice(
+    data: Any, init: Any, workers: int
+) -> None:
+    ps.set_enable_autotune(True)
+    loader = DataLoader(
+        data(23),
+        4,
+        num_workers=workers,
+        worker_init_fn=init if workers else None,
+        persistent_workers=workers > 0,
+    )
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(23))
+    assert type(loader.dataset) is data
+
+
+def test_without_autotune_what_torch_gives_twice_comes_twice() -> None:
+    loader = DataLoader(Streamed(5), 5, num_workers=2)
+    assert len(torch.cat(list(loader))) == 10
