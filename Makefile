@@ -16,6 +16,7 @@ PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 py
 
 # Holds the folder that was installed from: the editable install knows its absolute path.
 STAMP := .venv/installed-from
+FRAMEWORKS := .venv/frameworks-installed
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
@@ -32,7 +33,7 @@ test: lint
 	@echo "tests: all but the slow ones"
 	@$(RUN) pytest $(ARGS)
 
-test-all: lint
+test-all: lint $(FRAMEWORKS)
 	@echo "tests: all"
 	@$(RUN) pytest -m "" $(ARGS)
 
@@ -60,6 +61,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation --editable '.[test]'
 	@printf '%s' '$(CURDIR)' >$@
+
+$(FRAMEWORKS): $(STAMP)
+	@echo "set-up: the frameworks that penstock is tried with (a minute or two)"
+	@$(PIP) --no-build-isolation --editable '.[test,frameworks]'
+	@touch $@
 
 clean:
 	@rm -rf .venv .types build dist *.egg-info \

@@ -16,15 +16,16 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
-from torch.autograd.profiler import record_function
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from . import config
-from .epoch import Epoch
+from .epoch import Epoch, Loop
+from .integrations.bypass import BYPASS, BYPASSED
 from .pipeline.errors import SpecError
 from .pipeline.plan import BatchPlan, Drawing, DrawnPlan
 from .tuned import Slot
@@ -124,7 +125,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
-            drawing = Drawing(drawing.epoch)
+            drawing = Drawing(drawing.epoch + drawing.whole)
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
             return self._iterate(drawing)
@@ -180,6 +181,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def close(self) -> None:
         """Stop penstock's workers. The loader may be iterated again."""
         self._slot.close()
+
+    # Frameworks
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler, the batch sampler and the data set which epoch is next.
+
+        Each that has a `set_epoch` is told; what they draw is drawn when a loop begins.
+        """
+        for each in self._samplers():
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+            self._slot.close()  # workers have the data set as it was
+            self._iterator = None
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks this of what it is about to build a plain loader from."""
+        if not BYPASS.known:
+            BYPASS.known = True  # once is enough
+            self._tell(BYPASSED)
+        return False
 
     # Copies: frameworks rebuild, copy and pickle loaders
 
@@ -256,6 +280,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
                 " itself."
             )
+        loop = Loop(
+            partial(self._begin, slot, recipe, drawing),
+            self._sampler_epochs,
+            self.__len__,
+            pinned=self.pin_memory and torch.cuda.is_available(),
+        )
+        if slot is not self._slot:
+            weakref.finalize(loop, slot.close)
+        return loop
+
+    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
+        """Draw the epoch's order from here on, and run it."""
         plan = recipe.plan
         assert isinstance(plan, DrawnPlan)
         with drawing.drawn_again(self.generator):
@@ -263,11 +299,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batches = iter(self._index_sampler)
             cursor = plan.begin(drawing.epoch, batches, int(drawn), drawing.batch)
         run = slot.start(recipe, cursor, rank_of_process())
-        epoch = Epoch(slot, run, Note(self, drawing).take)
-        loop = Loop(self, epoch, pinned=self.pin_memory and torch.cuda.is_available())
-        if slot is not self._slot:
-            weakref.finalize(loop, slot.close)
-        return loop
+        return Epoch(slot, run, Note(self, drawing).take)
+
+    def _samplers(self) -> list[Any]:
+        inner = getattr(self.batch_sampler, "sampler", None)
+        found: dict[int, Any] = {}
+        found |= {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
+        return list(found.values())
+
+    def _sampler_epochs(self) -> list[Any]:
+        """Return what samplers that have a `set_epoch` were told by it."""
+        return [getattr(sampler, "epoch", None) for sampler in self._samplers()]
 
     def _compiled(self) -> Recipe:
         from .pipeline.compile import compile_drawn
@@ -337,29 +379,8 @@ class Note:
             self._drawing.end()
             return
         self._drawing.batch = delivery.plan.batch + 1  # those that raised count, too
+        self._drawing.whole = delivery.plan.last
         self._loader._plan = delivery.plan  # noqa: SLF001 it is the loader's own note
-
-
-class Loop(Iterator[Any]):
-    """One epoch of penstock's engine, as torch's iterators look from outside."""
-
-    def __init__(self, loader: DataLoader[Any], epoch: Epoch, *, pinned: bool) -> None:
-        self._epoch = epoch
-        self._length: Callable[[], int] = loader.__len__
-        self._pinned = pinned
-
-    def __next__(self) -> Any:
-        # Torch's profilers know loading by the beginning and the end of this name.
-        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
-            data = next(self._epoch)
-            if self._pinned:
-                from torch.utils.data._utils.pin_memory import pin_memory
-
-                data = pin_memory(data)  # type: ignore[no-untyped-call]
-            return data
-
-    def __len__(self) -> int:
-        return self._length()
 
 
 def rank_of_process() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .buffers import Failed
 from .engine import Engine
 from .feed import Delivery
@@ -44,13 +46,16 @@ class DrawnFeed:
         if self._engine.head == plan.stop:
             return None
         flight, finished = self._engine.pop()
-        self._cursor = plan.cursor_after(flight.plan)
+        stamp = flight.plan
+        self._cursor = plan.cursor_after(stamp)
         if isinstance(finished, Failed):
             try:
                 raise finished.error
             finally:  # the exception keeps this frame, which must not keep it in turn
                 del finished, flight
-        return Delivery(finished.data, flight.plan)
+        if plan.exhausted and self._engine.head == plan.stop:
+            stamp = replace(stamp, last=True)
+        return Delivery(finished.data, stamp)
 
     def _draw(self) -> None:
         if self._plan.draw(self._engine.head):

@@ -215,6 +215,42 @@ def test_distributed_samplers_follow_set_epoch() -> None:
     assert order(DataLoader, sample_seeding=True) == order(torchs.DataLoader)
 
 
+def test_set_epoch_between_iter_and_the_first_batch_holds() -> None:
+    def order(kind: Any, **settings: Any) -> list[list[int]]:
+        data = Plain(20)
+        sampler: Any = torchs.DistributedSampler(data, num_replicas=2, rank=1)
+        batches = iter(kind(data, 5, sampler=sampler, **settings))
+        sampler.set_epoch(3)
+        return [batch.tolist() for batch in batches]
+
+    assert order(DataLoader, sample_seeding=True) == order(torchs.DataLoader)
+
+
+class Told(Plain):
+    """Yields the epoch that it was told of."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+
+@pytest.mark.parametrize("seeding", [True, False])
+def test_set_epoch_of_the_loader_reaches_data_in_workers_that_live_on(
+    *, seeding: bool
+) -> None:
+    loader = DataLoader(
+        Told(8), 8, num_workers=1, persistent_workers=True, sample_seeding=seeding
+    )
+    for epoch in (0, 4, 5):
+        loader.set_epoch(epoch)
+        (batch,) = loader
+        assert set(batch.tolist()) == {epoch}
+
+
 def test_an_empty_batch_is_an_error_that_names_it() -> None:
     loader = DataLoader(Plain(8), batch_sampler=[[1], []], sample_seeding=True)  # type: ignore[arg-type]
     with pytest.raises(ps.SpecError, match="batch 1 of the batch sampler is empty"):

@@ -43,6 +43,8 @@ class Drawing:
     """How many an iterable is loaded by: what order it comes in depends on them."""
     data: Any = None
     """The state of an iterable that keeps its own place, not loaded yet."""
+    whole: bool = False
+    """Whether that was all, and nobody has asked further."""
     keeper: Any = None
     """What keeps that place, while it is read."""
 
@@ -94,7 +96,7 @@ class Drawing:
     def end(self) -> None:
         """The epoch is over: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
-        self.data = self.keeper = None
+        self.whole, self.data, self.keeper = False, None, None
 
     def to_state(self) -> dict[str, object]:
         """Return it as JSON can hold it."""

@@ -40,7 +40,8 @@ class DrawnPlan:
         """The first step that is in `_drawn`, if any is."""
         self._batches: Iterator[Iterable[int]] = iter(())
         self._epoch = self._first = self._position = self._seed = 0
-        self._exhausted = True
+        self.exhausted = True
+        """Whether the samplers have no more for this epoch."""
         self.stop = 0
         """The first step that is not drawn yet."""
 
@@ -59,7 +60,7 @@ class DrawnPlan:
         self._batches, self._epoch, self._seed = batches, epoch, seed
         self._position = sum(len(list(each)) for each in islice(batches, skip))
         self._first, self._kept = self.stop - skip, self.stop
-        self._exhausted = False
+        self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
         self.draw(self.stop)
         return cursor
@@ -67,10 +68,10 @@ class DrawnPlan:
     def draw(self, head: int) -> bool:
         """Draw what may be wanted while the trainer is at step `head`; True if any."""
         before = self.stop
-        while not self._exhausted and self.stop < head + AHEAD:
+        while not self.exhausted and self.stop < head + AHEAD:
             indices = next(self._batches, None)
             if indices is None:
-                self._exhausted = True
+                self.exhausted = True
             else:
                 self._add(_numbers(indices))
         while self._kept < head - 1:

@@ -1,0 +1,16 @@
+"""Frameworks: real ones, as `make test-all` installs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import penstock as ps
+
+
+@pytest.fixture(autouse=True)
+def _tuned() -> Iterator[None]:
+    ps.set_enable_autotune(True)
+    yield
+    ps.set_enable_autotune(False)

@@ -1,0 +1,50 @@
+"""What the frameworks train on: slow to load or to learn from, and it says which."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.utils.data as torchs
+
+import penstock as ps
+from penstock import DataLoader
+
+LENGTH = 160
+BATCH = 8
+STEPS = LENGTH // BATCH
+
+
+class Slow(torchs.Dataset[tuple[torch.Tensor, int]]):
+    """Each sample takes so long to load."""
+
+    def __init__(self, load_s: float = 0.0) -> None:
+        self.load_s = load_s
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.load_s:
+            time.sleep(self.load_s)
+        return torch.full((4,), index / LENGTH), index
+
+
+def loader(load_s: float = 0.0, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Slow(load_s), BATCH, shuffle=True, **settings)
+
+
+def whole(steps: list[list[int]]) -> bool:
+    """Whether these batches are one epoch: each sample once."""
+    return sorted(chain.from_iterable(steps)) == list(range(LENGTH))
+
+
+def verdict(seen: ps.DataLoader[Any], *, loading: bool) -> None:
+    """Check what is said of a training that waits for loading, or not at all."""
+    found = seen.explain()
+    assert found.verdict == ("input-bound" if loading else "not input-bound"), found
+    if loading:
+        assert "Slow" in found.bottleneck
+        assert "blocked" in found.cause
