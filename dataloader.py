@@ -234,8 +234,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return None if self.in_order else "in_order=False takes batches as they come"
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
+        from .pipeline.surroundings import tell_of_cuda, tell_of_shared_memory
         from .pipeline.torch_loop import resumed
 
+        if self.num_workers:
+            tell_of_cuda(self.dataset)
+            tell_of_shared_memory()
         iterable = isinstance(self.dataset, IterableDataset)
         drawing.on(self.num_workers if iterable else None)
         if not drawing.restore(self.generator):
@@ -315,8 +319,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         from .pipeline.compile import compile_drawn
         from .pipeline.options import Options
         from .pipeline.spec import BatchStage, SourceStage
+        from .pipeline.surroundings import tell_of_cuda
         from .pipeline.worker_start import WorkerStart
 
+        tell_of_cuda(self.dataset)
         workers, safe = self.num_workers, self.thread_safe is True
         unset: Executor = "inline"
         if safe or config.get_enable_autotune():

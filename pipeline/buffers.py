@@ -22,7 +22,7 @@ from .chunk import Failure
 from .flight import Flight
 from .layout import Allocate, Layout, Misfit, learn, write_rows
 from .plan import BatchPlan
-from .sample import odd_ones, size_of
+from .sample import odd_ones, size_of, spread
 
 __all__ = ["BatchBuffer", "Buffers", "Collate", "Failed", "Finished", "Lend", "heap"]
 
@@ -186,7 +186,8 @@ class BatchBuffer:
         """Say, for an error of collation, in which batch and which samples are odd."""
         where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:
-            return f"penstock: in the collate_fn of {where}"
+            seen = spread(self._samples(()), indices)
+            return f"penstock: in the collate_fn of {where}: {seen}"
         return f"penstock: in {where}: {odd_ones(self._samples(()), indices)}"
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:

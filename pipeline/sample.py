@@ -40,7 +40,16 @@ def describe(sample: Any) -> str:
 
 
 def odd_ones(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
-    """Name the samples of a batch, by row, that differ from most, and the cure.
+    """Name the samples of a batch that differ from most, and the cure: see `spread`."""
+    return (
+        f"the samples of a batch must be of one shape and type;"
+        f" {spread(samples, indices)}. Bring them to one shape in a map(), or give"
+        " batch(collate_fn=...) a function that pads"
+    )
+
+
+def spread(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
+    """Say what most samples of a batch are, and name some that are something else.
 
     Args:
         samples: by row of the batch.
@@ -53,8 +62,4 @@ def odd_ones(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> s
         for row, look in looks.items()
         if look != usual
     ][:5]
-    seen = f"most are {usual}, but {'; '.join(odd)}" if odd else f"all are {usual}"
-    return (
-        f"the samples of a batch must be of one shape and type; {seen}. Bring them to "
-        "one shape in a map(), or give batch(collate_fn=...) a function that pads"
-    )
+    return f"most are {usual}, but {'; '.join(odd)}" if odd else f"all are {usual}"

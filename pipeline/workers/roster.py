@@ -7,18 +7,30 @@ the segment is thread-safe it carries several workers, each in a thread of its o
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
+import sys
 from collections.abc import Iterator
 from itertools import count
 
 from ..connector import Connector
 from ..metrics import WorkerMeter
 from .child import Child
+from .descriptors import descriptors_left, most_descriptors
 from .nursery import Post
 from .template import Template
 
 __all__ = ["READ", "WRITE", "Roster"]
 
+LOGGER = logging.getLogger("penstock")
+NO_MORE = (
+    "`ulimit -n` is %d, which leaves room for %d worker processes beside what else is"
+    " open; raise it to have more"
+)
+CHILD_NEEDS = 3
+"""Descriptors that a child takes: its pipe, its page, and the process itself."""
+KEPT_FREE = 24
+"""Descriptors that are left to others."""
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 MOST_LANES = 16
@@ -46,6 +58,8 @@ class Roster:
         self._template = template
         self._cores = cores
         self._asked = 0
+        self._most = sys.maxsize
+        """Children that there are descriptors for."""
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, Child] = {}
         """By the descriptor of their pipe."""
@@ -67,6 +81,10 @@ class Roster:
             if not child.errands and (surplus or self.dismissed(child)):
                 self._dismiss(child)
         while len(self.children) < self._wanted:
+            if self.children and not self._has_room():
+                self._most = len(self.children)
+                LOGGER.warning(NO_MORE, most_descriptors(), self._most)
+                break
             self._hire()
 
     def free(self, meter: WorkerMeter) -> None:
@@ -124,10 +142,15 @@ class Roster:
     @property
     def _wanted(self) -> int:
         """How many children carry the workers asked for."""
-        asked, cores = self._asked, self._cores
+        asked, cores = min(self._asked, self._most), self._cores
         if cores is None:
             return asked
         return min(asked, max(cores, -(-asked // MOST_LANES)))
+
+    def _has_room(self) -> bool:
+        """Whether there are descriptors for one more child."""
+        to_come = sum(child.pid == 0 for child in self.children.values())
+        return descriptors_left() - to_come >= CHILD_NEEDS + KEPT_FREE
 
     def _hire(self) -> None:
         generation = self._template.generation
