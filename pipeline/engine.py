@@ -91,6 +91,7 @@ class Engine:
             for at, segment in enumerate(recipe.segments)
         ]
         self._rung = self._step_wanted = True
+        self._unweighed: Segment | None = None
         for at, segment in enumerate(self.segments):
             self.gate.bells[at].append(partial(self._ring, segment))
         self.trainer = trainer or TrainerMeter()
@@ -128,6 +129,7 @@ class Engine:
         flow = gate.flow
         if time.perf_counter_ns() > self._mover.due_ns:
             self._mover.look()
+        self._weigh()
         if self.segments[-1].inline is not None and flow.head not in flow.outbox:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
@@ -139,6 +141,7 @@ class Engine:
                 self._check(gate.flow)
                 idle = gate.trainer_waits = not (self._rung or self._step_wanted)
                 self._rung = False
+            self._weigh()
             if idle:
                 gate.sleep()
             self._step_wanted = self._work_inline()
@@ -301,10 +304,18 @@ class Engine:
         for segment in reversed(self.segments):
             inline = segment.inline
             if inline is not None and inline.step():
-                if segment.undecided:
-                    self._mover.weigh(segment)
+                self._unweighed = segment if segment.undecided else None
                 return True
         return False
+
+    def _weigh(self) -> None:
+        """Judge what was worked on last; where it moves, that takes as long as a fork.
+
+        Not before a batch that is ready is handed over: it is the first, most likely.
+        """
+        segment, self._unweighed = self._unweighed, None
+        if segment is not None and segment.undecided:
+            self._mover.weigh(segment)
 
     def _ring(self, segment: Segment) -> None:
         """A segment may have work: if it is inline, the trainer has to do it."""

@@ -49,6 +49,9 @@ WORTH_A_THREAD_NS = 500_000
 and as much again of the GIL)."""
 WORTH_A_PROCESS_NS = 2_000_000
 """The same to a process, of which some 300 us of CPU are spent on each lease."""
+SOON_NS = 300_000_000
+"""A batch that is done inline within this is done so: no worker would be there much
+sooner, and the first batch of all is waited for."""
 SURE_NS = 10_000_000
 """Work from which a segment need not finish a whole batch to be judged."""
 PROBE_AGAIN_S = 60.0
@@ -116,7 +119,7 @@ class Mover:
     def weigh(self, segment: Segment) -> None:
         """Called between two leases of an inline segment: is it time to move it?"""
         batch_ns = _batch_ns(segment)
-        if batch_ns is None:
+        if batch_ns is None or 0 < _left_ns(segment, batch_ns) < SOON_NS:
             return
         segment.undecided = False
         kind: Kind = "thread" if segment.recipe.thread_safe else "process"
@@ -331,6 +334,13 @@ def _batch_ns(segment: Segment) -> float | None:
     if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
         return None
     return run_ns / rows * batch_rows
+
+
+def _left_ns(segment: Segment, batch_ns: float) -> float:
+    """What is left to do inline of the batch that was begun."""
+    inline, rows = segment.inline, segment.connector.gate.flow.batch_rows
+    done = inline.done % rows if inline is not None else 0
+    return (rows - done) / rows * batch_ns if done else 0.0
 
 
 def _contends(segment: Segment) -> bool:

@@ -22,6 +22,8 @@ class Inline:
         self._random = SampleRandom(seed)
         self._meter = connector.enter()
         self._left = False
+        self.done = 0
+        """Rows."""
         self._leases = self._rows = self._run_ns = 0
         self._slowest = (0, 0)
 
@@ -80,3 +82,4 @@ class Inline:
             if outcome.run_ns * rows >= run_ns * outcome.done:
                 self._slowest = outcome.done, outcome.run_ns
         self._leases += 1
+        self.done += outcome.done
