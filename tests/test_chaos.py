@@ -15,11 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import penstock as ps
 from support.datasets import Numbers
 from support.functions import augment, digest, indices, waits
 from support.leaks import children
+from support.torch_datasets import Drawing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -86,6 +88,38 @@ def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
     whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")
     with whole.shuffle(seed=1).map(augment).batch(BATCH) as pipe:
         assert digest(found) == digest(pipe)
+
+
+@pytest.mark.parametrize("round_", ROUNDS[::5])
+def test_kills_behind_the_dataloader_face_change_no_byte(round_: int) -> None:
+    dice = random.Random(round_)
+
+    def loader(workers: int) -> ps.DataLoader[Any]:
+        data = Drawing((KILLS + 40) * BATCH)
+        torch.manual_seed(round_)
+        return ps.DataLoader(
+            data,
+            BATCH,
+            shuffle=True,
+            num_workers=workers,
+            sample_seeding=True,
+            worker_init_fn=at_once,
+        )
+
+    killed, found = 0, []
+    batches = loader(4)
+    for batch in batches:
+        found.append(batch)
+        killed += killed < KILLS and kill_one(dice)
+    assert killed >= KILLS * 0.9
+    whole = list(loader(0))
+    assert len(found) == len(whole)
+    for got, wanted in zip(found, whole, strict=True):
+        assert all(map(torch.equal, got, wanted))
+
+
+def at_once(number: int) -> None:
+    """Is a `worker_init_fn`."""
 
 
 TRAINER = """

@@ -77,6 +77,7 @@ def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     alone = epochs(seeded(0))
     assert same(alone, epochs(seeded(1)))
     assert same(alone, epochs(seeded(4, persistent_workers=True)))
+    assert same(alone, epochs(seeded(8)))
     assert not same(alone[:11], alone[11:])
     assert not same(alone, epochs(seeded(0), seed=8))
 
