@@ -40,7 +40,7 @@ from .pipeline.errors import (
 from .pipeline.plan import BatchPlan, Shard
 
 if _typing.TYPE_CHECKING:
-    from .pipeline import image, testing
+    from .pipeline import image, optim, schedule, testing
 
 __all__ = [
     "BatchPlan",
@@ -60,6 +60,8 @@ __all__ = [
     "get_prefetch_size",
     "get_seed",
     "image",
+    "optim",
+    "schedule",
     "set_autotune_interval",
     "set_cpu_budget",
     "set_enable_autotune",
@@ -73,7 +75,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
-    if name in ("image", "testing"):
+    if name in ("image", "optim", "schedule", "testing"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

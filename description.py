@@ -13,6 +13,7 @@ from .pipeline.files import Urls, find_files
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.plan import Shard
+from .pipeline.schedule import Scheduled
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
     BatchStage,
@@ -27,6 +28,7 @@ from .pipeline.spec import (
     Stage,
     TakeStage,
     check_place,
+    check_sized,
 )
 from .pipeline.staffing import Executor, Workers
 
@@ -37,11 +39,16 @@ class Description:
     """A source, stages and options. Each method returns a new one; none changes it."""
 
     def __init__(
-        self, stages: tuple[Stage, ...], shard: Shard, options: Options = AS_SHIPPED
+        self,
+        stages: tuple[Stage, ...],
+        shard: Shard | None = None,
+        options: Options = AS_SHIPPED,
+        schedule: Scheduled | None = None,
     ) -> None:
         self._stages = stages
         self._shard = shard
         self._options = options
+        self._schedule = schedule
 
     # Sources
 
@@ -54,6 +61,7 @@ class Description:
         executor: Executor = "auto",
         name: str | None = None,
         shard: Shard | None = None,
+        schedule: Scheduled | None = None,
     ) -> Self:
         """Read images from class sub-folders: samples are `(bytes, label)`.
 
@@ -64,7 +72,9 @@ class Description:
                 for the storage, so many are cheap.
             executor: "auto", "inline", "thread" or "process".
             name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: all).
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
 
         Raises:
             SpecError: no such folder, or no images in class folders in it.
@@ -76,7 +86,7 @@ class Description:
             executor=executor,
             name=name,
         )
-        return cls((stage,), shard or Shard.single())
+        return cls((stage,), shard, schedule=schedule)
 
     @classmethod
     def from_files(
@@ -90,6 +100,7 @@ class Description:
         name: str | None = None,
         timeout: float | None = None,
         shard: Shard | None = None,
+        schedule: Scheduled | None = None,
     ) -> Self:
         """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
 
@@ -105,7 +116,9 @@ class Description:
             executor: "auto", "inline", "thread", "process" or "async".
             name: what the log calls this stage.
             timeout: seconds a file may take, as for `map`.
-            shard: this rank's share of the global batches (default: all).
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
 
         Raises:
             SpecError: no file, files of several file systems, or not a label a file.
@@ -118,7 +131,7 @@ class Description:
             name=name,
             timeout=timeout,
         )
-        return cls((stage,), shard or Shard.single())
+        return cls((stage,), shard, schedule=schedule)
 
     @classmethod
     def from_dataset(
@@ -131,6 +144,7 @@ class Description:
         name: str | None = None,
         timeout: float | None = None,
         shard: Shard | None = None,
+        schedule: Scheduled | None = None,
     ) -> Self:
         """Read from a torch dataset, a list, an array: map-style or iterable.
 
@@ -143,7 +157,9 @@ class Description:
                 the like, a few levels down; then "auto" uses processes.
             name: what the log calls this stage.
             timeout: seconds a sample may take, as for `map`.
-            shard: this rank's share of the global batches (default: all).
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
 
         Raises:
             SpecError: not a dataset, or an empty one.
@@ -157,7 +173,7 @@ class Description:
             name=name,
             timeout=timeout,
         )
-        return cls((stage,), shard or Shard.single())
+        return cls((stage,), shard, schedule=schedule)
 
     # Stages of samples
 
@@ -240,6 +256,7 @@ class Description:
         *,
         global_size: int | None = None,
         drop_last: bool = False,
+        microbatches: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
         on_error: OnError = "raise",
@@ -248,9 +265,11 @@ class Description:
         """Make batches.
 
         Args:
-            size: samples a rank.
+            size: samples a rank; none where the pipeline has a schedule.
             global_size: samples over all ranks, instead of `size`.
             drop_last: leave out an epoch's last batch if it is short.
+            microbatches: hand over a list of so many parts of a batch, of equal sizes,
+                as `torch.distributed.pipelining` takes them.
             collate_fn: makes a batch of a list of samples (default: torch's).
             tail: what several ranks do with a short last batch, if it is kept.
             on_error: "raise" an exception of a stage's function when its batch is due,
@@ -260,8 +279,16 @@ class Description:
             error_budget: share of an epoch's samples that may be substituted.
         """
         stage = BatchStage(
-            size, global_size, drop_last, collate_fn, tail, on_error, error_budget
+            size,
+            global_size,
+            drop_last,
+            collate_fn,
+            tail,
+            on_error,
+            error_budget,
+            microbatches,
         )
+        check_sized(stage, scheduled=self._schedule is not None)
         return self._with(stage)
 
     def to_device(self, device: str | torch.device) -> Self:
@@ -286,7 +313,7 @@ class Description:
                 or "spawn" (default: fork; forkserver where CUDA is in use).
         """
         chosen = Options(host, persistent_workers, multiprocessing_context)
-        return type(self)(self._stages, self._shard, chosen)
+        return type(self)(self._stages, self._shard, chosen, self._schedule)
 
     def __repr__(self) -> str:
         """Return the code that makes it."""
@@ -296,4 +323,4 @@ class Description:
         check_place(self._stages, stage)
         stages = (*self._stages, stage)
         order_of(stages)  # refuses what it cannot do, here in the line that says it
-        return type(self)(stages, self._shard, self._options)
+        return type(self)(stages, self._shard, self._options, self._schedule)

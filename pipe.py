@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from . import config
 from .description import Description
 from .epoch import Epoch
+from .pipeline.agreement import agree
 from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
+from .pipeline.schedule import Scheduled
 from .pipeline.spec import Stage
 from .tuned import Slot
 
@@ -42,9 +44,13 @@ class Pipeline(Description):
     """
 
     def __init__(
-        self, stages: tuple[Stage, ...], shard: Shard, options: Options = AS_SHIPPED
+        self,
+        stages: tuple[Stage, ...],
+        shard: Shard | None = None,
+        options: Options = AS_SHIPPED,
+        schedule: Scheduled | None = None,
     ) -> None:
-        super().__init__(stages, shard, options)
+        super().__init__(stages, shard, options, schedule)
         self._recipe: Recipe | None = None
         self._epoch = 0
         """Which epoch the next loop runs, unless `_next` says where to go on."""
@@ -52,6 +58,9 @@ class Pipeline(Description):
         self._run: Run | None = None
         """That of the loop now running, or of the last one if that was left early."""
         self._plan: BatchPlan | None = None
+        self._agreed = False
+        """Whether the ranks were found to load the same."""
+        self._listeners: list[Callable[[BatchPlan], object]] = []
         self._slot = Slot()
         weakref.finalize(self, self._slot.finalise)
 
@@ -64,7 +73,11 @@ class Pipeline(Description):
         recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1
-        run = self._slot.start(recipe, cursor, self._shard.rank)
+        plan = recipe.planned
+        if not self._agreed and plan.shard.size > 1:
+            agree(plan.shard, plan.facts())
+            self._agreed = True
+        run = self._slot.start(recipe, cursor, plan.shard.rank)
         self._run = run.run
         return Epoch(self._slot, run, self._hand_over)
 
@@ -91,6 +104,10 @@ class Pipeline(Description):
         """The stamp of the batch last handed over; None before the first."""
         return self._plan
 
+    def on_batch(self, listener: Callable[[BatchPlan], object]) -> None:
+        """Have `listener(stamp)` called just before each batch is handed over."""
+        self._listeners.append(listener)
+
     def state_dict(self) -> dict[str, object]:
         """Return where the next batch starts: O(1), plain JSON, the same on all ranks.
 
@@ -99,13 +116,20 @@ class Pipeline(Description):
         recipe = self._compiled()
         return recipe.state(self._here(recipe))
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, object], *, override: bool = False
+    ) -> None:
         """Let the next loop go on where `state` was taken.
+
+        Args:
+            state: of `state_dict`, taken on any number of ranks and workers.
+            override: take that of a pipeline with another schedule or data set, too:
+                the loop goes on at the batch that holds the next sample.
 
         Raises:
             StateError: it is of another pipeline, version, or damaged.
         """
-        cursor = self._compiled().restore(state)
+        cursor = self._compiled().restore(state, override=override)
         self._slot.close()
         self._next, self._run = cursor, None
 
@@ -163,12 +187,13 @@ class Pipeline(Description):
         from .pipeline.compile import compile_recipe
 
         if self._recipe is None:
+            shard = self._shard or Shard.found()
             if config.get_enable_autotune():
                 from .autotune.log import show_by_default
 
-                show_by_default(self._shard.rank)  # what is found now is told
+                show_by_default(shard.rank)  # what is found now is told
             self._recipe = compile_recipe(
-                self._stages, config.defaults(), self._shard, self._options
+                self._stages, config.defaults(), shard, self._options, self._schedule
             )
         return self._recipe
 
@@ -184,3 +209,5 @@ class Pipeline(Description):
             self._run = None
         else:
             self._plan = delivery.plan
+            for listener in self._listeners:
+                listener(delivery.plan)

@@ -5,8 +5,9 @@
 Whole epochs of tiny samples (in memory), of JPEG images (a folder with class folders of
 them, else one photograph again and again) and of reads that wait 20 ms: torch's
 DataLoader and penstock's, autotune off, with 0, 1, 2 and 4 workers kept between epochs;
-then penstock's with autotune on, begun with none, beside the best of torch's. It is
-tuned in epochs that do not count. Last, the seconds to a first batch, with workers
+then penstock's with autotune on, begun with none, beside the best of torch's; for JPEG
+also with workers kept between epochs, as torch's are here. It is tuned in epochs that
+do not count. Last, the seconds to a first batch, with workers
 started anew: medians of 20.
 """
 
@@ -88,15 +89,15 @@ def drain(batches: Any) -> None:
         pass
 
 
-def compare(title: str, data: Any, batch: int, rounds: int) -> None:
-    """Print one table."""
+def compare(title: str, data: Any, batch: int, rounds: int, **own: Any) -> None:
+    """Print one table; `own` are further arguments of the loader that is tuned."""
     theirs = loaders(data, batch, torchs.DataLoader)
     ours = loaders(data, batch, ps.DataLoader, sample_seeding=False)
     candidates: dict[str, Callable[[], object]] = {}
     for pair in zip(theirs.items(), ours.items(), strict=True):
         for name, loader in pair:
             candidates[name] = lambda loader=loader: drain(loader)
-    tuned = ps.DataLoader(data, batch, shuffle=True)
+    tuned = ps.DataLoader(data, batch, shuffle=True, **own)
 
     ps.set_enable_autotune(True)  # `ours` are not touched by it
     end = time.perf_counter() + TUNED_S
@@ -151,7 +152,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create")
     compare("tiny samples", Tiny(), 256, options.rounds)
-    compare("JPEG", Photos(options.data), 32, options.rounds)
+    photos, kept = Photos(options.data), {"num_workers": 2, "persistent_workers": True}
+    compare("JPEG", photos, 32, options.rounds)
+    compare("JPEG, tuned workers kept, too", photos, 32, options.rounds, **kept)
     compare("reads of 20 ms", Reads(), 16, options.rounds)
     firsts()
 

@@ -44,7 +44,7 @@ class Chunk:
     def __reduce__(self) -> tuple[Any, ...]:
         rows = self.indices.tobytes(), self.rounds.tobytes()
         context = self.context
-        told = context.epoch, context.step, context.image_size
+        told = (context.epoch, context.step, context.image_size, context.strength)
         return _chunk, (self.step, self.first_row, *rows, told)
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
@@ -67,7 +67,7 @@ def _chunk(
     first_row: int,
     indices: bytes,
     rounds: bytes,
-    context: tuple[int, int, int | None],
+    context: tuple[int, int, int | None, float | None],
 ) -> Chunk:
     """Return a chunk from what `Chunk.__reduce__` tells of it."""
     rows = np.frombuffer(indices, np.int64), np.frombuffer(rounds, np.int64)

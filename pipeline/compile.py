@@ -34,8 +34,10 @@ from .plan import (
     read_state,
     write_state,
 )
+from .plan.schedule import Schedule
 from .program import Filter, Map, Operation, Program, Read, ReadOn
 from .sample_seeding import SeededRead
+from .schedule import Scheduled
 from .spec import (
     BatchStage,
     Defaults,
@@ -112,11 +114,12 @@ class Recipe:
         """Return `cursor` as O(1) JSON."""
         return write_state(cursor, self.planned.hash, self.planned.facts())
 
-    def restore(self, state: Mapping[str, object]) -> Cursor:
+    def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`; StateError if it does not belong here."""
+        plan = self.planned
         if self.repack:  # its batches are not the plan's, so the plan cannot check them
-            return read_state(state, self.planned.hash, self.planned.facts())
-        return self.planned.restore(state)
+            return read_state(state, plan.hash, plan.facts(), override=override)
+        return plan.restore(state, override=override)
 
 
 def compile_recipe(
@@ -124,6 +127,7 @@ def compile_recipe(
     defaults: Defaults,
     shard: Shard,
     options: Options = AS_SHIPPED,
+    scheduled: Scheduled | None = None,
 ) -> Recipe:
     """Build the recipe of a pipeline.
 
@@ -147,7 +151,7 @@ def compile_recipe(
     buffers = Buffers(
         name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
     )
-    plan = _plan(order, batch, shard, repack=repack)
+    plan = _plan(order, batch, shard, scheduled, repack=repack)
     segments = _segments(work, name, defaults)
     devices = [stage.device for stage in stages if isinstance(stage, DeviceStage)]
     return Recipe(
@@ -221,16 +225,47 @@ def _batch(stages: Sequence[Stage]) -> BatchStage | None:
     return next((stage for stage in stages if isinstance(stage, BatchStage)), None)
 
 
-def _plan(order: Order, batch: BatchStage, shard: Shard, *, repack: bool) -> Plan:
-    if batch.global_size is not None:
-        size = batch.global_size
+def _plan(
+    order: Order,
+    batch: BatchStage,
+    shard: Shard,
+    scheduled: Scheduled | None,
+    *,
+    repack: bool,
+) -> Plan:
+    schedule: Schedule
+    if scheduled is not None:
+        if repack:
+            raise SpecError(
+                "a schedule needs batches that are planned, and filter() and iterable"
+                " datasets have none; use select() with the indices to keep"
+            )
+        schedule = scheduled.resolve(shard.size)
     else:
-        assert batch.size is not None
-        size = batch.size * shard.size
-    schedule = Constant(Setting(global_size=size, image_size=None))
+        size = batch.global_size or (batch.size or 0) * shard.size
+        schedule = Constant(Setting(global_size=size, image_size=None))
     # What a filter leaves over is batched later, so no ticket may be dropped here.
     drop_last = batch.drop_last and not repack
-    return Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
+    plan = Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
+    if batch.microbatches is not None:
+        check_microbatches(plan, batch.microbatches)
+    return plan
+
+
+def check_microbatches(plan: Plan, count: int) -> None:
+    """Raise `SpecError` where some batch is not `count` equal parts on every rank."""
+    whole = plan.shard.size * count
+    for run in plan.timeline.runs:
+        if run.size % whole:
+            raise SpecError(
+                f"{count} microbatches on {plan.shard.size} ranks need batches that"
+                f" {whole} divides, got {run.size} (in force from epoch {run.epoch})"
+            )
+    if plan.shard.size == 1 and not plan.drop_last:
+        raise SpecError(
+            "microbatches are of equal sizes, which an epoch's short last batch has"
+            " not; say batch(..., drop_last=True)"
+        )
 
 
 def _segments(

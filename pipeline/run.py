@@ -17,7 +17,7 @@ from .knob import Knob
 from .monitor import Reading, TrainerMeter, Window, difference
 from .observation import Observation
 from .plan import Cursor
-from .stamp import stamped, to_device
+from .stamp import in_parts, stamped, to_device
 
 __all__ = ["Run"]
 
@@ -34,6 +34,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:
         self._device = recipe.device
+        self._parts = recipe.batch.microbatches
         self._trainer = TrainerMeter()
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
         self.host: Host = host(recipe, purse, cursor, self._trainer)
@@ -78,6 +79,8 @@ class Run:
             self._relocate(self._relocation, data)
         if self._device is not None:
             data = to_device(data, self._device)
+        if self._parts is not None:
+            data = in_parts(data, self._parts)
         delivery = Delivery(stamped(data, plan), plan)
         if (reading := self.host.glance()) is not None:
             self._note(reading)

@@ -13,7 +13,7 @@ __all__ = ["Piece", "SegmentState"]
 
 LEASE_NS = 1_500_000
 """Work in one lease: long against the hand-over (some 20 us), short against a batch."""
-FAR_LEASE_NS = 10_000_000
+FAR_LEASE_NS = 20_000_000
 """The same where the hand-over is to another process: some 300 us of CPU, all told."""
 PATIENCE_NS = 200_000_000
 """A lease that waits more than it computes: worth its hand-over only when longer."""

@@ -267,17 +267,18 @@ class BatchStage:
     tail: Literal["pad_mask", "pad_repeat"] = "pad_mask"
     on_error: OnError = "raise"
     error_budget: float = 0.01
+    microbatches: int | None = None
 
     def __post_init__(self) -> None:
+        for size in (self.size, self.global_size):
+            check(
+                size is None or (type(size) is int and size >= 1),
+                f"the batch size must be an int >= 1, got {size!r}",
+            )
         check(
-            (self.size is None) != (self.global_size is None),
-            "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
-            f"over all ranks, got {self.size!r} and {self.global_size!r}",
-        )
-        size = self.size if self.global_size is None else self.global_size
-        check(
-            type(size) is int and size >= 1,
-            f"the batch size must be an int >= 1, got {size!r}",
+            self.microbatches is None
+            or (type(self.microbatches) is int and self.microbatches >= 1),
+            f"`microbatches` must be an int >= 1 or None, got {self.microbatches!r}",
         )
         check(
             self.tail in ("pad_mask", "pad_repeat"),
@@ -300,6 +301,7 @@ class BatchStage:
             *size,
             global_size=(self.global_size, None),
             drop_last=(self.drop_last, False),
+            microbatches=(self.microbatches, None),
             tail=(self.tail, "pad_mask"),
             on_error=(self.on_error, "raise"),
             error_budget=(self.error_budget, 0.01),
@@ -378,4 +380,21 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
         ),
         f"{shown} needs samples with an index, which an iterable dataset does not "
         "have; let the dataset do it, or use a map-style one",
+    )
+
+
+def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
+    """Raise `SpecError` unless the batch size is said once."""
+    said = [size for size in (batch.size, batch.global_size) if size is not None]
+    if scheduled:
+        check(
+            not said,
+            f"this pipeline has a schedule, which says the batch size; write .batch()"
+            f" without one, got {said}",
+        )
+        return
+    check(
+        len(said) == 1,
+        "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
+        f"over all ranks, got {batch.size!r} and {batch.global_size!r}",
     )

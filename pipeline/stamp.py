@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from .errors import SpecError
 from .plan import BatchPlan
 
-__all__ = ["map_tensors", "stamped", "to_device"]
+__all__ = ["in_parts", "map_tensors", "stamped", "to_device"]
 
 
 class StampedList(list[Any]):
@@ -67,21 +68,49 @@ def stamped(data: Any, plan: BatchPlan) -> Any:
     return data
 
 
+def in_parts(data: Any, count: int) -> list[Any]:
+    """Return a batch as a list of `count` batches of as many rows each: views.
+
+    Raises:
+        SpecError: something in it is no tensor.
+    """
+
+    def part(at: int) -> Any:
+        return map_tensors(data, lambda tensor: tensor.chunk(count)[at], refuse)
+
+    return [part(at) for at in range(count)]
+
+
+def refuse(leaf: Any) -> Any:
+    """Raise `SpecError`: it cannot be taken apart by rows."""
+    raise SpecError(
+        f"microbatches are made of tensors, not of {type(leaf).__name__}; leave it out"
+        " in a map(), or give batch(collate_fn=...) a function that does"
+    )
+
+
 def to_device(data: Any, device: torch.device) -> Any:
     """Return the batch with every tensor in it on `device`."""
     return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def map_tensors(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `data` with each tensor in its lists, tuples and dicts changed."""
+def map_tensors(
+    data: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[Any], Any] = lambda leaf: leaf,
+) -> Any:
+    """Return `data` with each tensor in its lists, tuples and dicts changed.
+
+    What is neither of these goes through `other`.
+    """
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):
         moved = copy.copy(data)  # of its own type, as default_collate keeps it
-        moved.update({key: map_tensors(value, change) for key, value in data.items()})
+        moved.update({k: map_tensors(v, change, other) for k, v in data.items()})
         return moved
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_tensors(value, change) for value in data))
+        return type(data)(*(map_tensors(value, change, other) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)(map_tensors(value, change) for value in data)
-    return data
+        return type(data)(map_tensors(value, change, other) for value in data)
+    return other(data)

@@ -25,8 +25,9 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from .errors import SpecError
+from .exact_resume import assert_exact_resume
 
-__all__ = ["draw_photos"]
+__all__ = ["assert_exact_resume", "draw_photos"]
 
 Plane: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]

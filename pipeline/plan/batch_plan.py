@@ -16,6 +16,8 @@ class Context:
     """Global: counted over all epochs."""
     image_size: int | None
     """Pixels a side; None where no schedule sets it."""
+    strength: float | None = None
+    """Of augmentation; None where no schedule sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class BatchPlan:
     """None leaves the optimiser's own."""
     substituted: tuple[int, ...] = ()
     """Rows of this rank that hold another sample because their own failed."""
+    strength: float | None = None
+    """Of augmentation; None where no schedule sets it."""
 
     @property
     def padded(self) -> int:
@@ -67,7 +71,7 @@ class BatchPlan:
     @property
     def ctx(self) -> Context:
         """What functions that take `ctx` are given for this batch."""
-        return Context(self.epoch, self.step, self.image_size)
+        return Context(self.epoch, self.step, self.image_size, self.strength)
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON can hold them."""

@@ -54,8 +54,10 @@ def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, objec
     }
 
 
-def read_state(state: Mapping[str, object], plan_hash: str, facts: Facts) -> Cursor:
-    """Return the cursor in `state`.
+def read_state(
+    state: Mapping[str, object], plan_hash: str, facts: Facts, *, override: bool = False
+) -> Cursor:
+    """Return the cursor in `state`; `override`: of whatever plan it is.
 
     Raises:
         StateError: not a state, of another version, or of another plan.
@@ -70,7 +72,7 @@ def read_state(state: Mapping[str, object], plan_hash: str, facts: Facts) -> Cur
             "load it with the release of penstock that wrote it"
         )
         raise StateError(message)
-    if state.get("plan") != plan_hash:
+    if state.get("plan") != plan_hash and not override:
         raise StateError(difference(state.get("facts"), facts))
     return Cursor.from_dict(state)
 
@@ -101,5 +103,6 @@ def difference(saved: object, facts: Facts) -> str:
         return f"the state is damaged: its `plan` and `facts` do not agree; {CURE}"
     return (
         f"the state belongs to another plan ({'; '.join(differing)}); "
-        "build the pipeline as it was when the state was saved"
+        "build the pipeline as it was when the state was saved, or go on in this one "
+        "from the same sample of the epoch with load_state_dict(state, override=True)"
     )

@@ -113,6 +113,7 @@ class Plan:
             image_size=setting.image_size,
             lr_mult=setting.lr_mult,
             momentum=setting.momentum,
+            strength=setting.strength,
         )
 
     def regime(self, step: int) -> str:
@@ -149,13 +150,21 @@ class Plan:
         """Return `cursor` as O(1) JSON, the same on every rank."""
         return write_state(cursor, self.hash, self.facts())
 
-    def restore(self, state: Mapping[str, object]) -> Cursor:
+    def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`, on any number of ranks, in O(1).
+
+        Args:
+            state: as `state` returned it.
+            override: take one of another plan, too, and go on at the batch of this one
+                that holds the next sample: a few samples may come again, none is lost.
 
         Raises:
             StateError: not a state, of another version or plan, or inconsistent.
         """
-        cursor = read_state(state, self.hash, self.facts())
+        cursor = read_state(state, self.hash, self.facts(), override=override)
+        if override and state.get("plan") != self.hash:
+            batch = self.timeline.batch_of(cursor.epoch, cursor.position)
+            return self._cursor(cursor.epoch, batch)
         steps = self.timeline.steps_in(cursor.epoch)
         if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
             message = (

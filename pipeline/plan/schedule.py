@@ -30,6 +30,8 @@ class Setting:
     """Factor on the learning rate, >= 0."""
     momentum: float | None = None
     """0 to 1; None leaves the optimiser's own."""
+    strength: float | None = None
+    """Of augmentation, >= 0; None where nothing sets it."""
 
     def __post_init__(self) -> None:
         if self.global_size < 1:
@@ -40,6 +42,8 @@ class Setting:
             rule = f"`lr_mult` must be >= 0, got {self.lr_mult}"
         elif self.momentum is not None and not 0 <= self.momentum <= 1:
             rule = f"`momentum` must be 0 to 1 or None, got {self.momentum}"
+        elif self.strength is not None and not self.strength >= 0:
+            rule = f"`strength` must be >= 0 or None, got {self.strength}"
         else:
             return
         message = f"{rule}; mend the batch size or the schedule"
@@ -105,4 +109,7 @@ class Constant:
 
     def describe(self) -> Mapping[str, object]:
         """Return its setting."""
-        return {"kind": "constant", **asdict(self.setting)}
+        setting = asdict(self.setting)
+        if self.setting.strength is None:  # as before there was any
+            del setting["strength"]
+        return {"kind": "constant", **setting}

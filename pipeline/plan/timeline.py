@@ -132,6 +132,15 @@ class Timeline:
         place = run.place(epoch, batch)
         return Span(place, min(place.position + run.size, self.epoch_length), run.size)
 
+    def batch_of(self, epoch: int, position: int) -> int:
+        """Return the batch of `epoch` that holds `position`, or the epoch's end."""
+        steps = self.steps_in(epoch)
+        batch = bisect_right(
+            range(steps), position, key=lambda b: self.span(epoch, b).place.position
+        )
+        inside = self.span(epoch, max(batch - 1, 0)).stop
+        return max(batch - 1, 0) if position < inside else steps
+
     def even(self, epoch: int, first: int, last: int) -> bool:
         """Whether two batches of an epoch, and all between, are of one global size."""
         return self._run_at(epoch, first) is self._run_at(epoch, last)

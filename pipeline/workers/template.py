@@ -82,8 +82,10 @@ class Template:
         """Start anew from the trainer as it is now; old workers are to be dismissed."""
         with self._lock:
             self.generation += 1  # first: workers that end now were dismissed
-            self._bury()
+            self._pipe.close()  # it ends while the new one is made
+            ending = self._pid
             self._pipe, self._pid = self._start()
+            wait_for(ending)
 
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
@@ -92,11 +94,7 @@ class Template:
 
     def _bury(self) -> None:
         self._pipe.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            # None of it may be left where others wait for any child.
-            if not ends_within(self._pid, END_S):
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        wait_for(self._pid)
 
     def _start(self) -> tuple[Pipe, int]:
         if self._method != "fork":
@@ -114,6 +112,15 @@ class Template:
 
     def __repr__(self) -> str:
         return f"<Template pid {self._pid}, by {self._method}>"
+
+
+def wait_for(pid: int) -> None:
+    """Wait until a template whose pipe is closed is gone, and its workers with it."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        # None of it may be left where others wait for any child.
+        if not ends_within(pid, END_S):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def ends_within(pid: int, time_s: float) -> bool:

@@ -1,0 +1,91 @@
+"""Whether all ranks are about to load the same: asked once, before the first batch.
+
+Ranks whose plans differ would hang in a collective at some later step. Each writes what
+decides its batches to the store of the process group, which all can read, and compares.
+Nothing is pickled, and no collective is called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import platform
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from .errors import PenstockError
+from .plan import Shard
+
+__all__ = ["agree"]
+
+LOGGER = logging.getLogger("penstock")
+WAIT = timedelta(seconds=60)
+"""How long others may take to come here: set-up of a rank may take longer."""
+NUMBERS = itertools.count()
+"""Pipelines begun in this process, in the order that is the same on all ranks."""
+CURE = (
+    "all ranks must make the same pipelines and begin them in the same order; one for a"
+    " single rank (validation on rank 0, say) is made with shard=ps.Shard.single()"
+)
+
+
+def agree(shard: Shard, facts: Mapping[str, object]) -> None:
+    """Compare what this rank is about to load with the others.
+
+    Args:
+        shard: this rank's.
+        facts: what decides the global batches; small, JSON.
+
+    Raises:
+        PenstockError: another rank differs; the text says which, and in what.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    mine = {
+        **facts,
+        "data-parallel ranks": shard.size,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    number, rank, world = next(NUMBERS), dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 no public way
+    store.set(key(number, rank), json.dumps(mine))
+    others = [other for other in range(world) if other != rank]
+    try:
+        store.wait([key(number, other) for other in others], WAIT)
+    except dist.DistStoreError:
+        LOGGER.warning(
+            "not all of the %d ranks have begun this pipeline within %d s, so they were"
+            " not compared; %s",
+            world,
+            WAIT.total_seconds(),
+            CURE,
+        )
+        return
+    for other in others:
+        compare(rank, mine, other, json.loads(store.get(key(number, other))))
+
+
+def key(number: int, rank: int) -> str:
+    """Return where a rank writes what it knows of a pipeline."""
+    return f"penstock/agreement/{number}/{rank}"
+
+
+def compare(
+    rank: int, mine: Mapping[str, object], other: int, theirs: Mapping[str, object]
+) -> None:
+    """Raise `PenstockError` where two ranks differ."""
+    differing = [
+        f"{name}: {mine.get(name)!r} on rank {rank}, {theirs.get(name)!r} on {other}"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+    if differing:
+        raise PenstockError(
+            f"the ranks are about to load different things: {'; '.join(differing)};"
+            f" {CURE}"
+        )

@@ -1,0 +1,102 @@
+"""An optimiser that follows the schedule of the batch in hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import SpecError
+from .plan import BatchPlan
+
+if TYPE_CHECKING:
+    from ..pipe import Pipeline
+
+__all__ = ["Follow", "follow"]
+
+
+class Follow:
+    """Puts learning rate and momentum of each batch into an optimiser.
+
+    The rate of a group is what the optimiser was made with, or what a learning rate
+    scheduler has set since, times the stamp's `lr_mult`; it is there from when a batch
+    is handed over. With a scheduler, which goes on from the rate it finds, that is put
+    back after each step.
+
+    Args:
+        optimizer: any of torch's kind.
+        lr_in_velocity: whether its velocity is a sum of steps, v = m v + lr g, rather
+            than of gradients, as in torch: v = m v + g. Then v is multiplied by
+            new / old where the rate changes (P. Goyal et al., arXiv:1706.02677,
+            section 3, "momentum correction").
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, lr_in_velocity: bool = False
+    ) -> None:
+        self._optimizer = optimizer
+        self._lr_in_velocity = lr_in_velocity
+        groups = optimizer.param_groups
+        self._base: list[float] = [group["lr"] for group in groups]
+        self._set: list[float] = list(self._base)
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    def apply(self, plan: BatchPlan) -> None:
+        """Set what is in force for this batch.
+
+        Raises:
+            SpecError: the schedule sets a momentum, and the optimiser has none.
+        """
+        for at, group in enumerate(self._optimizer.param_groups):
+            if group["lr"] != self._set[at]:  # by a scheduler, or by hand
+                self._base[at] = group["lr"]
+            before, now = self._set[at], self._base[at] * plan.lr_mult
+            group["lr"] = self._set[at] = now
+            if self._lr_in_velocity and now != before and before > 0:
+                self._correct(group, now / before)
+            if plan.momentum is not None:
+                set_momentum(group, plan.momentum)
+
+    def detach(self) -> None:
+        """Leave the optimiser alone from here on."""
+        self._hook.remove()
+
+    def _after_step(self, *_: Any) -> None:
+        if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+            for at, group in enumerate(self._optimizer.param_groups):
+                if group["lr"] == self._set[at]:
+                    group["lr"] = self._set[at] = self._base[at]
+
+    def _correct(self, group: dict[str, Any], factor: float) -> None:
+        for parameter in group["params"]:
+            velocity = self._optimizer.state[parameter].get("momentum_buffer")
+            if velocity is not None:
+                velocity.mul_(factor)
+
+
+def set_momentum(group: dict[str, Any], value: float) -> None:
+    """Set the momentum of a group: SGD's, or the first of Adam's betas."""
+    if "momentum" in group:
+        group["momentum"] = value
+    elif "betas" in group:
+        group["betas"] = (value, *group["betas"][1:])
+    else:
+        raise SpecError(
+            "the schedule sets a momentum, and this optimiser has neither `momentum`"
+            " nor `betas`; leave the momentum out of the schedule"
+        )
+
+
+def follow(
+    optimizer: torch.optim.Optimizer, pipe: Pipeline, *, lr_in_velocity: bool = False
+) -> Follow:
+    """Let an optimiser follow the schedule of a pipeline, batch by batch.
+
+    Args:
+        optimizer: any of torch's kind.
+        pipe: whose batches it learns from; nothing is to be done in the loop.
+        lr_in_velocity: whether its velocity holds the learning rate: see `Follow`.
+    """
+    following = Follow(optimizer, lr_in_velocity=lr_in_velocity)
+    pipe.on_batch(following.apply)
+    return following

@@ -1,0 +1,264 @@
+"""How one value goes over a training: pure functions of what was consumed.
+
+A curve is counted in samples, steps or epochs, from the beginning of training. It never
+looks at a clock, so it is the same on every rank and after any resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol, get_args
+
+from ..errors import SpecError
+from ..plan import Change, Place
+
+__all__ = [
+    "Constant",
+    "Curve",
+    "Function",
+    "Ramp",
+    "Stages",
+    "Unit",
+    "as_curve",
+    "table_of",
+]
+
+Unit = Literal["samples", "steps", "epochs"]
+MOST_CHANGES = 100_000
+"""Of a function's value: a plan remembers each place where the batch size changes."""
+
+
+class Curve(Protocol):
+    """One value, given where a batch starts."""
+
+    def at(self, place: Place) -> float:
+        """Return the value for the batch that starts at `place`."""
+        ...
+
+    def next_change(self, place: Place) -> Change | None:
+        """Return up to where, beyond `place`, the value holds; None: for ever."""
+        ...
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what tells it from others: small, JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same value for ever."""
+
+    value: float
+
+    def at(self, place: Place) -> float:  # noqa: ARG002 the same everywhere
+        return self.value
+
+    def next_change(self, place: Place) -> Change | None:  # noqa: ARG002 there is none
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        return {"kind": "constant", "value": self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A table: from each start on another value."""
+
+    starts: tuple[float, ...]
+    """The first is 0; ascending."""
+    values: tuple[float, ...]
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        ascending = all(a < b for a, b in pairwise(self.starts))
+        if not self.starts or self.starts[0] != 0 or not ascending:
+            raise SpecError(
+                "a table of stages must begin at 0 and go up, got starts"
+                f" {list(self.starts)}; write {{0: first, 30: second, ...}}"
+            )
+
+    def at(self, place: Place) -> float:
+        now = count(place, self.unit)
+        passed = sum(threshold(s, self.unit, place) <= now for s in self.starts)
+        return self.values[passed - 1]
+
+    def next_change(self, place: Place) -> Change | None:
+        now = count(place, self.unit)
+        marks = (threshold(start, self.unit, place) for start in self.starts)
+        ahead = next((mark for mark in marks if mark > now), None)
+        return None if ahead is None else change(self.unit, ahead)
+
+    def describe(self) -> Mapping[str, object]:
+        table = [list(each) for each in zip(self.starts, self.values, strict=True)]
+        return {"kind": "stages", "unit": self.unit, "table": table}
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """From one value to another between two moments, straight or as half a cosine.
+
+    value(p) = first + (last - first) * w(p), p from 0 to 1 between `begin` and `end`,
+    with w(p) = p, or w(p) = (1 - cos(pi * p)) / 2; then rounded down to a multiple.
+    """
+
+    first: float
+    last: float
+    begin: float
+    end: float
+    unit: Unit
+    multiple_of: int | None = None
+    shape: Literal["linear", "cosine"] = "linear"
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        if not 0 <= self.begin < self.end:
+            raise SpecError(
+                f"a ramp must end after it begins, got begin={self.begin} and"
+                f" end={self.end} {self.unit}; begin is 0 or more"
+            )
+        if self.multiple_of is not None and self.multiple_of < 1:
+            raise SpecError(f"`multiple_of` must be >= 1, got {self.multiple_of}")
+
+    def at(self, place: Place) -> float:
+        return self._value(count(place, self.unit), place)
+
+    def next_change(self, place: Place) -> Change | None:
+        """Search for it: a ramp goes one way, so what differs once stays different."""
+        now = count(place, self.unit)
+        held = self._value(now, place)
+        low, high = now, threshold(self.end, self.unit, place)
+        if low >= high or self._value(high, place) == held:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._value(middle, place) == held:
+                low = middle
+            else:
+                high = middle
+        return change(self.unit, high)
+
+    def describe(self) -> Mapping[str, object]:
+        return {
+            "kind": self.shape,
+            "unit": self.unit,
+            "from": [self.begin, self.first],
+            "to": [self.end, self.last],
+            "multiple_of": self.multiple_of,
+        }
+
+    def _value(self, now: int, place: Place) -> float:
+        begin = threshold(self.begin, self.unit, place)
+        end = threshold(self.end, self.unit, place)
+        part = min(max((now - begin) / (end - begin), 0.0), 1.0) if end > begin else 1.0
+        if self.shape == "cosine":
+            part = (1.0 - math.cos(math.pi * part)) / 2.0
+        value = self.first + (self.last - self.first) * part
+        if self.multiple_of is None:
+            return value
+        rounded = math.floor(value / self.multiple_of + 1e-9) * self.multiple_of
+        return max(rounded, self.multiple_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the whole number of samples, steps or epochs before a batch."""
+
+    function: Callable[[int], float]
+    unit: Unit
+    until: int | None = None
+    """From here on it is not asked any more: the value there holds."""
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        if self.until is not None and not 0 <= self.until <= MOST_CHANGES:
+            raise SpecError(
+                f"`until` must be 0 to {MOST_CHANGES} {self.unit}, got {self.until};"
+                " count in epochs, or use a ramp"
+            )
+
+    def at(self, place: Place) -> float:
+        return self.function(self._argument(place))
+
+    def next_change(self, place: Place) -> Change | None:
+        if self.until is None:
+            raise SpecError(
+                "a function that gives the batch size needs `until=`: from there on it"
+                " stays what it is"
+            )
+        now = self._argument(place)
+        held = self.function(now)
+        for later in range(now + 1, self.until + 1):
+            if self.function(later) != held:
+                return change(self.unit, threshold(later, self.unit, place))
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        code = getattr(self.function, "__code__", None)
+        parts = (code.co_code, code.co_consts, code.co_names) if code else ()
+        named = getattr(self.function, "__qualname__", type(self.function).__name__)
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        return {
+            "kind": "function",
+            "unit": self.unit,
+            "name": named,
+            "code": digest,
+            "until": self.until,
+        }
+
+    def _argument(self, place: Place) -> int:
+        now = place.epoch if self.unit == "epochs" else count(place, self.unit)
+        return now if self.until is None else min(now, self.until)
+
+
+def as_curve(name: str, value: object) -> Curve:
+    """Return what a user gave for a value as a curve.
+
+    Raises:
+        SpecError: it is neither a number nor a curve.
+    """
+    if isinstance(value, (Constant, Stages, Ramp, Function)):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Constant(value)
+    if callable(value):
+        return Function(value, "epochs")
+    raise SpecError(
+        f"`{name}` must be a number, a function of the epoch, or one of ps.schedule's"
+        f" constant, steps, linear, cosine or function, got {value!r}"
+    )
+
+
+def table_of(table: Mapping[float, float], unit: Unit) -> Stages:
+    """Return the curve of a table `{start: value}`."""
+    ordered: Sequence[tuple[float, float]] = sorted(table.items())
+    return Stages(tuple(s for s, _ in ordered), tuple(v for _, v in ordered), unit)
+
+
+def count(place: Place, unit: Unit) -> int:
+    """Return how far a place is: epochs, too, are counted by their samples."""
+    return place.step if unit == "steps" else place.samples
+
+
+def threshold(value: float, unit: Unit, place: Place) -> int:
+    """Return the first count that is not before `value`; of an epoch's, its samples."""
+    if unit != "epochs":
+        return math.ceil(value)
+    whole = math.floor(value)
+    rest = math.ceil((value - whole) * place.epoch_length - 1e-9)
+    return whole * place.epoch_length + rest
+
+
+def change(unit: Unit, value: int) -> Change:
+    """Return the change at a count as `count` counts."""
+    return Change("steps" if unit == "steps" else "samples", value)
+
+
+def check_unit(unit: str) -> None:
+    """Raise `SpecError` where this is no unit."""
+    if unit not in get_args(Unit):
+        raise SpecError(f"`unit` must be one of {get_args(Unit)}, got {unit!r}")

@@ -1,0 +1,170 @@
+"""All that changes over a training, and what it is coupled to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..errors import SpecError
+from ..plan import Change, Place, Setting
+from .curves import Constant, Curve, Stages
+
+__all__ = ["Coupling", "Resolved", "Scheduled"]
+
+Coupling = Literal["none", "linear", "sqrt"] | float
+EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What is in force when; give it to a pipeline as `schedule=`.
+
+    Made by `ps.schedule.of` and `ps.schedule.policy`.
+    """
+
+    batch_size: Curve
+    per_rank: bool
+    """Whether `batch_size` is of one data-parallel rank, rather than of all."""
+    image_size: Curve | None = None
+    momentum: Curve | None = None
+    lr_mult: Curve | None = None
+    strength: Curve | None = None
+    coupling: Coupling = "none"
+    base_batch: int | None = None
+    """The batch size for which the learning rate was chosen; None: the first."""
+    end_epoch: float | None = None
+    """Where its last stage ends, if it says so: what `preview` goes up to."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exponent <= 1:
+            raise SpecError(
+                "`coupling` must be 'none', 'linear', 'sqrt' or a power from 0 to 1,"
+                f" got {self.coupling!r}"
+            )
+
+    @property
+    def exponent(self) -> float:
+        """The learning rate goes with the batch size to this power; -1: unknown."""
+        if isinstance(self.coupling, str):
+            return EXPONENTS.get(self.coupling, -1.0)
+        return float(self.coupling)
+
+    def resolve(self, world: int) -> Resolved:
+        """Return the schedule of global batches on so many data-parallel ranks."""
+        return Resolved(self, world if self.per_rank else 1, self.exponent)
+
+    def preview(
+        self, samples: int, *, world: int = 1, epochs: int | None = None
+    ) -> str:
+        """Return a table of what is in force from when on; print it.
+
+        Args:
+            samples: in an epoch.
+            world: data-parallel ranks.
+            epochs: up to which it goes; None: to where the schedule ends, or the epoch
+                after its last change.
+        """
+        from .preview import preview
+
+        return preview(self.resolve(world), samples, epochs or self.end_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A `Schedule` of global sizes: what a plan is made of."""
+
+    scheduled: Scheduled
+    factor: int
+    """Ranks, where sizes are of one."""
+    exponent: float
+    """lr_mult is (B / B0) ** exponent, times its own curve.
+
+    0.5 to 1 are in use: linear, P. Goyal et al., arXiv:1706.02677; a power, S.
+    McCandlish et al., arXiv:1812.06162.
+    """
+
+    def at(self, place: Place) -> Setting:
+        """Return what is in force for the batch that starts at `place`."""
+        said = self.scheduled
+        size = self._global(said.batch_size.at(place))
+        own = 1.0 if said.lr_mult is None else said.lr_mult.at(place)
+        image = None if said.image_size is None else said.image_size.at(place)
+        return Setting(
+            global_size=size,
+            image_size=None if image is None else whole("image_size", image),
+            lr_mult=own * (size / self._base(place)) ** self.exponent,
+            momentum=None if said.momentum is None else said.momentum.at(place),
+            strength=None if said.strength is None else said.strength.at(place),
+        )
+
+    def next_change(self, place: Place) -> Change | None:
+        """Return up to where the global size stays."""
+        return self.scheduled.batch_size.next_change(place)
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what tells it from others: global sizes only."""
+        said = self.scheduled
+        curves = {
+            "batch_size": scaled(said.batch_size, self.factor),
+            "image_size": said.image_size,
+            "momentum": said.momentum,
+            "lr_mult": said.lr_mult,
+            "strength": said.strength,
+        }
+        described = {n: c.describe() for n, c in curves.items() if c is not None}
+        coupled = {"exponent": self.exponent, "base_batch": said.base_batch}
+        return {
+            "kind": "scheduled",
+            **described,
+            **(coupled if self.exponent else {}),
+        }
+
+    def _base(self, place: Place) -> int:
+        given = self.scheduled.base_batch
+        if given is not None:
+            return given * self.factor
+        start = Place(0, 0, 0, place.epoch_length)
+        return self._global(self.scheduled.batch_size.at(start))
+
+    def _global(self, size: float) -> int:
+        return whole("batch_size", size) * self.factor
+
+
+def scaled(curve: Curve, factor: int) -> Curve:
+    """Return a table or a constant times a factor; another curve as it is."""
+    if isinstance(curve, Constant):
+        return Constant(curve.value * factor)
+    if isinstance(curve, Stages):
+        return replace(curve, values=tuple(v * factor for v in curve.values))
+    return curve if factor == 1 else Scaled(curve, factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A curve times a factor."""
+
+    curve: Curve
+    factor: int
+
+    def at(self, place: Place) -> float:
+        """Return the value for the batch that starts at `place`."""
+        return self.curve.at(place) * self.factor
+
+    def next_change(self, place: Place) -> Change | None:
+        """Return where the curve changes."""
+        return self.curve.next_change(place)
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the curve's, and the factor."""
+        return {**self.curve.describe(), "times": self.factor}
+
+
+def whole(name: str, value: float) -> int:
+    """Return a size as an int, or raise `SpecError`."""
+    if value != int(value) or value < 1:
+        raise SpecError(
+            f"`{name}` must be a whole number >= 1 everywhere, got {value!r};"
+            " give a ramp `multiple_of=`"
+        )
+    return int(value)
