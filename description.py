@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -13,7 +13,6 @@ from .pipeline.files import Urls, find_files
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.plan import Shard
-from .pipeline.schedule import Scheduled
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
     BatchStage,
@@ -31,6 +30,9 @@ from .pipeline.spec import (
     check_sized,
 )
 from .pipeline.staffing import Executor, Workers
+
+if TYPE_CHECKING:
+    from .pipeline.schedule import Scheduled
 
 __all__ = ["Description"]
 

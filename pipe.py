@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 from . import config
 from .description import Description
 from .epoch import Epoch
-from .pipeline.agreement import agree
 from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
-from .pipeline.schedule import Scheduled
 from .pipeline.spec import Stage
 from .tuned import Slot
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from .pipeline.feed import Delivery
     from .pipeline.monitor import Reading
     from .pipeline.run import Run
+    from .pipeline.schedule import Scheduled
 
 __all__ = ["Pipeline"]
 
@@ -75,6 +74,8 @@ class Pipeline(Description):
         self._next, self._epoch = None, cursor.epoch + 1
         plan = recipe.planned
         if not self._agreed and plan.shard.size > 1:
+            from .pipeline.agreement import agree
+
             agree(plan.shard, plan.facts())
             self._agreed = True
         run = self._slot.start(recipe, cursor, plan.shard.rank)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import platform
 from collections.abc import Mapping
 from datetime import timedelta
@@ -71,8 +72,12 @@ def agree(shard: Shard, facts: Mapping[str, object]) -> None:
 
 
 def key(number: int, rank: int) -> str:
-    """Return where a rank writes what it knows of a pipeline."""
-    return f"penstock/agreement/{number}/{rank}"
+    """Return where a rank writes what it knows of a pipeline.
+
+    torchrun keeps the store when it starts ranks anew, with what dead ones wrote.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"penstock/agreement/{attempt}/{number}/{rank}"
 
 
 def compare(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from .errors import SpecError
 from .plan import BatchPlan
 
-if TYPE_CHECKING:
-    from ..pipe import Pipeline
-
 __all__ = ["Follow", "follow"]
+
+
+class Announces(Protocol):
+    """A pipeline, as far as an optimiser needs to know it."""
+
+    def on_batch(self, listener: Callable[[BatchPlan], object]) -> None:
+        """Have `listener(stamp)` called before each batch is handed over."""
+        ...
 
 
 class Follow:
@@ -88,7 +94,7 @@ def set_momentum(group: dict[str, Any], value: float) -> None:
 
 
 def follow(
-    optimizer: torch.optim.Optimizer, pipe: Pipeline, *, lr_in_velocity: bool = False
+    optimizer: torch.optim.Optimizer, pipe: Announces, *, lr_in_velocity: bool = False
 ) -> Follow:
     """Let an optimiser follow the schedule of a pipeline, batch by batch.
 

@@ -120,3 +120,8 @@ def _add(found: Any, data: Any) -> None:
             _add(found, value)
     else:
         found.update(repr(data).encode())
+
+
+def sized(sample: int, ctx: Any) -> torch.Tensor:
+    """As many times the sample as the image has pixels a side."""
+    return torch.full((ctx.image_size or 1,), int(sample))

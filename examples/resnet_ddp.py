@@ -1,0 +1,149 @@
+"""A small ResNet, data-parallel, whose batch and image sizes follow a policy string.
+
+    torchrun --standalone --nproc-per-node=2 examples/resnet_ddp.py --data photos/
+    torchrun --standalone --nproc-per-node=2 examples/resnet_ddp.py --small
+
+"END_EPOCH:IMAGE-BATCH,...", as ModelArts MoXing writes it, batches being those of one
+rank. The learning rate goes with the batch size, the momentum rises; both are set by
+`ps.optim.follow` for each batch. Without `--data` photographs are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import penstock as ps
+
+POLICY = "20:128-224,38:224-224,40:288-128"
+SMALL = "1:32-16,2:64-8"
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.around = nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the block's features, `[N, after, H / stride, W / stride]`."""
+        return torch.relu(self.body(images) + self.around(images))
+
+
+def resnet(classes: int, width: int) -> nn.Module:
+    """Return a ResNet of four blocks, for images of any size."""
+    widths = [width, width, 2 * width, 4 * width, 8 * width]
+    pairs = pairwise(widths)
+    blocks = [Block(a, b, 1 if at == 0 else 2) for at, (a, b) in enumerate(pairs)]
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], classes),
+    )
+
+
+def train(options: argparse.Namespace, folder: Path) -> None:
+    """Train through the whole policy."""
+    momentum = ps.schedule.cosine(0.85, 0.95, end=options.epochs)
+    schedule = ps.schedule.policy(options.policy, coupling="linear", momentum=momentum)
+    pipe = (
+        ps.Pipeline.from_folder(folder, schedule=schedule)
+        .shuffle(seed=0)
+        .map(ps.image.decode_random_resized_crop(None))  # as large as the batch in hand
+        .batch()
+    )
+    samples = len(list(folder.glob("*/*")))
+    first = dist.get_rank() == 0
+    if first:
+        print(schedule.preview(samples, world=dist.get_world_size()), flush=True)
+    torch.manual_seed(0)
+    classes = len([path for path in folder.iterdir() if path.is_dir()])
+    model = DistributedDataParallel(resnet(classes, options.width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, weight_decay=1e-4)
+    ps.optim.follow(optimizer, pipe)
+    rows: list[dict[str, Any]] = []
+    for _ in range(options.epochs):
+        for images, labels in pipe:
+            loss = step(model, optimizer, images, labels, pipe.plan)
+            rows.append(row(pipe.plan, optimizer, options.lr, samples, loss))
+        if first:
+            print(pipe.explain(), flush=True)
+    if first and options.rows:
+        text = "".join(json.dumps(each) + "\n" for each in rows)
+        options.rows.write_text(text)
+
+
+def step(model: Any, optimizer: Any, images: Any, labels: Any, plan: Any) -> float:
+    """Learn from one batch; return this rank's loss."""
+    scaled = images.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = model(scaled)
+    # Rows beyond `n_local` pad an epoch's last batch, and do not count.
+    losses = nn.functional.cross_entropy(scores.float(), labels, reduction="none")
+    loss = losses[: plan.n_local].sum() / max(plan.n_local, 1)
+    optimizer.zero_grad()
+    (loss * plan.loss_weight).backward()
+    optimizer.step()
+    return loss.item()
+
+
+def row(plan: Any, optimizer: Any, lr: float, samples: int, loss: float) -> Any:
+    """Return what was in force for a batch."""
+    group = optimizer.param_groups[0]
+    return {
+        "epoch": plan.epoch,
+        "step": plan.step,
+        "image_size": plan.image_size,
+        "batch": plan.n_global,
+        "left": samples - plan.start,
+        "base_lr": lr,
+        "lr": group["lr"],
+        "momentum": group["momentum"],
+        "loss": loss,
+    }
+
+
+def main() -> None:
+    """Parse the command line, and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="a folder of class folders")
+    parser.add_argument("--policy", default=POLICY)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--rows", type=Path, help="where each batch gets a line")
+    parser.add_argument("--small", action="store_true", help="seconds, not days")
+    options = parser.parse_args()
+    if options.small:
+        options.policy, options.epochs, options.width = SMALL, 2, 8
+    dist.init_process_group("gloo")
+    with tempfile.TemporaryDirectory() as drawn:
+        folder = options.data
+        if folder is None:
+            folder = Path(drawn)
+            ps.testing.draw_photos(folder, 160, classes=4)
+        train(options, folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

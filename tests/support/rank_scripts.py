@@ -1,0 +1,77 @@
+"""What a rank of a process group does in tests; run as a script, one process a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import penstock as ps
+from support.functions import sized
+
+
+def uneven() -> dict[str, Any]:
+    """An epoch of uneven data, in which samples fail, on found shards."""
+    schedule = ps.schedule.policy("1:4-5,2:8-3")
+    pipe = (
+        ps.Pipeline.from_dataset(range(103), schedule=schedule)
+        .shuffle(seed=1)
+        .map(fails_at_times)
+        .map(sized)
+        .batch(on_error="substitute", error_budget=0.2)
+    )
+    steps, substituted, weights = 0, 0, 0.0
+    for _ in range(2):
+        for _ in pipe:
+            assert pipe.plan is not None
+            dist.barrier()  # as a training step does: who is alone here hangs
+            steps += 1
+            substituted += len(pipe.plan.substituted)
+            weights += pipe.plan.loss_weight
+    return {"steps": steps, "substituted": substituted, "weights": weights}
+
+
+def fails_at_times(sample: int) -> int:
+    if sample % 20 == 3:
+        raise ValueError(f"sample {sample} is damaged")
+    return sample
+
+
+def differing() -> dict[str, Any]:
+    """Ranks that are about to load different things."""
+    pipe = ps.Pipeline.from_dataset(range(100 + dist.get_rank())).batch(4)
+    try:
+        next(iter(pipe))
+    except ps.PenstockError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def mesh() -> dict[str, Any]:
+    """A mesh of data, pipeline and tensor parallel ranks; a digest of their batches."""
+    made = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+    shard = ps.Shard.from_device_mesh(made, "dp")
+    pipe = ps.Pipeline.from_dataset(range(40), shard=shard).shuffle(seed=2).batch(4)
+    digest = hashlib.sha256()
+    for batch in pipe:
+        digest.update(batch.numpy().tobytes())
+    return {"shard": [shard.rank, shard.size], "digest": digest.hexdigest()}
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    found = {"uneven": uneven, "differing": differing, "mesh": mesh}[sys.argv[1]]()
+    path = os.path.join(sys.argv[2], f"{dist.get_rank()}.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Real ranks, with gloo: they end together, differ readably, share bytes in a mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from support.torchrun import TESTS, torchrun
+
+SCRIPT = TESTS / "support" / "rank_scripts.py"
+
+
+def told(task: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Run a task on so many ranks, in a minute at most; return what each tells."""
+    done = torchrun(ranks, SCRIPT, task, folder)
+    assert done.returncode == 0, done.stderr
+    paths = (folder / f"{rank}.json" for rank in range(ranks))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_uneven_data_and_failing_samples_end_at_the_same_step(tmp_path: Path) -> None:
+    found = told("uneven", 3, tmp_path)
+    steps = {each["steps"] for each in found}
+    assert steps == {-(-103 // 15) + -(-103 // 9)}
+    assert sum(each["substituted"] for each in found) == 10
+    weights = sum(each["weights"] for each in found)
+    assert weights == pytest.approx(3 * steps.pop())
+
+
+def test_ranks_that_would_load_different_things_are_told_in_what(
+    tmp_path: Path,
+) -> None:
+    for each in told("differing", 2, tmp_path):
+        assert "length: " in each["error"]
+        assert "100 on" in each["error"]
+        assert "101 on" in each["error"]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> None:
+    found = told("mesh", 8, tmp_path)
+    assert [each["shard"] for each in found] == [[0, 2]] * 4 + [[1, 2]] * 4
+    digests = [each["digest"] for each in found]
+    assert digests[:4] == [digests[0]] * 4
+    assert digests[4:] == [digests[4]] * 4
+    assert digests[0] != digests[4]
+
+
+def test_a_shard_is_found_in_what_torchrun_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ps.Shard.from_env() == ps.Shard.found() == ps.Shard(0, 1)
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ps.SpecError, match="torchrun"):
+        ps.Shard.from_env()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert ps.Shard.from_env() == ps.Shard(2, 4)
+    with pytest.raises(ps.SpecError, match="init_process_group"):
+        ps.Shard.from_process_group()
+    assert os.environ["RANK"] == "2"

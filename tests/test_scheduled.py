@@ -1,0 +1,273 @@
+"""A schedule in force: exact to the batch, on any number of ranks, across resumes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from support.functions import sized
+
+LENGTH = 103
+WORLDS = (1, 2, 3, 5, 8)
+SCHEDULES = [
+    {
+        "global_batch_size": ps.schedule.steps({0: 16, 1: 8, 1.5: 24}),
+        "image_size": ps.schedule.steps({0: 4, 0.7: 8}),
+        "coupling": "linear",
+    },
+    {
+        "global_batch_size": ps.schedule.linear(8, 32, end=2, multiple_of=8),
+        "momentum": ps.schedule.cosine(0.8, 0.9, end=2),
+    },
+    {
+        "global_batch_size": ps.schedule.steps({0: 9, 5: 20, 11: 8}, "steps"),
+        "image_size": ps.schedule.linear(4, 12, end=150, unit="samples", multiple_of=4),
+    },
+    {"global_batch_size": ps.schedule.function(lambda e: 8 * (e + 1), until=2)},
+    {"global_batch_size": 13, "image_size": 6, "strength": lambda epoch: epoch / 2},
+]
+Seen = list[tuple[Any, ...]]
+
+
+def described(rank: int, world: int, schedule: Any, *, workers: int = 1) -> ps.Pipeline:
+    return (
+        ps.Pipeline.from_dataset(
+            np.arange(LENGTH),
+            shard=ps.Shard(rank, world),
+            schedule=ps.schedule.of(**schedule),
+        )
+        .shuffle(seed=5)
+        .map(sized, executor="thread", num_parallel_workers=workers)
+        .batch()
+    )
+
+
+def ranks(world: int, schedule: Any, **how: Any) -> list[ps.Pipeline]:
+    return [described(rank, world, schedule, **how) for rank in range(world)]
+
+
+def epochs(pipes: list[ps.Pipeline], count: int) -> Iterator[tuple[Any, ...]]:
+    """Yield each global batch of so many epochs: its stamp, and its ids in order."""
+    for _ in range(count):
+        for parts in zip(*pipes, strict=True):
+            plans = [pipe.plan for pipe in pipes]
+            yield seen(plans, [part[: p.n_local] for part, p in zip(parts, plans)])  # type: ignore[union-attr] # noqa: B905
+
+
+def seen(plans: list[Any], parts: list[torch.Tensor]) -> tuple[Any, ...]:
+    stamps = {
+        (p.epoch, p.step, p.n_global, p.image_size, p.lr_mult, p.momentum, p.strength)
+        for p in plans
+    }
+    (stamp,) = stamps  # the same on every rank
+    assert sum(p.n_local for p in plans) == plans[0].n_global
+    weights = sum(p.loss_weight for p in plans) / len(plans)
+    assert weights == pytest.approx(1)
+    return *stamp, *torch.cat(parts).flatten().tolist()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_global_batches_are_the_same_on_any_number_of_ranks(schedule: Any) -> None:
+    alone = list(epochs(ranks(1, schedule), 2))
+    assert len({row[2] for row in alone}) > 1 or schedule is SCHEDULES[-1]
+    for world, workers in ((2, 8), (3, 1), (8, 1)):
+        assert list(epochs(ranks(world, schedule, workers=workers), 2)) == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    worlds=st.lists(st.sampled_from(WORLDS), min_size=3, max_size=3),
+    cuts=st.lists(st.integers(0, 12), min_size=2, max_size=2),
+)
+def test_plans_go_on_on_other_ranks_at_any_step(
+    schedule: Any, worlds: list[int], cuts: list[int]
+) -> None:
+    def plans(world: int) -> list[Any]:
+        pipes = ranks(world, schedule)
+        return [pipe._compiled().planned for pipe in pipes]  # noqa: SLF001
+
+    def row(of: list[Any], step: int) -> tuple[Any, ...]:
+        stamps = [plan.batch(step) for plan in of]
+        parts = [
+            torch.from_numpy(plan.rows(stamp).indices[: stamp.n_local].copy())
+            for plan, stamp in zip(of, stamps, strict=True)
+        ]
+        return seen(stamps, parts)
+
+    (whole,) = plans(1)
+    steps = whole.steps_in(0) + whole.steps_in(1)
+    wanted = [row([whole], step) for step in range(steps)]
+    found, step = [], 0
+    state: Any = whole.state(whole.start(0))
+    for world, cut in zip(worlds, [*cuts, steps], strict=True):
+        here = plans(world)
+        cursors = {plan.restore(state) for plan in here}
+        (cursor,) = cursors
+        stop = min(cursor.step + cut, steps)
+        found += [row(here, step) for step in range(cursor.step, stop)]
+        step = max(stop - 1, 0)
+        last = here[0].batch(step)
+        after = here[0].cursor_after(last) if stop else cursor
+        states = [plan.state(after) for plan in here]
+        assert all(each == states[0] for each in states)
+        state = states[0]
+    assert found == wanted
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_pipelines_go_on_on_other_ranks(schedule: Any) -> None:
+    wanted = list(epochs(ranks(1, schedule), 1))
+    found: Seen = []
+    state = None
+    for world, cut in ((2, 3), (5, 2), (3, 100)):
+        pipes = ranks(world, schedule, workers=world)
+        for pipe in pipes:
+            if state is not None:
+                pipe.load_state_dict(state)
+        found += islice(epochs(pipes, 1), cut)
+        states = [pipe.state_dict() for pipe in pipes]
+        assert all(each == states[0] for each in states)
+        state = states[0]
+    assert found == wanted
+
+
+@pytest.mark.parametrize("prefetch", [1, 64])
+def test_sizes_change_at_the_very_batch_however_much_is_prefetched(
+    prefetch: int,
+) -> None:
+    before = ps.config.get_prefetch_size()
+    ps.config.set_prefetch_size(prefetch)
+    try:
+        pipe = described(0, 1, SCHEDULES[0], workers=4)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        ps.optim.follow(optimizer, pipe)
+        for _ in range(2):
+            for batch in pipe:
+                assert pipe.plan is not None
+                place = pipe.plan.epoch + pipe.plan.start / LENGTH
+                size = 16 if place < 1 else 8 if place < 1.5 else 24
+                image = 4 if place < 0.7 else 8
+                assert batch.shape[1] == image
+                assert pipe.plan.n_global == min(size, LENGTH - pipe.plan.start)
+                lr = optimizer.param_groups[0]["lr"]
+                assert lr == pytest.approx(0.1 * size / 16)
+    finally:
+        ps.config.set_prefetch_size(before)
+
+
+def test_a_changed_schedule_is_an_error_with_an_override() -> None:
+    pipe = described(0, 1, SCHEDULES[0])
+    next(iter(pipe))
+    state = pipe.state_dict()
+    other = described(0, 1, SCHEDULES[4])
+    with pytest.raises(ps.StateError, match=r"schedule: saved .*override=True"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, override=True)
+    next(iter(other))
+    assert other.plan is not None
+    assert other.plan.start <= 16 < other.plan.start + other.plan.n_global
+
+
+def test_sizes_of_a_rank_and_another_world_are_an_error_that_shows_both() -> None:
+    def policy(world: int) -> ps.Pipeline:
+        shard = ps.Shard(0, world)
+        schedule = ps.schedule.policy("1:8-4,2:16-8")
+        return ps.Pipeline.from_dataset(range(90), shard=shard, schedule=schedule)
+
+    state = policy(2).batch().state_dict()
+    with pytest.raises(ps.StateError, match=r"\[0.0,8\].* now .*\[0.0,12\]"):
+        policy(3).batch().load_state_dict(state)
+
+
+def test_a_resume_far_out_takes_no_time() -> None:
+    def described_at(world: int) -> ps.Pipeline:
+        schedule = ps.schedule.of(
+            global_batch_size=ps.schedule.steps({0: 512, 0.25: 1024, 0.5: 2048})
+        )
+        shard = ps.Shard(1, world)
+        return (
+            ps.Pipeline.from_dataset(range(10**9), shard=shard, schedule=schedule)
+            .shuffle(seed=1)
+            .batch()
+        )
+
+    plan = described_at(2)._compiled().planned  # noqa: SLF001
+    state = plan.state(plan.cursor_after(plan.batch(10**6)))
+    begun = time.process_time()
+    pipe = described_at(8)
+    pipe.load_state_dict(state)
+    next(iter(pipe))
+    assert pipe.plan is not None
+    assert pipe.plan.step == 10**6 + 1
+    assert time.process_time() - begun < 1
+
+
+def test_microbatches_are_equal_parts_of_a_batch() -> None:
+    pipe = ps.Pipeline.from_dataset([(i, -i) for i in range(50)], shard=ps.Shard(0, 2))
+    parts = next(iter(pipe.batch(8, microbatches=4)))
+    assert [[c.tolist() for c in part] for part in parts] == [
+        [[0, 1], [0, -1]],
+        [[2, 3], [-2, -3]],
+        [[4, 5], [-4, -5]],
+        [[6, 7], [-6, -7]],
+    ]
+    with pytest.raises(ps.SpecError, match="3 microbatches on 2 ranks"):
+        len(pipe.batch(8, microbatches=3))
+    with pytest.raises(ps.SpecError, match="drop_last=True"):
+        len(ps.Pipeline.from_dataset(range(9)).batch(2, microbatches=2))
+    text = ps.Pipeline.from_dataset(list("ab"))
+    texts = iter(text.batch(2, drop_last=True, microbatches=2))
+    with pytest.raises(ps.SpecError, match="not of str"):
+        next(texts)
+
+
+@pytest.mark.parametrize("lr_in_velocity", [False, True])
+def test_the_optimiser_follows_and_a_scheduler_goes_on_from_its_own_rate(
+    *, lr_in_velocity: bool
+) -> None:
+    schedule = {"global_batch_size": 8, "lr_mult": ps.schedule.steps({0: 2, 0.5: 4})}
+    pipe = described(0, 1, schedule)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    ps.optim.follow(optimizer, pipe, lr_in_velocity=lr_in_velocity)
+    for _ in pipe:
+        assert pipe.plan is not None
+        wanted = 0.5**pipe.plan.step * pipe.plan.lr_mult
+        assert optimizer.param_groups[0]["lr"] == wanted
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        decay.step()
+
+
+def test_a_pipeline_of_ones_own_can_be_checked_for_exact_resumes() -> None:
+    def make() -> ps.Pipeline:
+        return described(0, 1, SCHEDULES[0], workers=2)
+
+    ps.testing.assert_exact_resume(make, epochs=2, every=3)
+
+    def forgets() -> ps.Pipeline:
+        noise = iter(range(10**6))
+        return make().options(host="trainer") if next(noise) else spoilt()
+
+    def spoilt() -> ps.Pipeline:
+        stamp = time.perf_counter_ns()
+        return (
+            ps.Pipeline.from_dataset(range(20))
+            .map(lambda index: index + stamp, executor="inline")
+            .batch(4)
+        )
+
+    with pytest.raises(AssertionError, match="differs"):
+        ps.testing.assert_exact_resume(forgets)
