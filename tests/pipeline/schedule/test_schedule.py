@@ -138,6 +138,10 @@ def test_the_preview_says_from_when_on_what_is_in_force() -> None:
     assert lines[3] == "30 steps in 4 epochs of 1000 samples"
 
 
+def eight(epoch: int) -> int:
+    return 8
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -150,7 +154,7 @@ def test_the_preview_says_from_when_on_what_is_in_force() -> None:
         (lambda: ps.schedule.linear(1, 2, end=0), "must end after it begins"),
         (lambda: settings(ps.schedule.of(ps.schedule.linear(1, 9, end=1))), "multiple"),
         (
-            lambda: settings(ps.schedule.of(as_curve("b", len))),
+            lambda: settings(ps.schedule.of(as_curve("b", eight))),
             "needs `until=`",
         ),
     ],
