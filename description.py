@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 
 from . import config
+from .pipeline.device import DeviceStage, Normalize
 from .pipeline.files import Urls, find_files
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
@@ -16,7 +17,6 @@ from .pipeline.plan import Shard
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
     BatchStage,
-    DeviceStage,
     FilterStage,
     MapStage,
     OnError,
@@ -293,9 +293,26 @@ class Description:
         check_sized(stage, scheduled=self._schedule is not None)
         return self._with(stage)
 
-    def to_device(self, device: str | torch.device) -> Self:
-        """Copy batches to a device."""
-        return self._with(DeviceStage.of(device))
+    def to_device(
+        self,
+        device: str | torch.device,
+        *,
+        normalize: Normalize | None = None,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Self:
+        """Copy batches to a device; images may be made floats there.
+
+        Args:
+            device: "cpu", "cuda:0", ...
+            normalize: (means, deviations) of the channels, of values from 0 to 1:
+                images, `uint8 [N, H, W, C]`, cross as bytes and become
+                `dtype [N, C, H, W]`, (x / 255 - mean) / deviation.
+            dtype: of the normalised images.
+            channels_last: leave their memory as it is, for models in that format.
+        """
+        stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
+        return self._with(stage)
 
     def options(
         self,

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from .buffers import Buffers
+from .device import DeviceStage
 from .errors import SpecError
 from .kinds import Kind, PerSample, kind_of
 from .options import AS_SHIPPED, Options
@@ -41,7 +40,6 @@ from .schedule import Scheduled
 from .spec import (
     BatchStage,
     Defaults,
-    DeviceStage,
     FilterStage,
     MapStage,
     ShuffleStage,
@@ -99,7 +97,7 @@ class Recipe:
     repack: bool
     """Batches are made from what a filter or an iterable leaves, at run time."""
     iterable: bool
-    device: torch.device | None
+    device: DeviceStage | None
     options: Options
     cpu_cores: float
     """Cores that its workers may keep busy together."""
@@ -153,7 +151,7 @@ def compile_recipe(
     )
     plan = _plan(order, batch, shard, scheduled, repack=repack)
     segments = _segments(work, name, defaults)
-    devices = [stage.device for stage in stages if isinstance(stage, DeviceStage)]
+    devices = [stage for stage in stages if isinstance(stage, DeviceStage)]
     return Recipe(
         plan,
         segments,

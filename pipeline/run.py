@@ -8,6 +8,7 @@ from typing import Any
 
 from .compile import Recipe
 from .credits import Purse
+from .device import ToDevice
 from .feed import Delivery
 from .hosts.host import Host
 from .hosts.process import ProcessHost
@@ -17,7 +18,7 @@ from .knob import Knob
 from .monitor import Reading, TrainerMeter, Window, difference
 from .observation import Observation
 from .plan import Cursor
-from .stamp import in_parts, stamped, to_device
+from .stamp import in_parts, stamped
 
 __all__ = ["Run"]
 
@@ -33,7 +34,7 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:
-        self._device = recipe.device
+        self._to_device = None if recipe.device is None else ToDevice(recipe.device)
         self._parts = recipe.batch.microbatches
         self._trainer = TrainerMeter()
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
@@ -77,8 +78,8 @@ class Run:
         data, plan = delivery.data, delivery.plan
         if self._relocation is not None:
             self._relocate(self._relocation, data)
-        if self._device is not None:
-            data = to_device(data, self._device)
+        if self._to_device is not None:
+            data = self._to_device(data)
         if self._parts is not None:
             data = in_parts(data, self._parts)
         delivery = Delivery(stamped(data, plan), plan)

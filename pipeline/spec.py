@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
-from .errors import SpecError
+from .device import DeviceStage
 from .printing import Bare, call, name_of
 from .staffing import Executor, Workers, check, check_kind, check_staff, is_async
 
 __all__ = [
     "BatchStage",
     "Defaults",
-    "DeviceStage",
     "FilterStage",
     "MapStage",
     "OnError",
@@ -306,31 +303,6 @@ class BatchStage:
             on_error=(self.on_error, "raise"),
             error_budget=(self.error_budget, 0.01),
         )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DeviceStage:
-    """Batches copied to a device."""
-
-    device: torch.device
-
-    @classmethod
-    def of(cls, device: str | torch.device) -> DeviceStage:
-        """Check that there is such a device."""
-        try:
-            found = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            text = f'`device` must be one like "cpu" or "cuda:0", got {device!r}'
-            raise SpecError(text) from error
-        check(
-            found.type != "cuda" or torch.cuda.is_available(),
-            f"to_device({device!r}): this machine has no CUDA device that torch can "
-            'use; use to_device("cpu") or leave it out',
-        )
-        return cls(found)
-
-    def __repr__(self) -> str:
-        return f".to_device({str(self.device)!r})"
 
 
 Stage = (

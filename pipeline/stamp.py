@@ -17,7 +17,7 @@ import torch
 from .errors import SpecError
 from .plan import BatchPlan
 
-__all__ = ["in_parts", "map_tensors", "stamped", "to_device"]
+__all__ = ["in_parts", "map_tensors", "stamped"]
 
 
 class StampedList(list[Any]):
@@ -87,11 +87,6 @@ def refuse(leaf: Any) -> Any:
         f"microbatches are made of tensors, not of {type(leaf).__name__}; leave it out"
         " in a map(), or give batch(collate_fn=...) a function that does"
     )
-
-
-def to_device(data: Any, device: torch.device) -> Any:
-    """Return the batch with every tensor in it on `device`."""
-    return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def map_tensors(

@@ -23,6 +23,7 @@ from penstock.pipeline.spec import (
     Stage,
     TakeStage,
     check_place,
+    check_sized,
     name_of,
 )
 
@@ -122,16 +123,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         "from 0 to 2**64 - 1",
     ),
     "no batch size": (
-        BatchStage,
+        lambda: check_sized(BatchStage(), scheduled=False),
         "got None and None",
         "batch() needs a size",
         "batch(global_size=n)",
     ),
     "two batch sizes": (
-        lambda: BatchStage(4, global_size=8),
+        lambda: check_sized(BatchStage(4, global_size=8), scheduled=False),
         "got 4 and 8",
         "either batch(n), per rank, or",
         "batch(global_size=n)",
+    ),
+    "a batch size beside a schedule": (
+        lambda: check_sized(BatchStage(4), scheduled=True),
+        "got [4]",
+        "has a schedule",
+        "write .batch() without one",
     ),
     "batch size 0": (
         lambda: BatchStage(0),

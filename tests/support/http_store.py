@@ -11,14 +11,17 @@ from aiohttp import web
 
 __all__ = ["HttpStore", "served"]
 
-CALLBACKS = 5
-"""From a connection's first sign to its protocol, or from its end to its socket's."""
+ACCEPTED_S = 0.05
+"""From a connection's first sign to its protocol, however busy the machine is."""
+LOOKS = 500
 
 
-async def callbacks() -> None:
-    """Let the loop run what it has been given to do."""
-    for _ in range(CALLBACKS):
-        await asyncio.sleep(0)
+async def settled(server: web.Server) -> None:
+    """Wait until what was closed is closed: no connection, and no task but this."""
+    for _ in range(LOOKS):
+        await asyncio.sleep(0.01)
+        if not server.connections and len(asyncio.all_tasks()) == 1:
+            return
 
 
 class HttpStore:
@@ -56,9 +59,9 @@ class HttpStore:
         ready.set()
         await self._stop.wait()
         await site.stop()
-        await callbacks()  # connections that are being accepted are there now
+        await asyncio.sleep(ACCEPTED_S)  # those being accepted are there now
         await runner.cleanup()
-        await callbacks()  # what it has closed is closed by those that follow
+        await settled(server)
 
     def run(self, ready: threading.Event) -> None:
         asyncio.run(self.serve(ready))
