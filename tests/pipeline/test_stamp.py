@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.pipeline.stamp import map_tensors, stamped, to_device
+from penstock.pipeline.device import DeviceStage, ToDevice
+from penstock.pipeline.stamp import map_tensors, stamped
 from support.flow_script import Script
 
 PLAN = Script((4,)).batch(7)
@@ -83,7 +84,7 @@ def test_every_tensor_is_moved_wherever_it_stands() -> None:
         "a": [torch.zeros(1), (torch.ones(2), "text")],
         "b": Labelled(1, torch.ones(1)),
     }
-    moved = to_device(data, torch.device("meta"))
+    moved = ToDevice(DeviceStage.of("meta"))(data)
     assert moved["a"][0].device.type == "meta"
     assert moved["a"][1][0].device.type == "meta"
     assert moved["a"][1][1] == "text"
