@@ -90,6 +90,7 @@ def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
         assert digest(found) == digest(pipe)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
 @pytest.mark.parametrize("round_", ROUNDS[::5])
 def test_kills_behind_the_dataloader_face_change_no_byte(round_: int) -> None:
     dice = random.Random(round_)

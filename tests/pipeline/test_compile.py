@@ -432,7 +432,7 @@ def test_the_batch_stage_says_how_batches_are_made() -> None:
     )
     assert recipe.buffers.collate is list
     assert recipe.buffers.substitute
-    assert recipe.device == torch.device("meta")
+    assert recipe.device == DeviceStage.of("meta")
     assert compiled(DATA, BatchStage(2)).device is None
 
 
