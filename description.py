@@ -10,7 +10,6 @@ import torch
 
 from . import config
 from .pipeline.device import DeviceStage, Normalize
-from .pipeline.files import Urls, find_files
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.plan import Shard
@@ -32,6 +31,7 @@ from .pipeline.spec import (
 from .pipeline.staffing import Executor, Workers
 
 if TYPE_CHECKING:
+    from .pipeline.files import Urls
     from .pipeline.schedule import Scheduled
 
 __all__ = ["Description"]
@@ -125,6 +125,8 @@ class Description:
         Raises:
             SpecError: no file, files of several file systems, or not a label a file.
         """
+        from .pipeline.files import find_files
+
         stage = SourceStage(
             find_files(urls, labels, storage_options, executor),
             files=True,

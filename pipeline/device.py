@@ -15,7 +15,6 @@ import torch
 from .errors import SpecError
 from .printing import call
 from .staffing import check
-from .stamp import map_tensors
 
 __all__ = ["DeviceStage", "Normalize", "ToDevice"]
 
@@ -103,6 +102,8 @@ class ToDevice:
         Raises:
             SpecError: images were to be normalised, and there are none in it.
         """
+        from .stamp import map_tensors  # loaded when a pipeline runs
+
         found: list[bool] = []
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
