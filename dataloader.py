@@ -194,8 +194,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 each.set_epoch(epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-            self._slot.close()  # workers have the data set as it was
-            self._iterator = None
+            if self.persistent_workers:  # they have the data set as it was
+                self._slot.close()
+                self._iterator = None
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -105,9 +106,10 @@ class Pipeline(Description):
         """The stamp of the batch last handed over; None before the first."""
         return self._plan
 
-    def on_batch(self, listener: Callable[[BatchPlan], object]) -> None:
-        """Have `listener(stamp)` called just before each batch is handed over."""
+    def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
+        """Have `listener(stamp)` called before each batch; return what ends that."""
         self._listeners.append(listener)
+        return partial(self._listeners.remove, listener)
 
     def state_dict(self) -> dict[str, object]:
         """Return where the next batch starts: O(1), plain JSON, the same on all ranks.

@@ -89,7 +89,10 @@ class ToDevice:
     """Does it, batch by batch. For the trainer's thread."""
 
     def __init__(self, stage: DeviceStage) -> None:
+        from .stamp import map_tensors  # loaded when a pipeline runs
+
         self._stage = stage
+        self._map = map_tensors
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
             mean, std = (torch.tensor(each) for each in stage.normalize)
@@ -102,8 +105,6 @@ class ToDevice:
         Raises:
             SpecError: images were to be normalised, and there are none in it.
         """
-        from .stamp import map_tensors  # loaded when a pipeline runs
-
         found: list[bool] = []
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +113,7 @@ class ToDevice:
             found.append(is_image)
             return self._normalized(moved) if is_image else moved
 
-        moved = map_tensors(data, move)
+        moved = self._map(data, move)
         if self._stage.normalize is not None and not any(found):
             channels = len(self._stage.normalize[0])
             raise SpecError(

@@ -16,8 +16,8 @@ __all__ = ["Follow", "follow"]
 class Announces(Protocol):
     """A pipeline, as far as an optimiser needs to know it."""
 
-    def on_batch(self, listener: Callable[[BatchPlan], object]) -> None:
-        """Have `listener(stamp)` called before each batch is handed over."""
+    def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
+        """Have `listener(stamp)` called before each batch; return what ends that."""
         ...
 
 
@@ -31,6 +31,7 @@ class Follow:
 
     Args:
         optimizer: any of torch's kind.
+        pipe: whose batches it learns from.
         lr_in_velocity: whether its velocity is a sum of steps, v = m v + lr g, rather
             than of gradients, as in torch: v = m v + g. Then v is multiplied by
             new / old where the rate changes (P. Goyal et al., arXiv:1706.02677,
@@ -38,7 +39,11 @@ class Follow:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, lr_in_velocity: bool = False
+        self,
+        optimizer: torch.optim.Optimizer,
+        pipe: Announces,
+        *,
+        lr_in_velocity: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._lr_in_velocity = lr_in_velocity
@@ -46,6 +51,7 @@ class Follow:
         self._base: list[float] = [group["lr"] for group in groups]
         self._set: list[float] = list(self._base)
         self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._end = pipe.on_batch(self.apply)
 
     def apply(self, plan: BatchPlan) -> None:
         """Set what is in force for this batch.
@@ -65,6 +71,7 @@ class Follow:
 
     def detach(self) -> None:
         """Leave the optimiser alone from here on."""
+        self._end()
         self._hook.remove()
 
     def _after_step(self, *_: Any) -> None:
@@ -103,6 +110,4 @@ def follow(
         pipe: whose batches it learns from; nothing is to be done in the loop.
         lr_in_velocity: whether its velocity holds the learning rate: see `Follow`.
     """
-    following = Follow(optimizer, lr_in_velocity=lr_in_velocity)
-    pipe.on_batch(following.apply)
-    return following
+    return Follow(optimizer, pipe, lr_in_velocity=lr_in_velocity)

@@ -8,6 +8,7 @@ before the next does; a row whose function raised is set aside and the others go
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
@@ -95,7 +96,7 @@ class Calls:
     """Whose samples the results are to be."""
 
 
-class Calling:
+class Calling(ABC):
     """An operation that calls a function once for every sample.
 
     Between its two halves the calls are made: one after the other, or, where the
@@ -105,14 +106,14 @@ class Calling:
     __slots__ = ()
     stage: str
 
-    def enter(self, number: int) -> None:
+    def enter(self, number: int) -> None:  # noqa: B027 few care
         """All workers are alike."""
 
+    @abstractmethod
     def begin(self, work: Work) -> Calls:
         """Prepare the calls."""
-        raise NotImplementedError
 
-    def finish(self, work: Work, results: Work) -> None:
+    def finish(self, work: Work, results: Work) -> None:  # noqa: B027 few care
         """Judge the results, once all calls are made."""
 
     def run(self, work: Work) -> None:

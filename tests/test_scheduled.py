@@ -251,6 +251,17 @@ def test_the_optimiser_follows_and_a_scheduler_goes_on_from_its_own_rate(
         decay.step()
 
 
+def test_an_optimiser_that_is_detached_is_left_alone() -> None:
+    pipe = described(0, 1, SCHEDULES[0])
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    following = ps.optim.follow(optimizer, pipe)
+    for _ in pipe:
+        pass
+    following.detach()
+    for _ in pipe:  # its second epoch begins with batches of half the size
+        assert optimizer.param_groups[0]["lr"] == 1.0
+
+
 def test_a_pipeline_of_ones_own_can_be_checked_for_exact_resumes() -> None:
     def make() -> ps.Pipeline:
         return described(0, 1, SCHEDULES[0], workers=2)
