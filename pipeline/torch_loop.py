@@ -8,7 +8,9 @@ where it is in the trainer's process: with 0 workers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from .errors import StateError
@@ -55,9 +57,7 @@ def resumed(begin: Callable[[], Any], drawing: Drawing, iterable: Any) -> TorchL
     if known is None:
         loop = TorchLoop(begin(), drawing)
         drawing.keeper = keeper_of(loop, iterable)
-        for _ in range(consumed):
-            if next(loop, None) is None:
-                break
+        deque(islice(loop, consumed), maxlen=0)
         return loop
     if is_keeper(iterable):  # its iterators begin where it stands
         iterable.load_state_dict(known)

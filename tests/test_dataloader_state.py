@@ -253,3 +253,17 @@ def test_any_number_of_torchs_workers_takes_a_map_style_state() -> None:
     second = DataLoader(Drawing(LENGTH), BATCH, shuffle=True, num_workers=2)
     second.load_state_dict(first.state_dict())
     assert all(torch.equal(a[-1], b[-1]) for a, b in zip(batches, second, strict=True))
+
+
+def nothing(samples: Any) -> None:
+    """Makes batches of nothing at all."""
+
+
+def test_batches_that_are_none_are_counted_like_others() -> None:
+    first = DataLoader(Drawing(40), 10, collate_fn=nothing)
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    second = DataLoader(Drawing(40), 10, collate_fn=nothing)
+    second.load_state_dict(first.state_dict())
+    assert list(second) == [None]

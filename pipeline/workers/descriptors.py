@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 __all__ = ["descriptors_left", "most_descriptors"]
 
@@ -12,7 +13,8 @@ OPEN = "/proc/self/fd"
 
 def most_descriptors() -> int:
     """Return how many may be open at once: `ulimit -n`."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def descriptors_left() -> int:

@@ -18,6 +18,7 @@ from penstock.pipeline.surroundings import (
     tell_of_cuda,
     tell_of_shared_memory,
 )
+from penstock.pipeline.workers.descriptors import descriptors_left
 
 
 class Holds:
@@ -63,6 +64,14 @@ def test_little_shared_memory_is_told_of_once(
         tell_of_shared_memory(str(tmp_path))
     (told,) = caplog.messages
     assert "--shm-size" in told
+
+
+def test_no_limit_of_descriptors_is_room_for_any_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    none = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: none)
+    assert descriptors_left() > 10**6
 
 
 SHORT = """
