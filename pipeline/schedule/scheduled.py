@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..errors import SpecError
 from ..plan import Change, Place, Setting
-from .curves import Constant, Curve, Stages
+from .curves import Constant, Curve, Ramp, Stages
 
 __all__ = ["Coupling", "Resolved", "Scheduled"]
 
@@ -45,14 +45,18 @@ class Scheduled:
 
     @property
     def exponent(self) -> float:
-        """The learning rate goes with the batch size to this power; -1: unknown."""
+        """lr_mult is (B / B0) to this power, times its own curve; -1: unknown.
+
+        0.5 to 1 are in use: linear, P. Goyal et al., arXiv:1706.02677; a power, S.
+        McCandlish et al., arXiv:1812.06162.
+        """
         if isinstance(self.coupling, str):
             return EXPONENTS.get(self.coupling, -1.0)
         return float(self.coupling)
 
     def resolve(self, world: int) -> Resolved:
         """Return the schedule of global batches on so many data-parallel ranks."""
-        return Resolved(self, world if self.per_rank else 1, self.exponent)
+        return Resolved(self, world if self.per_rank else 1)
 
     def preview(
         self, samples: int, *, world: int = 1, epochs: int | None = None
@@ -77,12 +81,6 @@ class Resolved:
     scheduled: Scheduled
     factor: int
     """Ranks, where sizes are of one."""
-    exponent: float
-    """lr_mult is (B / B0) ** exponent, times its own curve.
-
-    0.5 to 1 are in use: linear, P. Goyal et al., arXiv:1706.02677; a power, S.
-    McCandlish et al., arXiv:1812.06162.
-    """
 
     def at(self, place: Place) -> Setting:
         """Return what is in force for the batch that starts at `place`."""
@@ -93,7 +91,7 @@ class Resolved:
         return Setting(
             global_size=size,
             image_size=None if image is None else whole("image_size", image),
-            lr_mult=own * (size / self._base(place)) ** self.exponent,
+            lr_mult=own * (size / self._base(place)) ** said.exponent,
             momentum=None if said.momentum is None else said.momentum.at(place),
             strength=None if said.strength is None else said.strength.at(place),
         )
@@ -113,11 +111,12 @@ class Resolved:
             "strength": said.strength,
         }
         described = {n: c.describe() for n, c in curves.items() if c is not None}
-        coupled = {"exponent": self.exponent, "base_batch": said.base_batch}
+        base = said.base_batch and said.base_batch * self.factor
+        coupled = {"exponent": said.exponent, "base_batch": base}
         return {
             "kind": "scheduled",
             **described,
-            **(coupled if self.exponent else {}),
+            **(coupled if said.exponent else {}),
         }
 
     def _base(self, place: Place) -> int:
@@ -132,11 +131,16 @@ class Resolved:
 
 
 def scaled(curve: Curve, factor: int) -> Curve:
-    """Return a table or a constant times a factor; another curve as it is."""
+    """Return a curve times a factor: as one of its own kind where it can be."""
     if isinstance(curve, Constant):
         return Constant(curve.value * factor)
     if isinstance(curve, Stages):
         return replace(curve, values=tuple(v * factor for v in curve.values))
+    if isinstance(curve, Ramp) and curve.multiple_of is not None:
+        first, last, step = curve.first, curve.last, curve.multiple_of
+        return replace(
+            curve, first=first * factor, last=last * factor, multiple_of=step * factor
+        )
     return curve if factor == 1 else Scaled(curve, factor)
 
 

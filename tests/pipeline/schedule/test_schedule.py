@@ -114,6 +114,22 @@ def test_the_learning_rate_is_coupled_to_the_batch_size(
     assert settings(halved)[0].lr_mult == 0.5
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        lambda n: ps.schedule.steps({0: n, 1: 4 * n}),
+        lambda n: ps.schedule.linear(n, 4 * n, end=2, multiple_of=n),
+    ],
+)
+def test_what_a_plan_is_told_apart_by_holds_global_sizes_only(sizes: Any) -> None:
+    def told(size: int, world: int) -> Any:
+        schedule = ps.schedule.of(sizes(size), coupling="sqrt", base_batch=2 * size)
+        return schedule.resolve(world).describe(), settings(schedule, world)
+
+    assert told(8, 4) == told(16, 2) == told(32, 1)
+    assert told(8, 4) != told(8, 2)
+
+
 def test_a_table_of_stages_keeps_what_a_row_leaves_out() -> None:
     schedule = ps.schedule.stages(
         {"until": 1, "batch_size": 100, "momentum": 0.8, "strength": 1},
