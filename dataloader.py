@@ -201,7 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate asks this of what it is about to build a plain loader from."""
-        if not BYPASS.known:
+        if config.get_enable_autotune() and not BYPASS.known:
             BYPASS.known = True  # once is enough
             self._tell(BYPASSED)
         return False
