@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .autotune.policies.per_regime import Values
     from .autotune.saved import Saved
     from .autotune.tuner import Tuner
-    from .pipeline.compile import Recipe, SegmentRecipe
+    from .pipeline.compile import Recipe
     from .pipeline.feed import Delivery
+    from .pipeline.fusion import SegmentRecipe
     from .pipeline.observation import Observation
     from .pipeline.staffing import Executor
 

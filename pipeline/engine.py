@@ -21,12 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from .buffers import Failed, Finished
-from .compile import Recipe, SegmentRecipe
+from .compile import Recipe
 from .connector import Connector, Gate
 from .credits import Account, Purse
 from .errors import BudgetError, PenstockError
 from .flight import Buffer, Flight
 from .flow import Flow
+from .fusion import SegmentRecipe
 from .gil import GilProbe
 from .knob import Knob
 from .layout import Allocate, Layout

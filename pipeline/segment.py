@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from .compile import SegmentRecipe
 from .connector import Connector
+from .fusion import SegmentRecipe
 from .knob import Knob
 from .observation import Move
 from .segment_state import FAR_LEASE_NS, LEASE_NS

@@ -16,8 +16,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
-from ..compile import Recipe, SegmentRecipe
+from ..compile import Recipe
 from ..credits import Purse
+from ..fusion import SegmentRecipe
 from ..monitor import TrainerMeter
 from ..segment import Segment
 from ..workers.hiring import Kind

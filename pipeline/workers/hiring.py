@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ..compile import SegmentRecipe
 from ..connector import Connector
+from ..fusion import SegmentRecipe
 from .coroutines import Coroutines
 from .crew import Crew
 from .inline import Inline

@@ -18,9 +18,9 @@ import time
 
 from ..buffers import BatchBuffer
 from ..chunk import Failure, Lease, Outcome
-from ..compile import SegmentRecipe
 from ..connector import Connector
 from ..errors import SampleError, WorkerError
+from ..fusion import SegmentRecipe
 from ..metrics import WorkerMeter
 from ..segment_state import LEARNING
 from .bell import Bell

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.pipeline.compile import MOST_WORKERS, Recipe, compile_recipe
+from penstock.pipeline.compile import Recipe, compile_recipe
 from penstock.pipeline.errors import SpecError
+from penstock.pipeline.fusion import MOST_WORKERS
 from penstock.pipeline.plan import Shard
 from penstock.pipeline.program import Filter, Map, Operation, Read, ReadOn
 from penstock.pipeline.sources import Folder

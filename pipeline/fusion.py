@@ -1,0 +1,192 @@
+"""Neighbouring stages into segments: what runs together, worked on by whom.
+
+Neighbours of one executor kind are fused into one segment, so a sample passes through
+them without being handed over. Three things are borders: a setting of its own
+(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
+reads wait while what follows computes.
+
+Pure, but for a line in the log where a segment is not worked on as one would think.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .kinds import Kind, PerSample, kind_of
+from .program import Filter, Map, Operation, Program, Read, ReadOn
+from .spec import Defaults, FilterStage, MapStage, SourceStage, executor_of
+from .staffing import Executor, Workers
+
+__all__ = ["SegmentRecipe", "fused"]
+
+MOST_WORKERS = 128
+"""Upper bound of a segment's workers where the user gives none."""
+PERMITS = 64
+"""Coroutines at once where the user gives no number: sized by how long they wait, not
+by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python can use.
+"""
+MOST_PERMITS = 4096
+"""Upper bound of these: reads in flight beyond it are more than stores like."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecipe:
+    """One segment, ready to be built."""
+
+    name: str
+    """`Map(ID:2) decode`: what its worker count is logged under."""
+    queue_name: str
+    """What its prefetch size is logged under: the stage that fills the queue."""
+    program: Program
+    executor: Executor
+    """`auto`: inline until it shows that it costs enough to be worth a thread."""
+    num_parallel_workers: int
+    bounds: tuple[int, int]
+    prefetch_size: int
+    tunable: bool
+    thread_safe: bool = True
+    """Whether several threads of one process may work on it."""
+    timeout_s: float | None = None
+    """How long one sample may take."""
+    movable: bool = False
+    """Whether it may be moved to another executor than it starts with: `auto`."""
+
+
+def fused(
+    work: list[tuple[int, PerSample]], batch_name: str, defaults: Defaults
+) -> tuple[SegmentRecipe, ...]:
+    """Return the segments of the stages that do something to samples, in order.
+
+    Args:
+        work: these stages, and which of the pipeline's each is.
+        batch_name: the stage that their results go to, as the log names it.
+        defaults: what is taken where nothing is said.
+    """
+    groups: list[list[tuple[int, PerSample]]] = [[work[0]]]
+    for numbered in work[1:]:
+        if _border(groups[-1][-1][1], numbered[1]):
+            groups.append([numbered])
+        else:
+            groups[-1].append(numbered)
+    last = len(groups) - 1
+    return tuple(
+        _segment(group, defaults, batch_name if at == last else None)
+        for at, group in enumerate(groups)
+    )
+
+
+def _border(before: PerSample, after: PerSample) -> bool:
+    """Whether two neighbours run in different segments."""
+    if isinstance(before, SourceStage) and (before.waits or before.iterable):
+        return True
+    own = before.num_parallel_workers, after.num_parallel_workers
+    kind = executor_of(before)
+    if own != (None, None) or kind != executor_of(after):
+        return True
+    if kind == "async" and before.timeout != after.timeout:  # each sample's in a stage
+        return True
+    return _tune(before) != _tune(after) and not isinstance(before, SourceStage)
+
+
+def _segment(
+    group: list[tuple[int, PerSample]], defaults: Defaults, batch_name: str | None
+) -> SegmentRecipe:
+    names = [f"{stage.kind}(ID:{number}) {stage.label}" for number, stage in group]
+    operations = tuple(
+        _operation(stage, number, name)
+        for (number, stage), name in zip(group, names, strict=True)
+    )
+    # A segment is called after the first stage that does something of the user's.
+    lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
+    kind = kind_of([stage for _, stage in group])
+    _tell(names[lead], kind)
+    workers, bounds = _workers([stage for _, stage in group], kind.executor, defaults)
+    return SegmentRecipe(
+        names[lead],
+        batch_name or names[-1],
+        Program(operations, places=batch_name is not None),
+        kind.executor,
+        workers,
+        bounds,
+        defaults.prefetch_size,
+        all(_tune(stage) for _, stage in group),
+        kind.thread_safe,
+        timeout_s=min((s.timeout for _, s in group if s.timeout), default=None),
+        movable=all(_movable(stage) for _, stage in group),
+    )
+
+
+def _tell(name: str, kind: Kind) -> None:
+    """Log what was found in a segment's data that its threads would share."""
+    if kind.finding is None:
+        return
+    if kind.executor == "process":
+        logging.getLogger("penstock.autotune").info(MOVED, name, kind.finding)
+    else:
+        logging.getLogger("penstock").warning(SHARED, name, kind.finding)
+
+
+MOVED = (
+    "%s: executor auto -> process: %s. Make it when it is first used, so that every "
+    "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
+)
+SHARED = (
+    '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '
+    "it in a threading.local(), or say from_dataset(thread_safe=True) if they may."
+)
+
+
+def _workers(
+    stages: list[PerSample], executor: Executor, defaults: Defaults
+) -> tuple[int, tuple[int, int]]:
+    """Return where the worker count starts, and its bounds."""
+    source = stages[0]
+    if executor == "inline" or (isinstance(source, SourceStage) and source.iterable):
+        return 1, (1, 1)
+    given: Workers = next(
+        (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
+    )
+    if isinstance(given, tuple):
+        return given[0], given
+    if executor == "async":
+        usual, most = PERMITS, MOST_PERMITS
+    else:
+        usual, most = defaults.num_parallel_workers, MOST_WORKERS
+    return given or usual, (1, max(most, given or usual))
+
+
+def _movable(stage: PerSample) -> bool:
+    """Whether its workers may be of any kind: an iterable's place is in one process."""
+    iterable = isinstance(stage, SourceStage) and stage.iterable
+    return executor_of(stage) == "auto" and not iterable
+
+
+def _tune(stage: PerSample) -> bool:
+    return True if isinstance(stage, SourceStage) else stage.tune
+
+
+def _operation(stage: PerSample, number: int, name: str) -> Operation:
+    match stage:
+        case SourceStage(iterable=True):
+            return ReadOn(name, stage.dataset)
+        case SourceStage():
+            many = getattr(stage.dataset, "__getitems__", None)
+            return Read(name, stage.dataset.__getitem__, many)
+        case MapStage():
+            wanted = _parameters(stage.function)
+            return Map(name, number, stage.function, "rng" in wanted, "ctx" in wanted)
+        case FilterStage():
+            return Filter(name, stage.predicate)
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return which of `rng` and `ctx` a function asks for, beyond its sample."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtins without a signature ask for neither
+        return frozenset()
+    return frozenset(names[1:]) & {"rng", "ctx"}
