@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
 from . import config
+from .autotune.budget import parse_bytes
+from .pipeline.cache_stage import CacheStage, CodecName
 from .pipeline.device import DeviceStage, Normalize
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
+from .pipeline.placing import check_place, check_sized
 from .pipeline.plan import Shard
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
@@ -25,8 +29,6 @@ from .pipeline.spec import (
     SourceStage,
     Stage,
     TakeStage,
-    check_place,
-    check_sized,
 )
 from .pipeline.staffing import Executor, Workers
 
@@ -230,6 +232,48 @@ class Description:
         return self._with(
             FilterStage(predicate, num_parallel_workers, executor, name, tune, timeout)
         )
+
+    def cache(
+        self,
+        *,
+        ram: int | str = 0,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        codec: CodecName = "auto",
+        version: int | str | None = None,
+    ) -> Self:
+        """Store samples as they are here; epochs to come begin with what is stored.
+
+        All processes and ranks of a host share what is stored, and each sample is made
+        once among them. Nothing is stored by pickle: samples are bytes, arrays,
+        tensors, text, numbers, None, and tuples, lists and dicts of these. What is kept
+        is found again as long as the data and the functions before this are the same:
+        a data set may say so by `__penstock_fingerprint__`.
+
+        Args:
+            ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. It comes on top
+                of the memory budget, which is for batches in flight.
+            disk: folder on a disk of this machine; what is stored there serves later
+                runs, too.
+            disk_limit: bytes there (default: four fifths of what is free).
+            codec: "raw", "lz4", "zstd", "filter" (zstd of what a pixel's neighbours do
+                not tell, for `uint8` images), or "auto": what is expected to take least
+                time, as measured on the first samples.
+            version: change it when samples have changed in a way that cannot be seen
+                from code and data.
+
+        Raises:
+            SpecError: no tier is given; or what comes before is random, filtered or
+                iterable, so that there is nothing to find a sample by.
+        """
+        stage = CacheStage(
+            parse_bytes(ram) if ram else 0,
+            None if disk is None else Path(disk),
+            None if disk_limit is None else parse_bytes(disk_limit),
+            codec,
+            version,
+        )
+        return self._with(stage)
 
     def select(self, indices: Sequence[int]) -> Self:
         """Use only these samples, in this order."""

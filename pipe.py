@@ -172,8 +172,14 @@ class Pipeline(Description):
         return None if run is None else run.run.read()
 
     def close(self) -> None:
-        """Stop all workers. The pipeline may be iterated again."""
+        """Stop all workers, let go of all memory. It may be iterated again.
+
+        What a cache holds on disk stays, what it holds in RAM does not.
+        """
         self._slot.close()
+        if self._recipe is not None:
+            for cache in self._recipe.caches:
+                cache.close()
 
     def __enter__(self) -> Self:
         return self

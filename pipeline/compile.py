@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..cache.tiers import Cache
 from .buffers import Buffers
+from .cache_stage import CacheStage
+from .caching import caches_of, read_in_threads
 from .device import DeviceStage
 from .errors import SpecError
-from .fusion import SegmentRecipe, fused
-from .kinds import PerSample
+from .fusion import Numbered, SegmentRecipe, fused
 from .options import AS_SHIPPED, Options
 from .ordering import order_of
 from .plan import (
@@ -57,6 +59,7 @@ class Recipe:
     options: Options
     cpu_cores: float
     """Cores that its workers may keep busy together."""
+    caches: tuple[Cache, ...] = ()
 
     @property
     def planned(self) -> Plan:
@@ -88,6 +91,7 @@ def compile_recipe(
     Raises:
         SpecError: the stages do not make a pipeline.
     """
+    stages = read_in_threads(stages)
     source = stages[0]
     assert isinstance(source, SourceStage)
     batch = _batch(stages)
@@ -98,27 +102,27 @@ def compile_recipe(
     work = _work(stages)
     repack = _repacks(source, work, shard)
     order = order_of(stages)
-    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
-    seed = seeds[-1] if seeds else defaults.seed
     number = next(n for n, stage in enumerate(stages) if stage is batch)
     name = f"Batch(ID:{number})"
     buffers = Buffers(
         name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
     )
     plan = _plan(order, batch, shard, scheduled, repack=repack)
-    segments = fused(work, name, defaults)
+    caches = caches_of(stages)
+    segments = fused(work, name, defaults, caches)
     devices = [stage for stage in stages if isinstance(stage, DeviceStage)]
     return Recipe(
         plan,
         segments,
         buffers,
         batch,
-        seed,
+        _seed(stages, defaults),
         repack,
         source.iterable,
         devices[-1] if devices else None,
         options,
         defaults.cpu_cores,
+        tuple(caches.values()),
     )
 
 
@@ -153,18 +157,16 @@ def compile_drawn(
     return replace(recipe, plan=DrawnPlan(), segments=(segment,))
 
 
-def _work(stages: Sequence[Stage]) -> list[tuple[int, PerSample]]:
+def _work(stages: Sequence[Stage]) -> list[Numbered]:
     """Return the stages that do something to samples, with their numbers."""
     return [
         (number, stage)
         for number, stage in enumerate(stages)
-        if isinstance(stage, (SourceStage, MapStage, FilterStage))
+        if isinstance(stage, (SourceStage, MapStage, FilterStage, CacheStage))
     ]
 
 
-def _repacks(
-    source: SourceStage, work: list[tuple[int, PerSample]], shard: Shard
-) -> bool:
+def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
     """Whether batches can only be made of what is left over at run time."""
     repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
     if repack and shard.size > 1:
@@ -173,6 +175,12 @@ def _repacks(
             "which could end at different steps; use select() with the indices to keep"
         )
     return repack
+
+
+def _seed(stages: Sequence[Stage], defaults: Defaults) -> int:
+    """Return the seed of random functions: that of the shuffle, if there is one."""
+    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
+    return seeds[-1] if seeds else defaults.seed
 
 
 def _batch(stages: Sequence[Stage]) -> BatchStage | None:

@@ -13,6 +13,9 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .errors import SpecError
 from .printing import Bare
 from .staffing import Executor, check
@@ -119,6 +122,19 @@ class Files:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.paths, self.labels, self.shown)
+
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return what tells each file, and its label, from others: `uint64 [n, 2]`.
+
+        Files of this machine are told by path, size and time of change; those of a
+        store by their URL alone: to look at each would take a request.
+        """
+        from ..cache.key import file_fingerprints, url_fingerprints
+
+        if self.store.protocol in ("file", "local"):
+            return file_fingerprints(self.paths, labels=self.labels)
+        place = f"{self.store.protocol}:{sorted(self.store.options.items())!r}"
+        return url_fingerprints(self.paths, place, labels=self.labels)
 
     def _here(self) -> Any:
         process, files = getattr(self._local, "opened", (None, None))

@@ -3,23 +3,25 @@
 Neighbours of one executor kind are fused into one segment, so a sample passes through
 them without being handed over. Three things are borders: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
-reads wait while what follows computes.
+reads wait while what follows computes. All that stands before a cache is one segment:
+what the cache holds needs none of it.
 
 Pure, but for a line in the log where a segment is not worked on as one would think.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ..cache.tiers import Cache
+from .cache_stage import CacheStage
+from .cached import AwaitedCached, Cached, Step, Stored
 from .kinds import Kind, PerSample, kind_of
 from .program import Filter, Map, Operation, Program, Read, ReadOn
 from .spec import Defaults, FilterStage, MapStage, SourceStage, executor_of
-from .staffing import Executor, Workers
+from .staffing import Executor, Workers, wanted_by
 
 __all__ = ["SegmentRecipe", "fused"]
 
@@ -56,8 +58,15 @@ class SegmentRecipe:
     """Whether it may be moved to another executor than it starts with: `auto`."""
 
 
+Numbered = tuple[int, PerSample | CacheStage]
+"""A stage, and which of the pipeline's it is."""
+
+
 def fused(
-    work: list[tuple[int, PerSample]], batch_name: str, defaults: Defaults
+    work: Sequence[Numbered],
+    batch_name: str,
+    defaults: Defaults,
+    caches: Mapping[int, Cache],
 ) -> tuple[SegmentRecipe, ...]:
     """Return the segments of the stages that do something to samples, in order.
 
@@ -65,18 +74,31 @@ def fused(
         work: these stages, and which of the pipeline's each is.
         batch_name: the stage that their results go to, as the log names it.
         defaults: what is taken where nothing is said.
+        caches: by the number of their stage.
     """
-    groups: list[list[tuple[int, PerSample]]] = [[work[0]]]
-    for numbered in work[1:]:
-        if _border(groups[-1][-1][1], numbered[1]):
+    start = 1 + max((at for at, (_, s) in enumerate(work) if is_cache(s)), default=0)
+    groups: list[list[Numbered]] = [list(work[:start])]
+    for numbered in work[start:]:
+        assert not isinstance(numbered[1], CacheStage)
+        if _border(_samplers(groups[-1])[-1], numbered[1]):
             groups.append([numbered])
         else:
             groups[-1].append(numbered)
     last = len(groups) - 1
     return tuple(
-        _segment(group, defaults, batch_name if at == last else None)
+        _segment(group, defaults, batch_name if at == last else None, caches)
         for at, group in enumerate(groups)
     )
+
+
+def is_cache(stage: PerSample | CacheStage) -> bool:
+    """Whether it stores samples, rather than making them."""
+    return isinstance(stage, CacheStage)
+
+
+def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
+    """Return those that make samples."""
+    return [stage for _, stage in group if not isinstance(stage, CacheStage)]
 
 
 def _border(before: PerSample, after: PerSample) -> bool:
@@ -93,18 +115,19 @@ def _border(before: PerSample, after: PerSample) -> bool:
 
 
 def _segment(
-    group: list[tuple[int, PerSample]], defaults: Defaults, batch_name: str | None
+    group: Sequence[Numbered],
+    defaults: Defaults,
+    batch_name: str | None,
+    caches: Mapping[int, Cache],
 ) -> SegmentRecipe:
-    names = [f"{stage.kind}(ID:{number}) {stage.label}" for number, stage in group]
-    operations = tuple(
-        _operation(stage, number, name)
-        for (number, stage), name in zip(group, names, strict=True)
-    )
+    stages = _samplers(group)
+    names = [named(number, stage) for number, stage in group]
     # A segment is called after the first stage that does something of the user's.
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
-    kind = kind_of([stage for _, stage in group])
+    kind = kind_of(stages)
     _tell(names[lead], kind)
-    workers, bounds = _workers([stage for _, stage in group], kind.executor, defaults)
+    operations = _operations(group, names[lead], caches)
+    workers, bounds = _workers(stages, kind.executor, defaults)
     return SegmentRecipe(
         names[lead],
         batch_name or names[-1],
@@ -113,11 +136,17 @@ def _segment(
         workers,
         bounds,
         defaults.prefetch_size,
-        all(_tune(stage) for _, stage in group),
+        all(_tune(stage) for stage in stages),
         kind.thread_safe,
-        timeout_s=min((s.timeout for _, s in group if s.timeout), default=None),
-        movable=all(_movable(stage) for _, stage in group),
+        timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
+        movable=all(_movable(stage) for stage in stages),
     )
+
+
+def named(number: int, stage: PerSample | CacheStage) -> str:
+    """Return what the log calls a stage: `Map(ID:2) decode`, `Cache(ID:1)`."""
+    label = "" if isinstance(stage, CacheStage) else f" {stage.label}"
+    return f"{stage.kind}(ID:{number}){label}"
 
 
 def _tell(name: str, kind: Kind) -> None:
@@ -169,6 +198,35 @@ def _tune(stage: PerSample) -> bool:
     return True if isinstance(stage, SourceStage) else stage.tune
 
 
+def _operations(
+    group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
+) -> tuple[Operation, ...]:
+    """Return what is done to samples; all up to the last cache is one operation."""
+    last = max(
+        (at for at, (_, stage) in enumerate(group) if is_cache(stage)), default=-1
+    )
+    steps: list[Step] = []
+    sized = False
+    for number, stage in group[: last + 1]:
+        if isinstance(stage, CacheStage):
+            steps.append(Stored(caches[number], sized))
+            continue
+        operation = _operation(stage, number, named(number, stage))
+        assert isinstance(operation, (Read, Map))
+        sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
+        steps.append(operation)
+    behind = [
+        _operation(stage, number, named(number, stage))
+        for number, stage in group[last + 1 :]
+        if not isinstance(stage, CacheStage)
+    ]
+    if not steps:
+        return tuple(behind)
+    waits = executor_of(_samplers(group)[0]) == "async"
+    kind = AwaitedCached if waits else Cached
+    return kind(name, tuple(steps)), *behind
+
+
 def _operation(stage: PerSample, number: int, name: str) -> Operation:
     match stage:
         case SourceStage(iterable=True):
@@ -177,16 +235,7 @@ def _operation(stage: PerSample, number: int, name: str) -> Operation:
             many = getattr(stage.dataset, "__getitems__", None)
             return Read(name, stage.dataset.__getitem__, many)
         case MapStage():
-            wanted = _parameters(stage.function)
+            wanted = wanted_by(stage.function)
             return Map(name, number, stage.function, "rng" in wanted, "ctx" in wanted)
         case FilterStage():
             return Filter(name, stage.predicate)
-
-
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Return which of `rng` and `ctx` a function asks for, beyond its sample."""
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # builtins without a signature ask for neither
-        return frozenset()
-    return frozenset(names[1:]) & {"rng", "ctx"}

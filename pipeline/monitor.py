@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ..cache.statistics import CacheStatistics
 from .compile import Recipe
 from .connector import Gate
 from .gil import GilProbe
@@ -69,6 +70,8 @@ class Reading:
     regime: str = ""
     """That of the batch handed over last (`BatchPlan.regime`)."""
     gil_held: float | None = None
+    caches: tuple[CacheStatistics, ...] = ()
+    """What the caches of the pipeline did, on this host, since it began."""
 
 
 class TrainerMeter:

@@ -22,6 +22,7 @@ from .work import Sink, Watch, Work
 
 __all__ = [
     "FAILED",
+    "NO_SAMPLE",
     "Calling",
     "Calls",
     "Filter",
@@ -47,6 +48,10 @@ class Operation(Protocol):
 
     def run(self, work: Work) -> None:
         """Do it to all rows of `work`."""
+        ...
+
+    def leave(self) -> None:
+        """Be told that this worker process is about to end."""
         ...
 
 
@@ -109,6 +114,9 @@ class Calling(ABC):
     def enter(self, number: int) -> None:  # noqa: B027 few care
         """All workers are alike."""
 
+    def leave(self) -> None:  # noqa: B027 few care
+        """Nothing is on its way."""
+
     @abstractmethod
     def begin(self, work: Work) -> Calls:
         """Prepare the calls."""
@@ -166,6 +174,9 @@ class ReadOn:
 
     def enter(self, number: int) -> None:
         """There is one worker."""
+
+    def leave(self) -> None:
+        """Nothing is on its way."""
 
     def restart(self, skip: int = 0) -> None:
         """Begin anew with the next row wanted, leaving out the first `skip` samples."""
@@ -239,15 +250,17 @@ class Map(Calling):
         return self.function(sample, **extras)
 
     def _blame_none(self, work: Work) -> None:
-        error = (
-            f"{self.stage} returned None, which is no sample; a map function returns "
-            "the new sample (is a `return` missing?). To leave samples out use "
-            "filter() or select()."
-        )
+        error = NO_SAMPLE.format(self.stage)
         for at, sample in enumerate(work.samples):
             if sample is None:
                 work.fail(at, SampleError(error), self.stage)
         work.keep(work.samples, [sample is not None for sample in work.samples])
+
+
+NO_SAMPLE = (
+    "{} returned None, which is no sample; a map function returns the new sample (is a"
+    " `return` missing?). To leave samples out use filter() or select()."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +304,11 @@ class Program:
         """Run in worker process `number` from here on."""
         for operation in self.operations:
             operation.enter(number)
+
+    def leave(self) -> None:
+        """End this worker process' part."""
+        for operation in self.operations:
+            operation.leave()
 
     def run(
         self,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from .errors import SpecError
@@ -67,6 +69,12 @@ class Folder(Sequence[tuple[bytes, int]]):
     def __getitem__(self, index: Any) -> Any:
         with open(self.paths[index], "rb", buffering=0) as file:
             return file.readall(), self.labels[index]
+
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
+        from ..cache.key import file_fingerprints  # loaded with the first cache
+
+        return file_fingerprints(self.paths, root=self.root, labels=self.labels)
 
     def __repr__(self) -> str:
         return (

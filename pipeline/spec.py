@@ -12,9 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .cache_stage import CacheStage
 from .device import DeviceStage
 from .printing import Bare, call, name_of
-from .staffing import Executor, Workers, check, check_kind, check_staff, is_async
+from .staffing import (
+    Executor,
+    Workers,
+    check,
+    check_kind,
+    check_staff,
+    is_async,
+)
 
 __all__ = [
     "BatchStage",
@@ -28,7 +36,6 @@ __all__ = [
     "SourceStage",
     "Stage",
     "TakeStage",
-    "check_place",
     "executor_of",
 ]
 
@@ -313,6 +320,7 @@ Stage = (
     | ShuffleStage
     | TakeStage
     | RepeatStage
+    | CacheStage
     | BatchStage
     | DeviceStage
 )
@@ -330,43 +338,3 @@ def executor_of(stage: SourceStage | MapStage | FilterStage) -> Executor:
         case FilterStage():
             function = stage.predicate
     return "async" if is_async(function) else stage.executor
-
-
-def check_place(stages: Sequence[Stage], stage: Stage) -> None:
-    """Raise `SpecError` if `stage` cannot come after `stages`."""
-    batched = any(isinstance(before, BatchStage) for before in stages)
-    shown = repr(stage).lstrip(".")
-    if isinstance(stage, DeviceStage):
-        check(batched, f"{shown} copies batches: put it after .batch(n)")
-        return
-    check(
-        not batched,
-        f"{shown} cannot come after .batch(): what changes samples stands before it",
-    )
-    source = stages[0]
-    check(
-        not (
-            isinstance(source, SourceStage)
-            and source.iterable
-            and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
-        ),
-        f"{shown} needs samples with an index, which an iterable dataset does not "
-        "have; let the dataset do it, or use a map-style one",
-    )
-
-
-def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
-    """Raise `SpecError` unless the batch size is said once."""
-    said = [size for size in (batch.size, batch.global_size) if size is not None]
-    if scheduled:
-        check(
-            not said,
-            f"this pipeline has a schedule, which says the batch size; write .batch()"
-            f" without one, got {said}",
-        )
-        return
-    check(
-        len(said) == 1,
-        "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
-        f"over all ranks, got {batch.size!r} and {batch.global_size!r}",
-    )

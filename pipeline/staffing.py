@@ -10,7 +10,15 @@ from typing import Any, Literal
 from .errors import SpecError
 from .printing import name_of
 
-__all__ = ["Executor", "Workers", "check", "check_kind", "check_staff", "is_async"]
+__all__ = [
+    "Executor",
+    "Workers",
+    "check",
+    "check_kind",
+    "check_staff",
+    "is_async",
+    "wanted_by",
+]
 
 Executor = Literal["auto", "inline", "thread", "process", "async"]
 EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process", "async")
@@ -45,6 +53,15 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004 not whether, but which
     )
+
+
+def wanted_by(function: Callable[..., Any]) -> frozenset[str]:
+    """Return which of `rng` and `ctx` a function asks for, beyond its sample."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtins without a signature ask for neither
+        return frozenset()
+    return frozenset(names[1:]) & {"rng", "ctx"}
 
 
 def check_kind(function: Callable[..., Any], executor: Executor) -> None:

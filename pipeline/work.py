@@ -75,6 +75,7 @@ class Work:
     def fail(self, at: int, error: BaseException, stage: str) -> None:
         """Note that the sample `at` (counted within `samples`) raised."""
         offset = at if self.offsets is None else self.offsets[at]
+        stage = getattr(error, "penstock_stage", stage)  # of several that are one
         failure = Failure(
             error, stage, int(self.chunk.indices[offset]), self.chunk.first_row + offset
         )

@@ -76,13 +76,18 @@ class Worker:
         self._lanes = 1
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
+        self._leaving = threading.Lock()
 
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone."""
         faulthandler.enable(self._hands.descriptor)
         faulthandler.register(STACK_SIGNAL, self._hands.descriptor)
         self._end.send(os.getpid())
-        self._work(0)
+        try:
+            self._work(0)
+        except EOFError:
+            self._leave()
+            raise
 
     def _work(self, lane: int) -> None:
         random = SampleRandom(self._seed)
@@ -97,11 +102,17 @@ class Worker:
             self._work(lane)
             status = 0
         except EOFError:
+            self._leave()
             status = 0
         except BaseException:  # noqa: BLE001 the last one who can tell
             traceback.print_exc()
         finally:
             leave(status)
+
+    def _leave(self) -> None:
+        """Let what is on its way get there; the lane that is through ends the rest."""
+        with self._leaving:
+            self._program.leave()
 
     def _serve(self, random: SampleRandom, hand: Hand) -> bool:
         """Do one task. Holds on to nothing between two of them."""

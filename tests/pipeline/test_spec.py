@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.pipeline.errors import SpecError
+from penstock.pipeline.placing import check_place, check_sized
 from penstock.pipeline.plan import Shard
 from penstock.pipeline.spec import (
     BatchStage,
@@ -22,8 +23,6 @@ from penstock.pipeline.spec import (
     SourceStage,
     Stage,
     TakeStage,
-    check_place,
-    check_sized,
     name_of,
 )
 

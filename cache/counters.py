@@ -1,0 +1,95 @@
+"""What the tiers of one pipeline did, counted by all of its processes.
+
+Each process adds to a row of its own in shared memory, so nothing is sent and no other
+process is waited for. A row belongs to whoever has its byte locked: when that process
+is gone, another may go on with it, since only sums are asked for.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from dataclasses import dataclass, fields
+
+from .locks import try_lock
+
+__all__ = ["Counters", "Counts"]
+
+ROWS = 512
+"""Processes of one pipeline on one host that are counted; those beyond add to the last
+row without its lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Totals. Times are nanoseconds."""
+
+    misses: int = 0
+    """Samples computed."""
+    compute_ns: int = 0
+    ram_hits: int = 0
+    ram_ns: int = 0
+    ram_bytes: int = 0
+    """Of records read."""
+    disk_hits: int = 0
+    disk_ns: int = 0
+    disk_bytes: int = 0
+    waits: int = 0
+    """Samples that another thread or process was about to compute."""
+    stored: int = 0
+    stored_bytes: int = 0
+    body_bytes: int = 0
+    """Of the stored samples before they were compressed."""
+    refused: int = 0
+    """Samples for which there was no room."""
+    damaged: int = 0
+    """Records that were not whole, and were computed anew."""
+    compared: int = 0
+    """Records of an earlier run that were computed once more, and equal."""
+    repeated: int = 0
+    """Samples computed twice, to see whether that makes a difference."""
+    warnings: int = 0
+
+
+COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
+ROW_BYTES = 8 * len(COLUMNS)
+
+
+class Counters:
+    """A row of counts, and the sum of all rows.
+
+    Args:
+        descriptor: of a file of zeros that is shared; closed by `close`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, ROWS * ROW_BYTES)
+        self._memory = mmap.mmap(descriptor, ROWS * ROW_BYTES)
+        self._numbers = memoryview(self._memory).cast("q")
+        self._lock = threading.Lock()
+        free = (row for row in range(ROWS - 1) if try_lock(descriptor, row))
+        self._start = next(free, ROWS - 1) * len(COLUMNS)
+
+    def add(self, **counts: int) -> None:
+        """Add to the counts of these names."""
+        with self._lock:
+            for name, count in counts.items():
+                self._numbers[self._start + COLUMNS[name]] += count
+
+    def total(self, name: str) -> int:
+        """Return one sum over all processes."""
+        return sum(self._numbers[COLUMNS[name] :: len(COLUMNS)])
+
+    def totals(self) -> Counts:
+        """Return the sums over all processes."""
+        return Counts(**{name: self.total(name) for name in COLUMNS})
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        if self._descriptor >= 0:
+            self._numbers.release()
+            self._memory.close()
+            os.close(self._descriptor)
+            self._descriptor = -1

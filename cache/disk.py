@@ -1,0 +1,389 @@
+"""The tier on local disk: LMDB, shared by the processes and the jobs of a host.
+
+    FOLDER/data.mdb lock.mdb   the database: records by key, and what namespaces hold
+    FOLDER/users               locked (shared) by every process that has it open
+    FOLDER/writer              locked by the one process that is writing
+    FOLDER/state.json          whether all that was written is on the disk
+
+LMDB's rules (lmdb.h, "Caveats"): opened once a process, never used over a fork, not
+mapped writable (a full disk would be a SIGBUS), mapped once for all sizes to come, no
+long transactions. Commits are not synced one by one: what a power cut may have torn is
+found by the state file, and emptied; a killed process tears nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from .admission import victims
+from .memory import Full, copied
+from .trust import DistrustError, boot_id, check_folder, check_pages
+
+__all__ = ["Disk", "DiskError", "Namespace"]
+
+MAP_BYTES = 1 << 40
+"""Address space that is reserved: files are sparse, so it takes what is stored."""
+LEAST_MAP_BYTES = 1 << 34
+MOST_READERS = 4096
+PAGE = 4096
+NODE = 40
+"""Bytes of a page that a small record takes beside itself, about."""
+SPARE = 1 << 26
+"""Bytes that are left free on the disk, whatever the limit."""
+STATE_BYTES = 4096
+STRETCH = 1000
+"""Keys looked at in one transaction."""
+VERSION = 1
+
+
+class DiskError(Exception):
+    """The tier cannot be used, or not any more; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The records that one data set, made by one code, has at one image size."""
+
+    about: str
+    """What it holds, for people."""
+    records: int = 0
+    nbytes: int = 0
+    """On the disk, in whole pages."""
+    used_s: float = 0.0
+    """When it was last opened or written to, in seconds since 1970."""
+    session: str = ""
+    """Of which it is known that records are right: see `Disk.vouch`."""
+
+
+def room_of(record: bytes | bytearray | memoryview) -> int:
+    """Return the bytes of the database that a record takes."""
+    nbytes = len(record) + NODE
+    return nbytes if nbytes < PAGE // 2 else -(-nbytes // PAGE) * PAGE
+
+
+class Disk:
+    """One process' view of the database in a folder.
+
+    Args:
+        folder: made if need be; nothing else should be in it.
+        limit: most bytes of records; None: four fifths of what is free now.
+
+    Raises:
+        DistrustError: the folder is not fit: see trust.py.
+        DiskError: it cannot be opened.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        import lmdb
+
+        self._lmdb = lmdb
+        self.evicted = 0
+        """Records of others, dropped by this process to make room."""
+        self.folder = folder
+        self.session = ""
+        """Of those who have it open: see `vouch`."""
+        self.told: str | None = None
+        """What was found amiss, and mended, when it was opened."""
+        with failing("opened", folder):
+            check_folder(folder)
+            self._users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                self._enter()
+                self._env = self._open(folder)
+            except BaseException:
+                os.close(self._users)
+                raise
+            self._meta = self._env.open_db(b"namespaces")
+            self._env.reader_check()
+        free = os.statvfs(folder)
+        usable = free.f_bavail * free.f_frsize
+        self.limit = usable * 4 // 5 + self.used if limit is None else limit
+
+    def get(self, key: bytes) -> memoryview | None:
+        """Return a copy of the record under `key`, unchecked; None: there is none.
+
+        Raises:
+            DiskError: the database is damaged, or its disk is.
+        """
+        with failing("read", self.folder), self._env.begin(buffers=True) as txn:
+            found = txn.get(key)
+            return None if found is None else copied(found)
+
+    def put(self, batch: Sequence[tuple[bytes, bytes]], about: str) -> int:
+        """Store records of one namespace in one transaction; return how many are new.
+
+        Waits until no other process writes.
+
+        Raises:
+            Full: there is no room for the first of them.
+            DiskError: it cannot be written to.
+        """
+        with failing("written", self.folder), self._leased():
+            self._mark(clean=False)
+            fitting = within(batch, self._room(batch[0][0][:8]))
+            with self._env.begin(write=True) as txn:
+                new = [each for each in fitting if txn.put(*each, overwrite=False)]
+                nbytes = sum(room_of(record) for _, record in new)
+                self._count(txn, batch[0][0][:8], about, len(new), nbytes)
+        if not fitting:
+            raise Full
+        return len(new)
+
+    def forget(self, key: bytes) -> None:
+        """Delete a record that is damaged."""
+        with failing("written", self.folder), self._leased():
+            self._mark(clean=False)
+            with self._env.begin(write=True) as txn:
+                record = txn.pop(key)
+                if record is not None:
+                    self._count(txn, key[:8], "", -1, -room_of(record))
+
+    def clear(self, namespace: bytes | None = None) -> int:
+        """Delete a namespace, or all; return how many records that were."""
+        with failing("written", self.folder), self._leased():
+            self._mark(clean=False)
+            names = list(self.namespaces()) if namespace is None else [namespace]
+            return sum(map(self._drop, names))
+
+    def open_namespace(self, namespace: bytes, about: str) -> Namespace:
+        """Note that a namespace is in use; return what was known of it."""
+        with failing("written", self.folder), self._leased():
+            self._mark(clean=False)
+            with self._env.begin(write=True) as txn:
+                return self._count(txn, namespace, about, 0, 0)
+
+    def vouch(self, namespace: bytes) -> None:
+        """Note that records of a namespace were computed anew, and are the same.
+
+        It holds for this session: from when one process opened the folder alone until
+        nobody has it open any more.
+        """
+        with failing("written", self.folder), self._leased():
+            self._mark(clean=False)
+            with self._env.begin(write=True) as txn:
+                known = parsed(txn.get(namespace, db=self._meta))
+                self._note(txn, namespace, replace(known, session=self.session))
+
+    def namespaces(self) -> dict[bytes, Namespace]:
+        """Return what is stored."""
+        with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
+            return {bytes(name): parsed(text) for name, text in txn.cursor()}
+
+    def known(self, namespace: bytes) -> Namespace:
+        """Return what is known of a namespace."""
+        with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
+            return parsed(txn.get(namespace))
+
+    def keys(self, namespace: bytes) -> Iterator[bytes]:
+        """Yield the keys of a namespace, in their order; one transaction each 1000."""
+        last: bytes | None = namespace
+        while last is not None:
+            keys = self._keys_from(last, namespace)
+            yield from keys
+            last = keys[-1] + b"\0" if keys else None
+
+    @property
+    def used(self) -> int:
+        """Bytes of all records, in whole pages."""
+        return sum(each.nbytes for each in self.namespaces().values())
+
+    def sync(self) -> None:
+        """Have all that is written on the disk."""
+        with failing("written", self.folder), self._leased():
+            self._env.sync(True)  # noqa: FBT003 its only argument
+            self._mark(clean=True)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent; synced before, or a power cut empties it."""
+        if self._users >= 0:
+            self._env.close()
+            os.close(self._users)
+            self._users = -1
+
+    # Opening
+
+    def _enter(self) -> None:
+        """Join those who have it open; alone, look whether it is whole."""
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            self.session = self._state().get("session", "")
+            return
+        data = self.folder / "data.mdb"
+        try:
+            if data.exists():
+                self._check_left(data)
+        except DistrustError as error:
+            self.told = f"{error}; it is emptied, and filled anew"
+            self._wipe()
+        self.session = secrets.token_hex(8)
+        self._mark(clean=True)
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def _check_left(self, data: Path) -> None:
+        state = self._state()
+        if state.get("version") != VERSION:
+            raise DistrustError(f"{self.folder} was written by another version")
+        if not state.get("clean") and state.get("boot") != boot_id():
+            raise DistrustError(f"{self.folder} was not closed before a power cut")
+        if data.stat().st_size:
+            check_pages(data)
+
+    def _wipe(self) -> None:
+        for name in ("data.mdb", "lock.mdb", "state.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _open(self, folder: Path) -> Any:
+        settings: dict[str, Any] = {
+            "subdir": True,
+            "max_dbs": 1,
+            "max_readers": MOST_READERS,
+            "mode": 0o600,
+            "writemap": False,
+            "metasync": False,
+            "sync": False,
+            "max_spare_txns": 0,
+        }
+        size = MAP_BYTES
+        while True:
+            try:
+                return self._lmdb.open(str(folder), map_size=size, **settings)
+            except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
+                if size <= LEAST_MAP_BYTES:
+                    raise
+                size //= 4
+
+    # Writing: the lease is held
+
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
+        """Be the one process that writes; it ends with the process that has it."""
+        lease = os.open(self.folder / "writer", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lease, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lease)
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            text = (self.folder / "state.json").read_bytes()[:STATE_BYTES]
+            state = json.loads(text)
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _mark(self, *, clean: bool) -> None:
+        """Write down whether all is on the disk, before it is no longer so."""
+        now = {
+            "version": VERSION,
+            "clean": clean,
+            "boot": boot_id(),
+            "session": self.session,
+        }
+        if self._state() == now:
+            return
+        path, new = self.folder / "state.json", self.folder / "state.json.new"
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(now, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    def _room(self, namespace: bytes) -> int:
+        """Return the bytes that may be written; evicts what nobody uses."""
+        held = self.namespaces()
+        free = os.statvfs(self.folder)
+        spare = free.f_bavail * free.f_frsize - SPARE
+        room = self.limit - sum(each.nbytes for each in held.values())
+        others = {
+            name: (each.used_s, each.nbytes)
+            for name, each in held.items()
+            if name != namespace
+        }
+        wanted = self.limit // 16 - min(room, spare)
+        for name in victims(others, time.time(), wanted):
+            self.evicted += self._drop(name)
+            room += held[name].nbytes
+            spare += held[name].nbytes  # its pages are used again
+        return min(room, spare)
+
+    def _drop(self, namespace: bytes) -> int:
+        """Delete a namespace, some thousand records a transaction."""
+        dropped = 0
+        while keys := self._keys_from(namespace, namespace):
+            with self._env.begin(write=True) as txn:
+                dropped += sum(txn.delete(key) for key in keys)
+        with self._env.begin(write=True, db=self._meta) as txn:
+            txn.delete(namespace)
+        return dropped
+
+    def _keys_from(self, first: bytes, namespace: bytes) -> list[bytes]:
+        with failing("read", self.folder), self._env.begin() as txn:
+            cursor = txn.cursor()
+            if not cursor.set_range(first):
+                return []
+            keys = islice(cursor.iternext(keys=True, values=False), STRETCH)
+            return list(takewhile(lambda key: key.startswith(namespace), keys))
+
+    def _count(
+        self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
+    ) -> Namespace:
+        """Add to what is known of a namespace; return what was known before."""
+        before = parsed(txn.get(namespace, db=self._meta))
+        after = replace(
+            before,
+            about=about or before.about,
+            records=before.records + records,
+            nbytes=before.nbytes + nbytes,
+            used_s=time.time(),
+            session=before.session if before.records else self.session,
+        )
+        self._note(txn, namespace, after)
+        return before
+
+    def _note(self, txn: Any, name: bytes, known: Namespace) -> None:
+        txn.put(name, json.dumps(asdict(known)).encode(), db=self._meta)
+
+    def __repr__(self) -> str:
+        return f"<Disk {str(self.folder)!r}: {self.used} of {self.limit} bytes>"
+
+
+def within(
+    batch: Sequence[tuple[bytes, bytes]], room: int
+) -> Sequence[tuple[bytes, bytes]]:
+    """Return the first of the records, as many as there is room for."""
+    sums = accumulate(room_of(record) for _, record in batch)
+    return batch[: sum(nbytes <= room for nbytes in sums)]
+
+
+def parsed(text: bytes | None) -> Namespace:
+    """Return what is written of a namespace; nothing, if that cannot be read."""
+    with contextlib.suppress(ValueError, TypeError):
+        return Namespace(**json.loads(text or b"{}"))
+    return Namespace("")
+
+
+@contextmanager
+def failing(what: str, folder: Path) -> Iterator[None]:
+    """Turn whatever the system or LMDB raises into `DiskError`."""
+    import lmdb
+
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        raise DiskError(
+            f"the cache in {folder} cannot be {what} ({type(error).__name__}: {error})"
+        ) from error

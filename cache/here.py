@@ -1,0 +1,309 @@
+"""The tiers as one process has them open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .claims import Claims
+from .counters import Counters
+from .disk import Disk, DiskError
+from .memory import Arena, Full
+from .picking import Picker
+from .record import RecordError, decode
+from .registry import let_go, shared_disk
+from .trust import DistrustError
+from .writer import Writer
+
+__all__ = ["Found", "Here", "Opening"]
+
+LOGGER = logging.getLogger("penstock")
+FOLDER = "penstock-cache"
+"""What is made in the folder that the user names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a process needs to open the tiers."""
+
+    name: str
+    """As `Cache(ID:2)`."""
+    about: str
+    """What is stored, for people: `Folder(500) > decode`."""
+    codec: str
+    samples: int
+    """How many there are."""
+    disk: Path | None
+    disk_limit: int | None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the database is."""
+        if self.disk is None or self.disk.name == FOLDER:
+            return self.disk
+        return self.disk / FOLDER
+
+
+class SpareCpu:
+    """The share of the machine's CPUs that nobody used since this was made."""
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def share(self) -> float:
+        """Return it, 0 to 1; 0 where the clock has not moved."""
+        before, now = self._before, psutil.cpu_times()
+        idle_s = now.idle - before.idle
+        all_s = sum(now) - sum(before)
+        return min(1.0, max(0.0, idle_s / all_s)) if all_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A sample that was stored."""
+
+    sample: Any
+    from_disk: bool
+
+
+class Here:
+    """Finds and keeps samples. Any thread of the process may use it.
+
+    Args:
+        opening: what is to be opened.
+        arena: the tier in RAM, this process' own view of it; closed by `close`.
+        counters: where all processes count; closed by `close`.
+    """
+
+    def __init__(
+        self, opening: Opening, arena: Arena | None, counters: Counters
+    ) -> None:
+        self.opening = opening
+        self.arena = arena
+        self.counters = counters
+        self.disk: Disk | None = None
+        self._writer: Writer | None = None
+        self._spare = SpareCpu()
+        self._picker = Picker(
+            opening.codec,
+            opening.samples,
+            self._capacity,
+            from_disk=arena is None,
+            spare_cpu=self._spare.share,
+            owner=opening.name,
+        )
+        self._known: set[bytes] = set()
+        """Namespaces that were opened on disk."""
+        self.left: set[bytes] = set()
+        """Those of them in which an earlier run left records."""
+        self._last_bytes = 0
+        self._stack = ExitStack()
+        self._stack.callback(counters.close)
+        if arena is not None:
+            self._stack.callback(arena.close)
+        self._open_disk()
+        self.claims = self._open_claims()
+        if self.disk is not None:
+            self._writer = Writer(self.disk, opening.about, self._disk_off)
+            self._stack.callback(self._writer.close)
+
+    def find(self, key: bytes) -> Found | None:
+        """Return the sample under `key`; None: it is nowhere, or not whole."""
+        namespace = key[:8]
+        if self.arena is not None:
+            self.arena.note_use(namespace)
+            found = self._in_ram(key, self.arena)
+            if found is not None:
+                return found
+        return self._on_disk(key) if self.disk is not None else None
+
+    def admits(self, key: bytes) -> bool:
+        """Whether a sample like the last one would be stored, if it were computed."""
+        if self.arena is not None and self.arena.admits(key, self._last_bytes):
+            return True
+        return self._writer is not None and not self._writer.full
+
+    def keep(
+        self, key: bytes, sample: Any, took_ns: int, done: Callable[[], object]
+    ) -> None:
+        """Store a sample that took so long to compute; `done` once others can see it.
+
+        Raises:
+            UnstorableError: it holds something that cannot be stored.
+        """
+        if not self.admits(key):
+            self.counters.add(refused=1)
+            done()
+            return
+        record, body_bytes = self._picker.encoded(sample, key, took_ns)
+        self._last_bytes = len(record)
+        in_ram = self._keep_in_ram(key, record)
+        if in_ram:
+            done()
+        on_way = self._keep_on_disk(key, record, (lambda: None) if in_ram else done)
+        if in_ram or on_way:
+            self.counters.add(stored=1, stored_bytes=len(record), body_bytes=body_bytes)
+        else:
+            self.counters.add(refused=1)
+            done()
+
+    def records(self, namespace: bytes) -> int:
+        """Return how many are stored, whoever did that."""
+        if self.arena is not None and self.arena.records:
+            return self.arena.records
+        with suppress(DiskError):
+            if self.disk is not None:
+                return self.disk.known(namespace).records
+        return 0
+
+    def vouch(self, namespace: bytes) -> None:
+        """What an earlier run left in a namespace is right."""
+        self.left.discard(namespace)
+        with suppress(DiskError):
+            if self.disk is not None:
+                self.disk.vouch(namespace)
+
+    def drop(self, namespace: bytes) -> None:
+        """Delete what an earlier run left in a namespace: it is no longer right."""
+        self.left.discard(namespace)
+        if self.arena is not None:
+            self.arena.clear()
+        if self.disk is not None:
+            try:
+                self.disk.clear(namespace)
+            except DiskError as error:
+                self._disk_off(str(error))
+
+    def close(self) -> None:
+        """Write what waits, and let go of everything. Idempotent."""
+        self._stack.close()
+
+    # RAM
+
+    def _in_ram(self, key: bytes, arena: Arena) -> Found | None:
+        began_ns = time.perf_counter_ns()
+        record = arena.get(key)
+        if record is None:
+            return None
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self.counters.add(damaged=1)
+            arena.forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(ram_hits=1, ram_ns=took_ns, ram_bytes=len(record))
+        return Found(sample, from_disk=False)
+
+    def _keep_in_ram(self, key: bytes, record: bytes | memoryview) -> bool:
+        if self.arena is None:
+            return False
+        try:
+            self.arena.put(key, record)
+        except Full:
+            return False
+        except OSError as error:  # no memory to be had
+            self.warn(f"it goes on without RAM: {error}")
+            self.arena = None
+            return False
+        return True
+
+    # Disk
+
+    def _open_disk(self) -> None:
+        folder = self.opening.folder
+        if folder is None:
+            return
+        try:
+            self.disk = shared_disk(folder, self.opening.disk_limit)
+        except (DiskError, DistrustError) as error:
+            self.warn(f"it goes on without its disk: {error}")
+            return
+        if self.disk.told is not None:
+            self.warn(self.disk.told)
+            self.disk.told = None
+        self._stack.callback(let_go, self.disk)
+
+    def _open_claims(self) -> Claims | None:
+        """Return what keeps two from computing one sample, on any tier."""
+        path = None if self.disk is None else self.disk.folder / "claims"
+        try:
+            if path is not None:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            elif self.arena is not None:
+                descriptor = self.arena.reopened()
+            else:
+                return None
+        except OSError as error:
+            self.warn(f"samples may be computed twice: {error}")
+            return None
+        self._stack.callback(os.close, descriptor)
+        return Claims(descriptor)
+
+    def _on_disk(self, key: bytes) -> Found | None:
+        assert self.disk is not None
+        began_ns = time.perf_counter_ns()
+        try:
+            self._know(key[:8])
+            waiting = None if self._writer is None else self._writer.get(key)
+            record = waiting or self.disk.get(key)
+        except DiskError as error:
+            self._disk_off(str(error))
+            return None
+        if record is None:
+            return None
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self._forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(disk_hits=1, disk_ns=took_ns, disk_bytes=len(record))
+        self._keep_in_ram(key, record)
+        return Found(sample, from_disk=True)
+
+    def _know(self, namespace: bytes) -> None:
+        """Look once what there is of a namespace, and say that it is in use."""
+        if namespace in self._known or self.disk is None:
+            return
+        self._known.add(namespace)
+        before = self.disk.open_namespace(namespace, self.opening.about)
+        if before.records and before.session != self.disk.session:
+            self.left.add(namespace)
+
+    def _forget(self, key: bytes) -> None:
+        self.counters.add(damaged=1)
+        if self.counters.total("damaged") == 1:
+            self.warn("a record was damaged; what is, is computed anew")
+        with suppress(DiskError):
+            if self.disk is not None:
+                self.disk.forget(key)
+
+    def _keep_on_disk(
+        self, key: bytes, record: bytes, done: Callable[[], object]
+    ) -> bool:
+        return self._writer is not None and self._writer.offer(key, record, done)
+
+    def _disk_off(self, reason: str) -> None:
+        if self.disk is not None:
+            self.warn(f"it goes on without its disk: {reason}")
+        self.disk = self._writer = None
+
+    def _capacity(self) -> int:
+        """Bytes of records that there is room for, in the largest tier."""
+        ram = 0 if self.arena is None else self.arena.capacity
+        return max(ram, 0 if self.disk is None else self.disk.limit)
+
+    def warn(self, text: str) -> None:
+        """Tell it, once for all processes."""
+        if not self.counters.total("warnings"):
+            LOGGER.warning("%s: %s", self.opening.name, text)
+        self.counters.add(warnings=1)

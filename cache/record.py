@@ -1,0 +1,314 @@
+"""One stored sample: says what it is, returned whole and checked, or not at all.
+
+    header      48 bytes: magic, version, codec, flags, three lengths, key
+    structure   JSON, padded with spaces up to where a body may start
+    body        the buffers one after the other, packed as one by the codec
+    checksum    8 bytes: xxh3_64 of all before
+
+Integers are little-endian. Nothing is pickled: what a record can hold is listed in
+`structure`, and reading one calls nothing that a record names.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from .codec import CODECS, Codec, Packed
+from .codec_choice import Measured
+from .structure import ALIGNMENT, WRONG, Buffer, Reader, Taken, UnstorableError, aligned
+
+__all__ = [
+    "KEY_BYTES",
+    "MOST_BYTES",
+    "RecordError",
+    "RecordFacts",
+    "UnstorableError",
+    "check",
+    "decode",
+    "describe",
+    "encode",
+    "measure",
+    "same",
+]
+
+MOST_BYTES = 512 << 20
+"""Of a body, and so of each allocation that reading a record makes."""
+
+MOST_STRUCTURE_BYTES = 8 << 20
+"""JSON takes up to some 40 times its size in memory once it is read."""
+
+KEY_BYTES = 16
+MAGIC = b"psrc"
+VERSION = 1
+HEADER = struct.Struct("<4sBBHQQQ16s")
+CHECKSUM = struct.Struct("<Q")
+WORTH = 0.97
+"""A body that is packed to more of its size is kept raw: it is read at no cost."""
+
+
+TRIES = 3
+"""Of each measurement."""
+
+
+class RecordError(ValueError):
+    """This is not a whole, right, current record of that sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFacts:
+    """What a record says of itself."""
+
+    codec: str
+    stored_bytes: int
+    """All of the record."""
+    body_bytes: int
+    """Its buffers, unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A record whose checksum and lengths are right."""
+
+    codec: Codec
+    key: bytes
+    structure: memoryview
+    stored: memoryview
+    body_bytes: int
+
+
+def refuse(name: str) -> NoReturn:
+    """Refuse what JSON does not know, as NaN."""
+    raise ValueError(f"{name} in a structure")
+
+
+ENCODER = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+)
+DECODER = json.JSONDecoder(parse_constant=refuse)
+
+
+def encode(sample: Any, key: bytes, codec: Codec) -> bytes:
+    """Return the record of a sample.
+
+    A body that the codec makes hardly smaller is stored raw.
+
+    Args:
+        sample: what `structure` can say: see the error's text.
+        key: what it is stored under, 16 bytes.
+        codec: see `codec.codec`.
+
+    Raises:
+        UnstorableError: the sample, or a part that is named, would not come back.
+    """
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"the key has {len(key)} bytes, a record's {KEY_BYTES}")
+    taken = Taken(sample)
+    structure = written(taken)
+    length = length_of(taken.buffers)
+    packed = codec.pack(b"".join(parts(taken.buffers, codec))) if codec.number else b""
+    if codec.number and len(packed) <= WORTH * length:
+        return sealed(codec.number, structure, length, [packed], key)
+    return sealed(0, structure, length, parts(taken.buffers, CODECS[0]), key)
+
+
+def decode(record: Packed, key: bytes) -> Any:
+    """Return the sample of a record.
+
+    Arrays and tensors are contiguous, writable, and in memory that nobody else has.
+
+    Args:
+        record: one that may be written to is taken to be a copy made for this call:
+            large arrays of a raw record are then views of it, which spares a copy.
+        key: what it is stored under.
+
+    Raises:
+        RecordError: it is not a whole, right, current record of that key.
+    """
+    opened = open_for(record, key)
+    try:
+        structure = DECODER.decode(str(opened.structure, "utf-8", "surrogatepass"))
+        body = memoryview(opened.codec.unpack(opened.stored, opened.body_bytes))
+        is_ours = not body.readonly and (opened.codec.number > 0 or is_aligned(body))
+        reader = Reader(body, is_ours, opened.codec.predicts)
+        return reader.read(structure)
+    except WRONG as error:
+        raise RecordError(f"a record's content is wrong: {error}") from error
+
+
+def check(record: Packed, key: bytes) -> None:
+    """Look at header, lengths and checksum, or raise `RecordError`."""
+    open_for(record, key)
+
+
+def describe(record: Packed) -> RecordFacts:
+    """Return what a record says of itself, checked, or raise `RecordError`."""
+    opened = open_any(record)
+    return RecordFacts(opened.codec.name, len(record), opened.body_bytes)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two samples would come back as the same: types, bytes and all.
+
+    Raises:
+        UnstorableError: one of them cannot be stored.
+    """
+    first, second = Taken(one), Taken(other)
+    return written(first) == written(second) and all(
+        bytes(a.data) == bytes(b.data)
+        for a, b in zip(first.buffers, second.buffers, strict=True)
+    )
+
+
+def measure(
+    samples: Sequence[Any],
+    codecs: Iterable[Codec] = tuple(CODECS.values()),
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> tuple[Measured, ...]:
+    """Return what each codec does to some samples: the facts of `codec_choice`.
+
+    Args:
+        samples: at least one.
+        codecs: the simplest first.
+        clock: in nanoseconds.
+
+    Raises:
+        UnstorableError: one of them cannot be stored.
+    """
+    if not samples:
+        raise ValueError("no samples to measure codecs on; give at least one")
+    key = bytes(KEY_BYTES)
+    raw_bytes = sum(len(encode(sample, key, CODECS[0])) for sample in samples)
+    return tuple(measured(each, samples, raw_bytes, clock) for each in codecs)
+
+
+def measured(
+    codec: Codec, samples: Sequence[Any], raw_bytes: int, clock: Callable[[], int]
+) -> Measured:
+    """Return what one codec does to samples whose raw records have so many bytes.
+
+    Means of the best of some tries each, as others may use the CPU. What loads the
+    codec's library is not timed.
+    """
+    key = bytes(KEY_BYTES)
+    records = [encode(sample, key, codec) for sample in samples]
+    encode_ns = [best(clock, partial(encode, s, key, codec)) for s in samples]
+    copies = [bytearray(record) for record in records]  # as a tier hands them over
+    decode_ns = [best(clock, partial(decode, each, key)) for each in copies]
+    return Measured(
+        codec.name,
+        ratio=sum(map(len, records)) / raw_bytes,
+        encode_ns=statistics.fmean(encode_ns),
+        decode_ns=statistics.fmean(decode_ns),
+    )
+
+
+def best(clock: Callable[[], int], work: Callable[[], Any]) -> int:
+    """Return the shortest time that it takes."""
+    times_ns = []
+    for _ in range(TRIES):
+        start_ns = clock()
+        work()
+        times_ns.append(clock() - start_ns)
+    return min(times_ns)
+
+
+def written(taken: Taken) -> bytes:
+    """Return the structure as JSON, padded so that the body starts aligned."""
+    text = ENCODER.encode(taken.structure).encode("utf-8", "surrogatepass")
+    if len(text) > MOST_STRUCTURE_BYTES:
+        raise UnstorableError(
+            f"sample has a structure of {len(text)} bytes, at most"
+            f" {MOST_STRUCTURE_BYTES} are kept; put numbers into arrays"
+        )
+    return text.ljust(aligned(HEADER.size + len(text)) - HEADER.size)
+
+
+def length_of(buffers: Sequence[Buffer]) -> int:
+    """Return the length of a body in bytes."""
+    length = 0
+    for buffer in buffers:
+        length = aligned(length) + len(buffer.data)
+    if length > MOST_BYTES:
+        raise UnstorableError(
+            f"sample has {length} bytes, a record at most {MOST_BYTES}; put the cache"
+            " before the stage that makes it this large"
+        )
+    return length
+
+
+def parts(buffers: Sequence[Buffer], codec: Codec) -> list[bytes | memoryview]:
+    """Return the body in parts, as it stands before it is packed."""
+    found: list[bytes | memoryview] = []
+    length = 0
+    for buffer in buffers:
+        found += [bytes(-length % ALIGNMENT), buffer.stored(predicts=codec.predicts)]
+        length = aligned(length) + len(buffer.data)
+    return found
+
+
+def sealed(
+    number: int,
+    structure: bytes,
+    length: int,
+    stored: Sequence[bytes | memoryview],
+    key: bytes,
+) -> bytes:
+    """Return a record of these."""
+    stored_bytes = sum(map(len, stored))
+    lengths = (len(structure), length, stored_bytes)
+    header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
+    checksum = xxh3_64(header + structure)
+    for part in stored:
+        checksum.update(part)
+    return b"".join([header, structure, *stored, CHECKSUM.pack(checksum.intdigest())])
+
+
+def open_for(record: Packed, key: bytes) -> Opened:
+    """Return the checked parts of a record of that key, or raise `RecordError`."""
+    opened = open_any(record)
+    if opened.key != key:
+        raise RecordError(
+            f"a record of key {opened.key.hex()} stands under {key.hex()}; delete it"
+        )
+    return opened
+
+
+def open_any(record: Packed) -> Opened:
+    """Return the checked parts of a record, or raise `RecordError`."""
+    view = memoryview(record)
+    if len(view) < HEADER.size + CHECKSUM.size:
+        raise RecordError(f"{len(view)} bytes are too few for a record")
+    magic, version, number, flags, *lengths, key = HEADER.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise RecordError(
+            f"a record of kind {magic!r} {version}, not {MAGIC!r} {VERSION}: written"
+            " by another version of penstock, or by another program; clear the cache"
+        )
+    end = len(view) - CHECKSUM.size
+    if CHECKSUM.unpack_from(view, end)[0] != xxh3_64_intdigest(view[:end]):
+        raise RecordError(f"a record of {len(view)} bytes is damaged; delete it")
+    structure, body, stored = lengths
+    if flags or number not in CODECS or HEADER.size + structure + stored != end:
+        raise RecordError(f"a record's header is wrong: {number=} {flags=} {lengths=}")
+    if structure > MOST_STRUCTURE_BYTES + ALIGNMENT or body > MOST_BYTES:
+        raise RecordError(f"a record of {lengths} bytes is too large to be one of ours")
+    start = HEADER.size + structure
+    return Opened(CODECS[number], key, view[HEADER.size : start], view[start:end], body)
+
+
+def is_aligned(view: memoryview) -> bool:
+    """Whether it starts where any array may."""
+    if not view:
+        return True
+    start: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return start % ALIGNMENT == 0

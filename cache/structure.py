@@ -1,0 +1,375 @@
+"""A sample taken apart: a structure, which is JSON, and its buffers, which are bytes.
+
+Nothing in either can call anything: to read them is to compare and to copy.
+
+    (image, {"label": 3})   is   ["t", ["a", "|B", 224, 224, 3], ["d", "label", 3]]
+
+Plain values stand for themselves; all else is a list that starts with a tag. Where a
+buffer lies is not said: they follow one another in the order of the structure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from .codec import is_image, predicted, restored
+
+__all__ = [
+    "ALIGNMENT",
+    "WRONG",
+    "Buffer",
+    "Node",
+    "Reader",
+    "Taken",
+    "UnstorableError",
+    "aligned",
+]
+
+Node: TypeAlias = "bool | int | float | str | list[Node] | None"
+Raw: TypeAlias = bytes | memoryview
+Path: TypeAlias = "tuple[Path, Any] | None"
+"""Where a value stands: (that of what holds it, its index or key there)."""
+
+ALIGNMENT = 16
+"""Bytes; of each buffer, from where the body starts: complex128 and vectors."""
+
+MOST_DEPTH = 64
+MOST_DIMENSIONS = 64
+"""Of numpy's arrays and torch's tensors."""
+
+SHORT_TEXT = 64
+"""Longer texts are buffers: those are packed, the structure is not."""
+
+SMALL_BYTES = 4096
+"""An array this small is copied: else a label kept would keep its record's image."""
+
+INTS = range(-(2**63), 2**63)
+DOUBLE = struct.Struct("<d")
+
+DTYPE = re.compile(
+    r"[<>|](?:[?bBhHiIlLqQefdgFDG]|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)"
+)
+"""Those of numpy that are plain bytes: no objects, and no fields that may hold some."""
+
+TENSOR_DTYPES = {
+    name: dtype
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64", "bfloat16", "float16", "float32"),
+        *("float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+    )
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+TENSOR_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
+
+BYTES: dict[str, type[bytes]] = {"b": bytes, "B": np.bytes_}
+TEXT: dict[str, type[str]] = {"u": str, "U": np.str_}
+
+CURE = (
+    "a cache keeps bytes, text, numbers, bool, None, numpy arrays, dense CPU tensors"
+    " without grad, and tuples, lists and dicts of exactly these types; convert it in a"
+    " stage before the cache, or put the cache before the stage that makes it"
+)
+
+
+class UnstorableError(TypeError):
+    """A cache cannot keep this sample, as it could not give back the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes of one value."""
+
+    data: Raw
+    image: tuple[int, ...] | None = None
+    """Its shape, if it is one."""
+
+    def stored(self, *, predicts: bool) -> Raw:
+        """Return its bytes, of an image what is left after prediction if that is on."""
+        if self.image is None or not predicts:
+            return self.data
+        pixels = np.frombuffer(self.data, np.uint8)
+        return predicted(pixels.reshape(self.image)).data
+
+
+@dataclass(slots=True)
+class Taken:
+    """Takes a sample apart.
+
+    Raises:
+        UnstorableError: it would not come back as it is.
+    """
+
+    sample: Any
+    structure: Node = None
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.structure = self._node(self.sample, None, MOST_DEPTH)
+
+    def _node(self, value: Any, path: Path, depth: int) -> Node:
+        kind = type(value)
+        if kind in PLAIN:
+            return self._plain(value)
+        if kind in (tuple, list, dict):
+            if not depth:
+                raise unstorable(value, path, f"nested more than {MOST_DEPTH} deep")
+            return self._held(value, path, depth - 1)
+        if kind is np.ndarray:
+            return self._array("a", value, path)
+        if kind is torch.Tensor:
+            return self._tensor(value, path)
+        if isinstance(value, np.generic) and kind is value.dtype.type:
+            return self._scalar(value, path)
+        raise unstorable(value, path)
+
+    def _plain(self, value: Any) -> Node:
+        """Return what JSON can say exactly, and a tag for what it cannot."""
+        kind = type(value)
+        if kind is bytes:
+            return self._bytes("b", value)
+        if kind is str and len(value) > SHORT_TEXT:
+            return self._bytes("u", value.encode("utf-8", "surrogatepass"))
+        if kind is int and value not in INTS:
+            return ["i", f"{value:x}"]
+        if kind is float and not math.isfinite(value):
+            return ["f", DOUBLE.pack(value).hex()]
+        plain: Node = value
+        return plain
+
+    def _held(self, value: Any, path: Path, depth: int) -> Node:
+        if type(value) is not dict:
+            tag = "t" if type(value) is tuple else "l"
+            each = enumerate(value)
+            return [tag, *(self._node(v, (path, i), depth) for i, v in each)]
+        for key in value:
+            if type(key) not in KEYS:
+                raise unstorable(key, path, "a key of the dict that stands there")
+        items = (
+            (self._plain(key), self._node(item, (path, key), depth))
+            for key, item in value.items()
+        )
+        return ["d", *chain.from_iterable(items)]
+
+    def _array(self, tag: str, array: np.ndarray[Any, Any], path: Path) -> Node:
+        dtype = name_of(array.dtype)
+        if not dtype:
+            raise unstorable(array, path, f"of dtype {array.dtype}")
+        data: Raw = b""
+        if array.nbytes:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self._add(data, array.shape if dtype == "|B" else ())
+        return [tag, dtype, *array.shape]
+
+    def _scalar(self, value: np.generic, path: Path) -> Node:
+        # numpy strips zeros off the end of a scalar made from an array
+        if isinstance(value, np.bytes_):
+            return self._bytes("B", value[:])
+        if isinstance(value, np.str_):
+            return self._bytes("U", value.encode("utf-8", "surrogatepass"))
+        if not name_of(value.dtype):
+            raise unstorable(value, path)
+        return self._array("s", np.asarray(value), path)
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> Node:
+        why = unlike_plain(tensor)
+        if why:
+            raise unstorable(tensor, path, why)
+        whole = tensor.resolve_conj().resolve_neg().contiguous()
+        data: Raw = b""
+        if whole.numel():
+            data = whole.reshape(-1).view(torch.uint8).numpy().data
+        self._add(data, tensor.shape if tensor.dtype == torch.uint8 else ())
+        return ["p", TENSOR_NAMES[tensor.dtype], *tensor.shape]
+
+    def _bytes(self, tag: str, data: bytes) -> Node:
+        self._add(data)
+        return [tag, len(data)]
+
+    def _add(self, data: Raw, shape: tuple[int, ...] = ()) -> None:
+        image = tuple(shape) if is_image(shape) else None
+        self.buffers.append(Buffer(data, image))
+
+
+PLAIN = {bytes, str, int, float, bool, type(None)}
+KEYS = PLAIN - {bytes}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return how a record names a dtype; nothing, if it can hold none of it."""
+    # letters tell long long from long; of text and times they do not tell all
+    is_letter = dtype.kind not in "SUmM"
+    name = f"{dtype.str[0]}{dtype.char}" if is_letter else dtype.str
+    return name if DTYPE.fullmatch(name) else ""
+
+
+def unlike_plain(tensor: torch.Tensor) -> str:
+    """Return what of a tensor would be lost, if anything would."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        return f"of layout {tensor.layout}, not plain and dense"
+    if tensor.device.type != "cpu":
+        return f"on {tensor.device}"
+    if tensor.requires_grad:
+        return "that requires grad"
+    if tensor.dtype not in TENSOR_NAMES:
+        return f"of dtype {tensor.dtype}"
+    return "with names" if any(getattr(tensor, "names", ())) else ""
+
+
+def step(key: Any) -> str:
+    """Return how one gets to what stands under a key, or at an index."""
+    if type(key) is int and key not in INTS:
+        return f"[{key:#x}]"  # Python refuses to write long ones as decimals
+    return f"[{json.dumps(key)}]" if type(key) is str else f"[{key}]"
+
+
+def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
+    """Return the error for a value, which says where in the sample it stands."""
+    steps: list[str] = []
+    while path is not None:
+        path, last = path
+        steps.append(step(last))
+    where = "".join(["sample", *reversed(steps)])
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = kind.removeprefix("builtins.")
+    described = f"{kind}, {why}" if why else kind
+    return UnstorableError(f"{where} is a {described}: {CURE}")
+
+
+def aligned(offset: int) -> int:
+    """Return the next offset at which a buffer may start."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+WRONG = (
+    *(ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError),
+    struct.error,
+)
+"""What comes of a structure that is none."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Puts a sample together from its structure and the body of its buffers.
+
+    Raises what goes wrong, one of `WRONG`. It makes no more memory than the body has
+    bytes, and no more objects than the structure has characters.
+    """
+
+    body: memoryview
+    is_ours: bool
+    """Whether arrays may be views of the body."""
+    predicts: bool
+    _at: int = 0
+
+    def read(self, structure: Node) -> Any:
+        """Return the sample."""
+        sample = self._value(structure, MOST_DEPTH + 1)
+        if self._at != len(self.body):
+            raise ValueError(f"{len(self.body)} bytes of buffers, {self._at} used")
+        return sample
+
+    def _value(self, node: Node, depth: int) -> Any:
+        if not isinstance(node, list):
+            if isinstance(node, dict) or not depth:
+                raise ValueError("no structure of a sample")
+            return node
+        tag, *rest = node
+        if not depth or not isinstance(tag, str):
+            raise ValueError("no structure of a sample")
+        if tag in ("t", "l"):
+            held = (self._value(each, depth - 1) for each in rest)
+            return tuple(held) if tag == "t" else list(held)
+        if tag == "d":
+            return dict(self._items(rest, depth - 1))
+        return self._tagged(tag, *rest)
+
+    def _tagged(self, tag: str, *rest: Any) -> Any:
+        match tag:
+            case "a":
+                return self._array(*rest)
+            case "s":
+                return self._scalar(*rest)
+            case "p":
+                return self._tensor(*rest)
+            case "b" | "B":
+                return BYTES[tag](bytes(self._take(*rest)))
+            case "u" | "U":
+                return TEXT[tag](str(self._take(*rest), "utf-8", "surrogatepass"))
+            case "i" | "f":
+                return number(tag, *rest)
+        raise ValueError(f"{tag!r} is no tag of a structure")
+
+    def _items(self, rest: list[Node], depth: int) -> Iterator[tuple[Any, Any]]:
+        for key, item in zip(rest[::2], rest[1::2], strict=True):
+            name = self._value(key, 1)
+            if type(name) not in KEYS:
+                raise TypeError(f"{type(name)} as a key")
+            yield name, self._value(item, depth)
+
+    def _take(self, length: int) -> memoryview:
+        start = aligned(self._at)
+        if type(length) is not int or not 0 <= length <= len(self.body) - start:
+            raise ValueError(f"no buffer of {length} bytes at {start}")
+        self._at = start + length
+        return self.body[start : self._at]
+
+    def _memory(self, data: memoryview) -> memoryview | bytearray:
+        """Return the bytes in memory that nobody else changes."""
+        is_view = self.is_ours and len(data) > SMALL_BYTES
+        return data if is_view else bytearray(data)
+
+    def _image(self, data: memoryview, shape: tuple[int, ...]) -> Any:
+        """Return the pixels, if prediction was on and these are an image's."""
+        if not self.predicts or not is_image(shape):
+            return None
+        return restored(np.frombuffer(data, np.uint8), shape)
+
+    def _array(self, name: str, *shape: int) -> np.ndarray[Any, Any]:
+        if not DTYPE.fullmatch(name):
+            raise TypeError(f"{name!r} is no dtype of a record")
+        dtype = np.dtype(name)
+        data = self._take(count(shape) * dtype.itemsize)
+        image = self._image(data, shape) if name == "|B" else None
+        return np.ndarray(shape, dtype, self._memory(data)) if image is None else image
+
+    def _scalar(self, name: str) -> Any:
+        return self._array(name)[()]
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        dtype = TENSOR_DTYPES[name]
+        data = self._take(count(shape) * dtype.itemsize)
+        if not data:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        image = self._image(data, shape) if dtype == torch.uint8 else None
+        if image is not None:
+            return torch.from_numpy(image)
+        return torch.frombuffer(self._memory(data), dtype=dtype).reshape(shape)
+
+
+def number(tag: str, digits: str) -> int | float:
+    """Return a number that JSON cannot say, from hexadecimal digits."""
+    if tag == "i":
+        return int(digits, 16)
+    value: float = DOUBLE.unpack(bytes.fromhex(digits))[0]
+    return value
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Return how many elements there are, or raise `ValueError`."""
+    is_shape = all(type(size) is int and size >= 0 for size in shape)
+    if not is_shape or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{shape!r} is no shape")
+    return math.prod(shape)

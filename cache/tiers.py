@@ -1,0 +1,226 @@
+"""The levels, asked in order: RAM, then disk, then whoever computes the sample.
+
+A `Cache` travels to every process that works on samples; each opens the tiers for
+itself when it first asks. What is found on disk is stored in RAM, what is computed in
+both, and each sample is computed by one thread of the host while others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .counters import Counters
+from .here import Here, Opening
+from .key import Keys
+from .meeting import Holder, join, leave, nameless
+from .memory import Arena
+from .statistics import CacheStatistics, TierStatistics, saved_s
+from .turn import Turn
+
+__all__ = ["Cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The shared memory of a cache, as the process that made it has it open."""
+
+    counters: Holder
+    arena: Holder | None = None
+    why_none: str = ""
+    """Why there is no arena, where one was wanted."""
+
+
+class Cache:
+    """What is stored between two stages of a pipeline.
+
+    Args:
+        opening: the tiers, and what they hold.
+        keys: what a sample is stored under.
+        name: what processes of this host find the arena by; letters and digits.
+        ram: bytes of the tier in RAM; 0: there is none.
+    """
+
+    def __init__(self, opening: Opening, keys: Keys, name: str, ram: int) -> None:
+        self.opening = opening
+        self.keys = keys
+        self._name = name
+        self._ram = ram
+        self._members: Members | None = None
+        self._here: Here | None = None
+        self._pid = -1
+        """Whose `_here` is."""
+        self._last: CacheStatistics | None = None
+
+    def open(self) -> None:
+        """Make the shared memory: for the process that outlives all others."""
+        with opening():
+            if self._members is None:
+                self._make()
+
+    def sample(
+        self, index: int, image_size: int | None, compute: Callable[[int], Any]
+    ) -> Any:
+        """Return a sample: stored, or computed and then stored.
+
+        Args:
+            index: into the data set.
+            image_size: that it is made for.
+            compute: makes it, the n-th time (0, 1): two that differ mean that what is
+                to be stored is random.
+
+        Raises:
+            RandomUpstreamError: it is another one each time.
+            UnstorableError: it holds something that cannot be stored.
+        """
+        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
+        if turn.wants_claim:
+            turn.claimed(turn.claims.claim(turn.key))
+        if turn.settled:
+            return turn.sample
+        with turn:
+            made = [compute(number) for number in turn.numbers()]
+            return turn.finish(made)
+
+    async def sample_in_loop(
+        self,
+        index: int,
+        image_size: int | None,
+        compute: Callable[[int], Awaitable[Any]],
+    ) -> Any:
+        """Do the same in an event loop, where others go on while one waits."""
+        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
+        if turn.wants_claim:
+            turn.claimed(await turn.claims.claim_in_loop(turn.key))
+        if turn.settled:
+            return turn.sample
+        with turn:
+            made = [await compute(number) for number in turn.numbers()]
+            return turn.finish(made)
+
+    def statistics(self) -> CacheStatistics | None:
+        """Return what all processes did; None before the first sample."""
+        if self._here is None or self._pid != os.getpid():
+            return self._last
+        here = self._here
+        counts = here.counters.totals()
+        share = counts.stored_bytes / counts.body_bytes if counts.body_bytes else 1.0
+        return CacheStatistics(
+            self.opening.name,
+            _tiers(here),
+            counts.misses,
+            counts.waits,
+            counts.refused,
+            counts.damaged,
+            share,
+        )
+
+    def flush(self) -> None:
+        """Have what was computed here on disk before this process ends."""
+        if self._here is not None and self._pid == os.getpid():
+            self._here.close()
+            self._here = None
+
+    def close(self) -> None:
+        """Let go of all tiers; what is on disk stays. It may be used again."""
+        self._last = self.statistics()
+        self.flush()
+        members, self._members = self._members, None
+        arena = None if members is None else members.arena
+        if arena is not None and arena.pid == os.getpid():
+            leave(self._name, arena)
+
+    def _mine(self) -> Here:
+        """Return this process' view, opened now if this is its first sample."""
+        here = self._here
+        if here is not None and self._pid == os.getpid():
+            return here
+        with opening():
+            if self._here is None or self._pid != os.getpid():
+                self._here = self._enter()
+                self._pid = os.getpid()
+            return self._here
+
+    def _make(self) -> None:
+        """Make or find what is shared; this process is the one others ask for it."""
+        counters = nameless("penstock-counters")
+        arena = mine = None
+        why = ""
+        if self._ram:
+            try:
+                arena, mine = join(self._name, self._ram, self.opening.samples)
+            except OSError as error:
+                why = str(error)
+        self._members = Members(Holder.me(counters), mine, why)
+        self._here = self._begun(counters, arena)
+        self._pid = os.getpid()
+
+    def _enter(self) -> Here:
+        """Open what another process made."""
+        members = self._members
+        counters = None if members is None else members.counters.open()
+        if members is None or counters is None:
+            counters = nameless("penstock-counters")
+        found = None
+        if members is not None and members.arena is not None:
+            found = members.arena.open()
+        return self._begun(counters, None if found is None else Arena(found))
+
+    def _begun(self, counters: int, arena: Arena | None) -> Here:
+        here = Here(self.opening, arena, Counters(counters))
+        if self._ram and arena is None:
+            why = self._members.why_none if self._members else ""
+            here.warn(f"it goes on without RAM: {why or 'it cannot be shared here'}")
+        weakref.finalize(self, finish, here, os.getpid())
+        return here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.opening.name}: {self.opening.about}>"
+
+
+def finish(here: Here, pid: int) -> None:
+    """Close what a cache had open that nobody holds any more."""
+    if os.getpid() == pid:
+        here.close()
+
+
+def _tiers(here: Here) -> tuple[TierStatistics, ...]:
+    counts = here.counters.totals()
+    found = []
+    if here.arena is not None:
+        arena, hits = here.arena, counts.ram_hits
+        saved = saved_s(counts, hits, counts.ram_ns)
+        size = arena.records, arena.used, arena.capacity, arena.evicted
+        found.append(TierStatistics("RAM", hits, *size, saved))
+    if here.disk is not None:
+        disk, hits = here.disk, counts.disk_hits
+        saved = saved_s(counts, hits, counts.disk_ns)
+        records = sum(each.records for each in disk.namespaces().values())
+        size = records, disk.used, disk.limit, disk.evicted
+        found.append(TierStatistics("disk", hits, *size, saved))
+    return tuple(found)
+
+
+_lock = threading.Lock()
+
+
+def opening() -> threading.Lock:
+    """Return the lock under which caches are opened: of this very process."""
+    return _lock
+
+
+def _forget() -> None:
+    """In a forked child: the lock may have been taken when it forked."""
+    global _lock  # noqa: PLW0603 one a process
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

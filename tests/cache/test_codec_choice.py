@@ -1,0 +1,151 @@
+"""The codec is that of the least expected cost, and every cost is on the table."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.codec_choice import TIE, Facts, Measured, choose, expected
+
+PHOTOGRAPHS = (
+    Measured("raw", 1.0, 15_000, 15_000),
+    Measured("lz4", 0.93, 110_000, 30_000),
+    Measured("zstd", 0.86, 300_000, 160_000),
+    Measured("filter", 0.49, 450_000, 290_000),
+)
+MASKS = (
+    Measured("raw", 1.0, 15_000, 15_000),
+    Measured("lz4", 0.10, 30_000, 20_000),
+    Measured("zstd", 0.06, 60_000, 60_000),
+    Measured("filter", 0.07, 150_000, 190_000),
+)
+NOISE = tuple(replace(each, ratio=1.0) for each in PHOTOGRAPHS)
+SLOW_DISK, FAST_DISK, MEMORY = 100e6, 3e9, math.inf
+
+
+def facts(measured: tuple[Measured, ...] = PHOTOGRAPHS, **others: Any) -> Facts:
+    """Return those of photographs in memory, all of which fit, unless told else."""
+    given = {
+        "sample_bytes": 150_000,
+        "samples": 100_000,
+        "compute_ns": 1_500_000,
+        "capacity_bytes": 20e9,
+        "read_bytes_per_s": MEMORY,
+        **others,
+    }
+    return Facts(measured, **given)
+
+
+HALF = 7.5e9
+"""Bytes: what half of the photographs take, raw."""
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        (facts(), "raw"),
+        (facts(NOISE, capacity_bytes=HALF), "raw"),
+        (facts(NOISE, read_bytes_per_s=SLOW_DISK), "raw"),
+        (facts(read_bytes_per_s=FAST_DISK), "raw"),
+        (facts(MASKS, read_bytes_per_s=FAST_DISK), "lz4"),
+        (facts(read_bytes_per_s=SLOW_DISK), "filter"),
+        (facts(capacity_bytes=HALF), "filter"),
+        (facts(capacity_bytes=HALF, compute_ns=200_000), "raw"),
+        (facts(MASKS, capacity_bytes=HALF), "lz4"),
+        (facts(MASKS, capacity_bytes=HALF / 6, compute_ns=10**7), "zstd"),
+        (facts(capacity_bytes=0), "raw"),
+    ],
+    ids=[
+        "all fits in memory",
+        "nothing makes it smaller, it does not fit",
+        "nothing makes it smaller, the disk is slow",
+        "all fits on a fast disk",
+        "all fits on a fast disk, and lz4 does much",
+        "all fits on a slow disk",
+        "half fits, and it is dear to compute",
+        "half fits, and it is cheap to compute",
+        "half fits, and lz4 makes all fit",
+        "a twelfth fits, and it is very dear to compute",
+        "nothing fits",
+    ],
+)
+def test_the_codec_is_what_the_place_calls_for(case: Facts, name: str) -> None:
+    assert choose(case).name == name
+
+
+def test_a_cost_is_what_a_hit_and_a_miss_cost() -> None:
+    half = facts(capacity_bytes=HALF * 0.49, read_bytes_per_s=1e9)
+    found = expected(half, PHOTOGRAPHS[3])
+    read_ns = 290_000 + 0.49 * 150_000
+    assert found.hit == pytest.approx(0.5)
+    assert found.cost_ns == pytest.approx(
+        0.5 * (read_ns + 450_000 / 10) + 0.5 * 1_500_000
+    )
+
+
+def test_encoding_costs_nothing_where_cpus_are_to_spare() -> None:
+    idle = expected(facts(spare_cpu=1.0), PHOTOGRAPHS[3])
+    assert idle.cost_ns == pytest.approx(290_000)
+
+
+numbers = st.floats(1, 1e9)
+measurements = st.lists(
+    st.builds(
+        Measured,
+        name=st.sampled_from("abcd"),
+        ratio=st.floats(0.001, 1.2),
+        encode_ns=numbers,
+        decode_ns=numbers,
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda each: each.name,
+)
+
+
+@given(
+    measurements,
+    st.builds(
+        dict,
+        compute_ns=numbers,
+        capacity_bytes=st.floats(0, 1e12),
+        read_bytes_per_s=st.floats(1e3, 1e11),
+        spare_cpu=st.floats(0, 1),
+    ),
+)
+def test_none_before_it_is_as_good_and_none_is_much_better(
+    measured: list[Measured], others: dict[str, float]
+) -> None:
+    choice = choose(facts(tuple(measured), **others))
+    costs = {each.name: each.cost_ns for each in choice.expected}
+    bound = min(costs.values()) * (1 + TIE)
+    assert list(costs) == [each.name for each in measured]
+    assert costs[choice.name] <= bound
+    simpler = list(costs)[: list(costs).index(choice.name)]
+    assert all(costs[name] > bound for name in simpler)
+    assert all(0 <= each.hit <= 1 for each in choice.expected)
+
+
+def test_a_choice_tells_what_it_rests_on() -> None:
+    text = str(choose(facts(capacity_bytes=HALF)))
+    assert text.startswith('codec "filter": expected of a sample: raw 0.758 ms (50%')
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("measured", ()),
+        ("samples", 0),
+        ("sample_bytes", 0),
+        ("compute_ns", -1),
+        ("read_bytes_per_s", 0),
+        ("spare_cpu", 1.5),
+        ("capacity_bytes", math.nan),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is "):
+        replace(facts(), **{name: value})
