@@ -6,7 +6,7 @@ are normalised, cast, and turned to channels first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ __all__ = ["DeviceStage", "Normalize", "ToDevice"]
 
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values from 0 to 1."""
+
+Carry = Callable[[torch.Tensor], torch.Tensor]
+"""Brings a tensor to the device."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -86,7 +89,7 @@ def checked(
 
 
 class ToDevice:
-    """Does it, batch by batch. For the trainer's thread."""
+    """Does it, batch by batch: in the trainer's thread, in the current stream."""
 
     def __init__(self, stage: DeviceStage) -> None:
         from .stamp import map_tensors  # loaded when a pipeline runs
@@ -96,19 +99,25 @@ class ToDevice:
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
             mean, std = (torch.tensor(each) for each in stage.normalize)
-            self._scale = (1 / (255 * std)).to(stage.device, stage.dtype)
-            self._shift = (-mean / std).to(stage.device, stage.dtype)
+            # Cast first: then the copy is all there is, and done when it returns.
+            self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
+            self._shift = (-mean / std).to(stage.dtype).to(stage.device)
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Any, carry: Carry | None = None) -> Any:
         """Return the batch on the device.
+
+        Args:
+            data: the batch.
+            carry: how a tensor gets there; None: copied in the current stream.
 
         Raises:
             SpecError: images were to be normalised, and there are none in it.
         """
         found: list[bool] = []
+        carry = carry or self._copied
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            moved = tensor.to(self._stage.device, non_blocking=True)
+            moved = carry(tensor)
             is_image = self._is_image(tensor)
             found.append(is_image)
             return self._normalized(moved) if is_image else moved
@@ -121,6 +130,9 @@ class ToDevice:
                 f" [N, H, W, {channels}]; leave it out, or batch images as decoded"
             )
         return moved
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._stage.device, non_blocking=True)
 
     def _is_image(self, tensor: torch.Tensor) -> bool:
         """Whether it is `uint8 [N, H, W, C]`, with the channels to be normalised."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from .compile import Recipe
 from .credits import Purse
-from .device import ToDevice
+from .device import DeviceStage, ToDevice
 from .feed import Delivery
 from .hosts.host import Host
 from .hosts.process import ProcessHost
@@ -19,6 +20,10 @@ from .monitor import Reading, TrainerMeter, Window, difference
 from .observation import Observation
 from .plan import Cursor
 from .stamp import in_parts, stamped
+
+# What CUDA takes is loaded where there is such a device to copy to.
+if TYPE_CHECKING:
+    from .to_device.lane import Lane
 
 __all__ = ["Run"]
 
@@ -34,9 +39,12 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:
-        self._to_device = None if recipe.device is None else ToDevice(recipe.device)
+        self._lane, self._to_device = ways_to(recipe.device)
         self._parts = recipe.batch.microbatches
         self._trainer = TrainerMeter()
+        self._caches = recipe.caches
+        for cache in self._caches:
+            cache.open()  # before any process forks: they are to find it
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
         self.host: Host = host(recipe, purse, cursor, self._trainer)
         self._relocation: Relocation | None = None
@@ -52,12 +60,14 @@ class Run:
     @property
     def cursor(self) -> Cursor:
         """Where the next batch starts."""
-        return self.host.cursor
+        return self.host.cursor if self._lane is None else self._lane.cursor(self.host)
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free where that is what has been prefetched."""
         if self._relocation is not None:
             self._relocation.reset()
+        if self._lane is not None:
+            self._lane.drop()
         self.host.begin(cursor)
         self._history.clear()
         self._note(self.host.read())
@@ -68,7 +78,7 @@ class Run:
         trainer.ask(time.perf_counter_ns())
         if self._relocation is not None:
             self._relocation.asked()
-        delivery = host.next()
+        delivery = host.next() if self._lane is None else self._lane.next(host)
         if delivery is None:
             if self._relocation is not None:
                 self._relocation.reset()
@@ -134,7 +144,9 @@ class Run:
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        return self.host.read()
+        found = (cache.statistics() for cache in self._caches)
+        caches = tuple(each for each in found if each is not None)
+        return replace(self.host.read(), caches=caches)
 
     def is_free(self) -> bool:
         """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
@@ -144,9 +156,22 @@ class Run:
         """Stop everything. Idempotent."""
         self._closed = True
         self.host.close()
+        if self._lane is not None:
+            self._lane.close()
 
     def _note(self, reading: Reading) -> None:
         self._history.append((self.era, reading))
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"
+
+
+def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
+    """Return how batches get to a device: over a lane, at once, or not at all."""
+    if stage is None:
+        return None, None
+    if stage.device.type != "cuda":
+        return None, ToDevice(stage)
+    from .to_device.lane import lane_to
+
+    return lane_to(stage), None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..layout import ALIGN, Allocate, Layout, block_bytes
 from .shared_file import shared_file
 
-__all__ = ["Slab", "SlabPool", "allocate_on", "map_shared"]
+__all__ = ["Slab", "SlabPool", "allocate_on", "block_at", "map_shared"]
 
 Block = ctypes.Array[ctypes.c_uint8]
 
@@ -39,6 +39,10 @@ _libc.mmap.argtypes = [
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
+_blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+"""By address: all that this process has mapped."""
+
+
 def map_shared(descriptor: int, nbytes: int) -> Block:
     """Map a descriptor; unmapped when the block and all arrays over it are gone.
 
@@ -51,7 +55,19 @@ def map_shared(descriptor: int, nbytes: int) -> Block:
         raise OSError(error, os.strerror(error), f"mapping {nbytes} bytes")
     block = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(block, _libc.munmap, address, nbytes).atexit = False
+    _blocks[address] = block
     return block
+
+
+def block_at(address: int) -> Block | None:
+    """Return the block, mapped by `map_shared` in this process, that it lies in."""
+    for ref in _blocks.valuerefs():  # a list of its own: others may map meanwhile
+        block = ref()
+        if block is None:
+            continue
+        if 0 <= address - ctypes.addressof(block) < ctypes.sizeof(block):
+            return block
+    return None
 
 
 def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:

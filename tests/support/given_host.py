@@ -1,0 +1,66 @@
+"""A host of batches made before, with a lane over a clocked bus that leads from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.pipeline.device import DeviceStage, ToDevice
+from penstock.pipeline.feed import Delivery
+from penstock.pipeline.plan import Cursor
+from penstock.pipeline.to_device.lane import Lane
+
+from .clocked_bus import ClockedBus
+from .flow_script import Script
+
+__all__ = ["PLAN", "Given", "as_it_is", "images", "lane_from", "taken"]
+
+PLAN = Script((4,)).batch(7)
+
+
+def as_it_is() -> ToDevice:
+    """Return what leaves batches as they are."""
+    return ToDevice(DeviceStage.of("cpu"))
+
+
+class Given:
+    """A host of batches made before; what it has is ready when the test says so."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+        self.place = self.ready = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(0, self.place, self.place, 0)
+
+    def next(self) -> Delivery | None:
+        if self.place == len(self.batches):
+            return None
+        self.place += 1
+        data = self.batches[self.place - 1]
+        if isinstance(data, Exception):
+            raise data
+        return Delivery(data, PLAN)
+
+    def is_ready(self, *_: object) -> bool:
+        return self.place < min(self.ready, len(self.batches))
+
+
+def lane_from(host: Given, bus: ClockedBus, to_device: ToDevice | None = None) -> Lane:
+    """Return a lane that looks ahead where the host says so."""
+    return Lane(bus, to_device or as_it_is(), ready=host.is_ready)
+
+
+def taken(lane: Lane, host: Any) -> Any:
+    """Return the next batch as the bus has left it so far."""
+    delivery = lane.next(host)
+    assert delivery is not None
+    return delivery.data
+
+
+def images(value: int, rows: int = 4) -> torch.Tensor:
+    """Return `uint8 [rows, 2, 5, 3]`, another for each value."""
+    start = torch.arange(rows * 2 * 5 * 3, dtype=torch.int64) + value
+    return (start % 251).to(torch.uint8).reshape(rows, 2, 5, 3)
