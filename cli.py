@@ -1,4 +1,4 @@
-"""The command line: `penstock demo`, `run`, `report`, `plan`, `doctor`."""
+"""The command line: `penstock demo`, `run`, `report`, `plan`, `doctor`, `cache`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +20,19 @@ import typer
 
 from . import config
 from .autotune.budget import effective_cpus
+from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .pipeline.errors import PenstockError
 
 __all__ = ["main"]
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
+TOLD_EVERY = 10_000
+"""Records, while a cache is verified."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written
 SHARED_MEMORY_WANTED = GIB // 2
 MEMORY_WANTED = GIB // 4
 CORES_WANTED = 2
-PACKAGES = ("numpy", "pillow", "simplejpeg", "lmdb")
+PACKAGES = ("numpy", "pillow", "simplejpeg", "lmdb", "lz4", "xxhash")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 
@@ -39,6 +43,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+caches = typer.Typer(help="What .cache(disk=...) left.", no_args_is_help=True)
+app.add_typer(caches, name="cache")
 
 
 def main() -> None:
@@ -46,7 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     try:
         app(prog_name="penstock")
-    except PenstockError as error:
+    except (PenstockError, NoCacheError) as error:
         sys.exit(f"penstock: {error}")
     except SystemExit as end:
         if end.code == INTERRUPTED:
@@ -129,6 +135,46 @@ def report(
     from .autotune.report import read_report
 
     print(read_report(log))
+
+
+Folder = Annotated[Path, typer.Argument(help="What .cache(disk=...) was given.")]
+
+
+@caches.command("ls")
+def list_cache(folder: Folder) -> None:
+    """List what is stored: one line for each data set, code and image size."""
+    found = entries(folder)
+    for entry in found:
+        held = entry.held
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
+        size = f"{held.nbytes / MIB:,.1f} MiB"
+        print(f"{entry.name}  {held.records:>9,}  {size:>13}  {used}  {held.about}")
+    total = sum(entry.held.nbytes for entry in found)
+    print(f"{len(found)} in all, {total / MIB:,.1f} MiB")
+
+
+@caches.command("verify")
+def verify_cache(folder: Folder) -> None:
+    """Read every record, drop those that are damaged; exit code 1 if there are any."""
+
+    def progress(seen: int) -> None:
+        if seen % TOLD_EVERY == 0:
+            print(f"{seen:,} records read", file=sys.stderr)
+
+    verdict = verify(folder, progress)
+    if verdict.told is not None:
+        print(verdict.told)
+    print(f"{verdict.whole:,} records are whole, {verdict.damaged:,} were damaged")
+    raise typer.Exit(int(verdict.damaged > 0 or verdict.told is not None))
+
+
+@caches.command("clear")
+def clear_cache(
+    folder: Folder,
+    name: Annotated[str, typer.Option(help="Only this one, as `ls` calls it.")] = "",
+) -> None:
+    """Delete what is stored."""
+    print(f"{clear(folder, name or None):,} records deleted")
 
 
 @app.command()

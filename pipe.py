@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -156,6 +157,7 @@ class Pipeline(Description):
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
+        from .autotune.cache_gain import cache_points
         from .autotune.explain import explain
         from .pipeline.monitor import unmeasured
 
@@ -164,7 +166,10 @@ class Pipeline(Description):
             recipe = self._compiled()
             observation = unmeasured(self._slot.begun(recipe, self._here(recipe)))
         tuned = config.get_enable_autotune()
-        return explain(observation, config.budget(), tuned=tuned)
+        said = explain(observation, config.budget(), tuned=tuned)
+        found = (cache.statistics() for cache in self._compiled().caches)
+        caches = [each.line for each in found if each is not None]
+        return replace(said, caching=(*caches, *cache_points(observation)))
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None before the first loop."""

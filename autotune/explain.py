@@ -87,6 +87,8 @@ class Explanation:
     """In the order of the data, source first."""
     advice: tuple[str, ...]
     """Next things to do, as code; empty where nothing is justified."""
+    caching: tuple[str, ...] = ()
+    """What caches do, and what others would gain and need."""
 
     @property
     def line(self) -> str:
@@ -120,6 +122,7 @@ class Explanation:
             "trainer": asdict(self.trainer),
             "stages": [asdict(stage) for stage in self.stages],
             "advice": list(self.advice),
+            "caching": list(self.caching),
         }
 
     def __str__(self) -> str:
@@ -135,6 +138,7 @@ class Explanation:
             self.line,
             f"cause: {self.cause}",
             *(f"try: {step}" for step in self.advice),
+            *self.caching,
         ]
         return "\n".join(lines)
 

@@ -8,6 +8,8 @@ from .counters import Counts
 
 __all__ = ["CacheStatistics", "TierStatistics", "saved_s"]
 
+MIB = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
@@ -43,6 +45,21 @@ class CacheStatistics:
     """Records that were not whole; their samples were computed anew."""
     ratio: float
     """Bytes of records for each byte of the samples stored; 1.0 before any is."""
+
+    @property
+    def line(self) -> str:
+        """What it does, in one line."""
+        parts = [
+            f"{tier.name} {tier.hits:,} ({tier.nbytes / MIB:,.0f} of"
+            f" {tier.capacity / MIB:,.0f} MiB, {tier.seconds_saved:.1f} s of work"
+            " spared)"
+            for tier in self.tiers
+        ]
+        short = f"; no room for {self.refused:,}" if self.refused else ""
+        return (
+            f"{self.name}: {self.hit_share:.0%} of samples found: {', '.join(parts)}"
+            f"{short}"
+        )
 
     @property
     def hits(self) -> int:

@@ -206,7 +206,8 @@ class Connector:
         gate = self.gate
         with gate.lock:
             now_ns = gate.clock()
-            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns, now_ns)
+            spent_ns = outcome.run_ns, outcome.cpu_ns
+            meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
             flight = gate.flow.settle(lease, outcome, now_ns)
             gate.ring()
         # They are the batch's now. A traceback holds the frames it came through, with

@@ -12,8 +12,8 @@ Pure, but for a line in the log where a segment is not worked on as one would th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..cache.tiers import Cache
 from .cache_stage import CacheStage
@@ -56,6 +56,8 @@ class SegmentRecipe:
     """How long one sample may take."""
     movable: bool = False
     """Whether it may be moved to another executor than it starts with: `auto`."""
+    storable: int | None = None
+    """Samples that a cache behind it would hold; None where each epoch has others."""
 
 
 Numbered = tuple[int, PerSample | CacheStage]
@@ -86,9 +88,23 @@ def fused(
             groups[-1].append(numbered)
     last = len(groups) - 1
     return tuple(
-        _segment(group, defaults, batch_name if at == last else None, caches)
+        replace(
+            _segment(group, defaults, batch_name if at == last else None, caches),
+            storable=_storable(groups[: at + 1]),
+        )
         for at, group in enumerate(groups)
     )
+
+
+def _storable(groups: Sequence[Sequence[Numbered]]) -> int | None:
+    """Return how many samples a cache behind these would hold; None: it cannot."""
+    stages = [stage for group in groups for stage in _samplers(group)]
+    source = stages[0]
+    assert isinstance(source, SourceStage)
+    asked = [wanted_by(each.function) for each in stages if isinstance(each, MapStage)]
+    random = any("rng" in wanted for wanted in asked)
+    filtered = any(isinstance(stage, FilterStage) for stage in stages)
+    return None if random or filtered or source.iterable else len(source.dataset)
 
 
 def is_cache(stage: PerSample | CacheStage) -> bool:
@@ -211,12 +227,12 @@ def _operations(
         if isinstance(stage, CacheStage):
             steps.append(Stored(caches[number], sized))
             continue
-        operation = _operation(stage, number, named(number, stage))
+        operation = _operation(stage, number, named(number, stage), caches)
         assert isinstance(operation, (Read, Map))
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
     behind = [
-        _operation(stage, number, named(number, stage))
+        _operation(stage, number, named(number, stage), caches)
         for number, stage in group[last + 1 :]
         if not isinstance(stage, CacheStage)
     ]
@@ -227,7 +243,9 @@ def _operations(
     return kind(name, tuple(steps)), *behind
 
 
-def _operation(stage: PerSample, number: int, name: str) -> Operation:
+def _operation(
+    stage: PerSample, number: int, name: str, caches: Collection[int]
+) -> Operation:
     match stage:
         case SourceStage(iterable=True):
             return ReadOn(name, stage.dataset)
@@ -236,6 +254,7 @@ def _operation(stage: PerSample, number: int, name: str) -> Operation:
             return Read(name, stage.dataset.__getitem__, many)
         case MapStage():
             wanted = wanted_by(stage.function)
-            return Map(name, number, stage.function, "rng" in wanted, "ctx" in wanted)
+            draws = number - sum(at < number for at in caches)  # a cache changes none
+            return Map(name, draws, stage.function, "rng" in wanted, "ctx" in wanted)
         case FilterStage():
             return Filter(name, stage.predicate)

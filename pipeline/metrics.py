@@ -72,6 +72,8 @@ class WorkerReading:
     cpu_s: float = 0.0
     wait_input_s: float = 0.0
     wait_credit_s: float = 0.0
+    nbytes: int = 0
+    """Of the samples put out."""
 
     @property
     def blocked_s(self) -> float:
@@ -86,6 +88,7 @@ class WorkerReading:
             self.cpu_s + other.cpu_s,
             self.wait_input_s + other.wait_input_s,
             self.wait_credit_s + other.wait_credit_s,
+            self.nbytes + other.nbytes,
         )
 
     def __sub__(self, other: WorkerReading) -> WorkerReading:
@@ -96,6 +99,7 @@ class WorkerReading:
             self.cpu_s - other.cpu_s,
             self.wait_input_s - other.wait_input_s,
             self.wait_credit_s - other.wait_credit_s,
+            self.nbytes - other.nbytes,
         )
 
 
@@ -108,6 +112,7 @@ class WorkerMeter:
     __slots__ = (
         "_born",
         "_cpu",
+        "_nbytes",
         "_rows",
         "_run",
         "_running_since",
@@ -119,7 +124,7 @@ class WorkerMeter:
 
     def __init__(self, now_ns: int) -> None:
         self._born = now_ns
-        self._rows = self._run = self._cpu = 0
+        self._rows = self._run = self._cpu = self._nbytes = 0
         self._wait = {Wait.INPUT: 0, Wait.CREDIT: 0}
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
@@ -142,11 +147,14 @@ class WorkerMeter:
             self._running_since = now_ns
         self.leases += 1
 
-    def stop(self, rows: int, run_ns: int, cpu_ns: int, now_ns: int) -> None:
+    def stop(
+        self, rows: int, run_ns: int, cpu_ns: int, now_ns: int, nbytes: int = 0
+    ) -> None:
         """The worker settled a lease; if it has another, that begins now."""
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
+        self._nbytes += nbytes
         self._running_since = now_ns
         self.leases -= 1
 
@@ -165,6 +173,7 @@ class WorkerMeter:
             self._cpu / 1e9,
             waits[Wait.INPUT] / 1e9,
             waits[Wait.CREDIT] / 1e9,
+            self._nbytes,
         )
 
     def _stop_waiting(self, now_ns: int) -> None:

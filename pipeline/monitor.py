@@ -54,6 +54,8 @@ class SegmentReading:
     """Whether there may soon be another."""
     queued_s: float = 0.0
     """Worker-seconds that its workers waited for a core."""
+    storable: int | None = None
+    """Samples that a cache behind it would hold, if it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class Monitor:
             tuple(segment.moves),
             _weighing(segment),
             queued_s,
+            segment.recipe.storable,
         )
 
 
@@ -279,6 +282,8 @@ def segment(
         now.weighing,
         # Also counted between two leases, and at other moments than these.
         min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
+        work.nbytes,
+        now.storable,
     )
 
 

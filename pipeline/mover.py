@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import cast
 
 from .choice import (
@@ -58,6 +59,8 @@ PROBE_AGAIN_S = 60.0
 """What the GIL probe has seen is believed for so long."""
 REST_S = 10.0
 """After a trial that others disturbed: they are at work."""
+OTHER_WORK = 2.0
+"""Factor in the worker-seconds of a sample from which it is other work."""
 NEVER = 1 << 62
 
 Change = Callable[[Segment, Kind, int | None], None]
@@ -112,6 +115,8 @@ class Mover:
         self._counts: tuple[int, ...] = ()
         self._before: Reading | None = None
         self._cpu_s = self._probed_s = self._rested_s = 0.0
+        self._cost_s: float | None = None
+        """Worker-seconds of a sample, since they last changed much."""
         self.due_ns = NEVER
         """When to look, on the clock of `time.perf_counter_ns`."""
         self._watch()
@@ -194,10 +199,30 @@ class Mover:
         self._windows = (*self._windows, window)[-MOST_BEFORE:]
         used = (spent_s + _children_s(window)) / window.window_s
         self._cores_used = (*self._cores_used, used)[-MOST_BEFORE:]
+        if self._is_other_work():
+            return
         if window.time_s - self._probed_s > PROBE_AGAIN_S:
             self._probe.clear()
         if len(self._windows) >= LEAST_BEFORE and window.time_s > self._rested_s:
             self._decide()
+
+    def _is_other_work(self) -> bool:
+        """Whether a sample costs what it did not; then nothing that was found holds.
+
+        A cache is warm, or a schedule makes larger images.
+        """
+        if len(self._windows) < LEAST_BEFORE:
+            return False
+        cost_s = median(sum(s.run_s_per_row for s in w.segments) for w in self._windows)
+        before_s, self._cost_s = self._cost_s, cost_s
+        if before_s is None or 1 / OTHER_WORK < cost_s / before_s < OTHER_WORK:
+            self._cost_s = before_s or cost_s
+            return False
+        self._settle()
+        self._pasts.clear()
+        self._told.clear()
+        self._probed_s = 0.0
+        return True
 
     def _decide(self) -> None:
         """Ask of each segment what to do; the one with the most CPU first."""

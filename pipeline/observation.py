@@ -110,6 +110,11 @@ class SegmentObservation:
     many of these."""
     queued_s: float = 0.0
     """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
+    nbytes: int = 0
+    """Of the samples it put out in the window."""
+    storable: int | None = None
+    """Samples that a cache behind it would hold; None where it makes others each
+    time."""
 
     @property
     def input_utilization(self) -> float:
@@ -125,6 +130,11 @@ class SegmentObservation:
     def run_s_per_row(self) -> float:
         """Worker-seconds one row takes; 0 while none is finished."""
         return ratio(self.run_s, self.rows)
+
+    @property
+    def bytes_per_row(self) -> float:
+        """Bytes of a sample it puts out; 0 while none is finished."""
+        return ratio(self.nbytes, self.rows)
 
     @property
     def cpu_s_per_row(self) -> float:

@@ -57,6 +57,8 @@ def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
         "pillow",
         "simplejpeg",
         "lmdb",
+        "lz4",
+        "xxhash",
     ]
 
 
