@@ -97,7 +97,8 @@ class Engine:
             self.gate.bells[at].append(partial(self._ring, segment))
         self.trainer = trainer or TrainerMeter()
         probe = GilProbe()
-        self.monitor = Monitor(self.gate, self.segments, self.trainer, probe)
+        instruments = self.trainer, probe, recipe.plan
+        self.monitor = Monitor(self.gate, self.segments, *instruments)
         self._mover = Mover(
             self.segments,
             self.monitor,

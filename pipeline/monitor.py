@@ -18,7 +18,7 @@ from .observation import (
     SegmentObservation,
     TrainerObservation,
 )
-from .plan import BatchPlan
+from .plan import BatchPlan, DrawnPlan, Plan
 from .segment import Segment
 
 __all__ = [
@@ -70,7 +70,8 @@ class Reading:
     held_bytes: int
     peak_bytes: int
     regime: str = ""
-    """That of the batch handed over last (`BatchPlan.regime`)."""
+    """That of the batch to be begun next (`BatchPlan.regime`): what is loaded changes
+    before what the trainer is given does."""
     gil_held: float | None = None
     caches: tuple[CacheStatistics, ...] = ()
     """What the caches of the pipeline did, on this host, since it began."""
@@ -145,8 +146,10 @@ class Monitor:
         segments: Sequence[Segment],
         trainer: TrainerMeter,
         probe: GilProbe,
+        plan: Plan | DrawnPlan,
     ) -> None:
         self._gate = gate
+        self._plan = plan
         self._segments = segments
         self._trainer = trainer
         self._probe = probe
@@ -160,6 +163,7 @@ class Monitor:
             pairs = zip(self._segments, queued, strict=True)
             rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
             account = self._gate.flow.account.statistics()
+            begun_next = self._gate.flow.next_step
         trainer = self._trainer
         return Reading(
             now_ns / 1e9,
@@ -169,7 +173,7 @@ class Monitor:
             rows,
             account.held_bytes,
             account.peak_bytes,
-            trainer.regime,
+            self._plan.regime(begun_next) or trainer.regime,
             self._probe.last_share,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -282,3 +283,16 @@ def test_a_pipeline_of_ones_own_can_be_checked_for_exact_resumes() -> None:
 
     with pytest.raises(AssertionError, match="differs"):
         ps.testing.assert_exact_resume(forgets)
+
+
+def test_the_tuner_hears_of_a_boundary_before_the_trainer_gets_there() -> None:
+    sizes = ps.schedule.of(batch_size=ps.schedule.steps({0: 4, 6: 8}, "steps"))
+    source = ps.Pipeline.from_dataset(np.arange(400), schedule=sizes)
+    with source.map(float, executor="thread", num_parallel_workers=1).batch() as pipe:
+        batches = iter(pipe)
+        for _ in range(6):
+            next(batches)
+        while pipe.stats().regime != "batches of 8":  # type: ignore[union-attr]
+            os.sched_yield()
+        assert pipe.plan is not None
+        assert pipe.plan.n_global == 4

@@ -117,8 +117,12 @@ class Plan:
         )
 
     def regime(self, step: int) -> str:
-        """Return what the batch of a global step is like to load."""
-        return self.batch(step).regime
+        """Return what the batch of a global step is like to load.
+
+        An epoch's short last batch is like those before it.
+        """
+        batch = self.batch(step)
+        return (self.batch(step - 1) if batch.last and batch.batch else batch).regime
 
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
