@@ -78,7 +78,7 @@ class Pipeline(Description):
         if not self._agreed and plan.shard.size > 1:
             from .pipeline.agreement import agree
 
-            agree(plan.shard, plan.facts())
+            agree(plan.shard, recipe.facts())
             self._agreed = True
         run = self._slot.start(recipe, cursor, plan.shard.rank)
         self._run = run.run

@@ -10,8 +10,9 @@ from .buffers import Buffers
 from .cache_stage import CacheStage
 from .caching import caches_of, read_in_threads
 from .device import DeviceStage
-from .errors import SpecError
+from .errors import SpecError, StateError
 from .fusion import Numbered, SegmentRecipe, fused
+from .identity import identity_of
 from .options import AS_SHIPPED, Options
 from .ordering import order_of
 from .plan import (
@@ -60,6 +61,13 @@ class Recipe:
     cpu_cores: float
     """Cores that its workers may keep busy together."""
     caches: tuple[Cache, ...] = ()
+    data: str | None = None
+    """Which data set it is, if that is known."""
+
+    def facts(self) -> dict[str, int | str]:
+        """Return what must be the same on all ranks."""
+        known = {} if self.data is None else {"data set": self.data}
+        return {**self.planned.facts(), **known}
 
     @property
     def planned(self) -> Plan:
@@ -69,11 +77,15 @@ class Recipe:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON."""
-        return write_state(cursor, self.planned.hash, self.planned.facts())
+        state = write_state(cursor, self.planned.hash, self.planned.facts())
+        return state if self.data is None else {**state, "data": self.data}
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`; StateError if it does not belong here."""
         plan = self.planned
+        saved = state.get("data") if isinstance(state, Mapping) else None
+        if None not in (saved, self.data) and saved != self.data and not override:
+            raise StateError(OTHER_DATA)
         if self.repack:  # its batches are not the plan's, so the plan cannot check them
             return read_state(state, plan.hash, plan.facts(), override=override)
         return plan.restore(state, override=override)
@@ -123,7 +135,16 @@ def compile_recipe(
         options,
         defaults.cpu_cores,
         tuple(caches.values()),
+        identity_of(source.dataset),
     )
+
+
+OTHER_DATA = (
+    "the state belongs to another data set (its files, or its fingerprint, are not"
+    " those of this one); build the pipeline on the data it was saved with, or go on in"
+    " this one from the same position of the epoch with load_state_dict(state,"
+    " override=True)"
+)
 
 
 def compile_drawn(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import penstock as ps
+from penstock.pipeline.testing import draw_photos
 from support.datasets import KINDS, WORKERS, Counting, Numbers
 from support.functions import augment, digest
 
@@ -260,3 +263,42 @@ def test_a_refused_state_changes_nothing() -> None:
             pipe.load_state_dict({})
         assert pipe.state_dict() == before
         assert len(list(loop)) == EPOCH - 1
+
+
+class Fingerprinted(list[int]):
+    """Samples that say what they are."""
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(range(count))
+        self.name = name
+
+    def __penstock_fingerprint__(self) -> str:
+        return self.name
+
+
+def test_a_state_of_another_data_set_of_the_same_length_is_refused() -> None:
+    saved = ps.Pipeline.from_dataset(Fingerprinted(12, "march")).batch(4)
+    with saved:
+        next(iter(saved))
+        state = saved.state_dict()
+    other = ps.Pipeline.from_dataset(Fingerprinted(12, "april")).batch(4)
+    with pytest.raises(ps.StateError, match="belongs to another data set.*override="):
+        other.load_state_dict(state)
+    other.load_state_dict(state, override=True)
+    with other:
+        assert [batch.tolist() for batch in other] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    unknown = ps.Pipeline.from_dataset(range(12)).batch(4)
+    unknown.load_state_dict(state)
+
+
+def test_a_folder_copied_elsewhere_is_the_same_data_set(tmp_path: Path) -> None:
+    draw_photos(tmp_path / "here", 6, size=(32, 32))
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    here = ps.Pipeline.from_folder(tmp_path / "here").batch(2, collate_fn=len)
+    there = ps.Pipeline.from_folder(tmp_path / "there").batch(2, collate_fn=len)
+    there.load_state_dict(here.state_dict())
+    photo = next((tmp_path / "there").rglob("*.jpg"))
+    photo.rename(photo.with_name("renamed.jpg"))
+    renamed = ps.Pipeline.from_folder(tmp_path / "there").batch(2, collate_fn=len)
+    with pytest.raises(ps.StateError, match="another data set"):
+        renamed.load_state_dict(here.state_dict())
