@@ -167,9 +167,11 @@ class Pipeline(Description):
             observation = unmeasured(self._slot.begun(recipe, self._here(recipe)))
         tuned = config.get_enable_autotune()
         said = explain(observation, config.budget(), tuned=tuned)
-        found = (cache.statistics() for cache in self._compiled().caches)
-        caches = [each.line for each in found if each is not None]
-        return replace(said, caching=(*caches, *cache_points(observation)))
+        if not (caches := self._compiled().caches):
+            return replace(said, caching=cache_points(observation))
+        found = (cache.statistics() for cache in caches)
+        lines = tuple(each.line for each in found if each is not None)
+        return replace(said, caching=lines)
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None before the first loop."""

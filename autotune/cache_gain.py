@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..pipeline.observation import Observation
+from ..pipeline.observation import Observation, PartObservation
 from . import phrases
 
 __all__ = ["cache_points"]
@@ -12,31 +12,33 @@ WORTH = 0.1
 
 
 def cache_points(observation: Observation) -> tuple[str, ...]:
-    """Return one line for each segment behind which a cache is worth a thought.
+    """Return one line for each place where a cache is worth a thought.
 
     A sample that is found needs none of the worker-seconds spent up to there; where
     there is room for a share of the samples only, that share is found (see
     `penstock.cache.admission`), so the gain is in proportion.
     """
-    segments = observation.segments
-    whole_s = sum(segment.run_s_per_row for segment in segments)
-    if any(segment.queue_name.startswith("Cache(") for segment in segments):
-        return ()
+    parts = [part for segment in observation.segments for part in segment.parts]
+    whole_s = sum(part.run_s_per_row for part in parts)
     lines = []
     spared_s = 0.0
-    for segment in segments:
-        spared_s += segment.run_s_per_row
-        if segment.storable is None or not segment.nbytes or not whole_s:
+    for part in parts:
+        spared_s += part.run_s_per_row
+        if part.storable is None or not part.bytes_per_row:
             break
         if spared_s >= WORTH * whole_s:
-            nbytes = segment.bytes_per_row * segment.storable
-            lines.append(
-                f"a cache behind {segment.name} would spare {1000 * spared_s:.2f} of"
-                f" {1000 * whole_s:.2f} ms of work a sample, and need"
-                f" {size(nbytes)} ({segment.storable:,} samples of"
-                f" {size(segment.bytes_per_row)})"
-            )
+            lines.append(point(part, spared_s, whole_s, part.storable))
     return tuple(lines)
+
+
+def point(part: PartObservation, spared_s: float, whole_s: float, count: int) -> str:
+    """Say what a cache behind an operation would spare, and take."""
+    return (
+        f"a cache behind {part.name} would spare {1000 * spared_s:.2f} of"
+        f" {1000 * whole_s:.2f} ms of work a sample, and need"
+        f" {size(part.bytes_per_row * count)} ({count:,} samples of"
+        f" {size(part.bytes_per_row)})"
+    )
 
 
 def size(nbytes: float) -> str:

@@ -127,6 +127,9 @@ class Outcome:
     """The source has no more samples (iterables alone)."""
     run_ns: int = 0
     cpu_ns: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
+    """Of several operations each: the nanoseconds it took, and the bytes of a sample
+    that it made."""
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:

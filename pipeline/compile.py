@@ -121,17 +121,15 @@ def compile_recipe(
     )
     plan = _plan(order, batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
-    segments = fused(work, name, defaults, caches)
-    devices = [stage for stage in stages if isinstance(stage, DeviceStage)]
     return Recipe(
         plan,
-        segments,
+        fused(work, name, defaults, caches),
         buffers,
         batch,
         _seed(stages, defaults),
         repack,
         source.iterable,
-        devices[-1] if devices else None,
+        next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None),
         options,
         defaults.cpu_cores,
         tuple(caches.values()),

@@ -19,7 +19,7 @@ from typing import Any
 from .chunk import Lease, Outcome, Signal
 from .flight import Flight
 from .flow import FEED, Flow
-from .metrics import Wait, WorkerMeter, WorkerReading
+from .metrics import PartsMeter, Wait, WorkerMeter, WorkerReading
 
 __all__ = ["Connector", "Gate"]
 
@@ -154,9 +154,14 @@ class Connector:
     """What feeds one segment's workers, and takes their results."""
 
     def __init__(
-        self, gate: Gate, segment: int, finish: Callable[[Flight], Any]
+        self,
+        gate: Gate,
+        segment: int,
+        finish: Callable[[Flight], Any],
+        operations: int = 1,
     ) -> None:
         self.gate = gate
+        self.parts = PartsMeter(operations)
         self.segment = segment
         self._finish = finish
         self._meters: set[WorkerMeter] = set()
@@ -208,6 +213,8 @@ class Connector:
             now_ns = gate.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
+            if outcome.parts:
+                self.parts.add(outcome.parts, outcome.done)
             flight = gate.flow.settle(lease, outcome, now_ns)
             gate.ring()
         # They are the batch's now. A traceback holds the frames it came through, with

@@ -95,14 +95,13 @@ class Engine:
         self._unweighed: Segment | None = None
         for at, segment in enumerate(self.segments):
             self.gate.bells[at].append(partial(self._ring, segment))
-        self.trainer = trainer or TrainerMeter()
+        trainer = self.trainer = trainer or TrainerMeter()
         probe = GilProbe()
-        instruments = self.trainer, probe, recipe.plan
-        self.monitor = Monitor(self.gate, self.segments, *instruments)
+        self.monitor = Monitor(self.gate, self.segments, trainer, probe, recipe.plan)
         self._mover = Mover(
             self.segments,
             self.monitor,
-            self.trainer,
+            trainer,
             probe,
             recipe.cpu_cores,
             self.move,
@@ -219,8 +218,8 @@ class Engine:
     @property
     def steady(self) -> bool:
         """Whether the next batch is there, and no other kind of workers on trial."""
-        weighing = self._mover.trying or any(s.undecided for s in self.segments)
-        return self.head in self.gate.flow.outbox and not weighing
+        weighs = self._mover.trying or any(s.undecided for s in self.segments)
+        return self.head in self.gate.flow.outbox and not weighs
 
     @property
     def head(self) -> int:
@@ -385,7 +384,7 @@ class Engine:
         recipe: SegmentRecipe,
         finish: Callable[[Flight], Finished | Failed],
     ) -> Segment:
-        connector = Connector(self.gate, at, finish)
+        connector = Connector(self.gate, at, finish, len(recipe.program.operations))
         cores = max(1, round(self.recipe.cpu_cores))
 
         def children() -> Processes:

@@ -56,8 +56,9 @@ class SegmentRecipe:
     """How long one sample may take."""
     movable: bool = False
     """Whether it may be moved to another executor than it starts with: `auto`."""
-    storable: int | None = None
-    """Samples that a cache behind it would hold; None where each epoch has others."""
+    storable: tuple[int | None, ...] = ()
+    """Of each operation: the samples that a cache behind it would hold; None where each
+    epoch has others."""
 
 
 Numbered = tuple[int, PerSample | CacheStage]
@@ -87,24 +88,35 @@ def fused(
         else:
             groups[-1].append(numbered)
     last = len(groups) - 1
-    return tuple(
-        replace(
-            _segment(group, defaults, batch_name if at == last else None, caches),
-            storable=_storable(groups[: at + 1]),
-        )
-        for at, group in enumerate(groups)
-    )
+    samples = _samples(groups[0])
+    segments = []
+    for at, group in enumerate(groups):
+        name = batch_name if at == last else None
+        segment = _segment(group, defaults, name, caches)
+        operations = segment.program.operations
+        storable = []
+        for operation in operations:
+            samples = samples if is_repeatable(operation) else None
+            storable.append(samples)
+        segments.append(replace(segment, storable=tuple(storable)))
+    return tuple(segments)
 
 
-def _storable(groups: Sequence[Sequence[Numbered]]) -> int | None:
-    """Return how many samples a cache behind these would hold; None: it cannot."""
-    stages = [stage for group in groups for stage in _samplers(group)]
-    source = stages[0]
+def _samples(group: Sequence[Numbered]) -> int | None:
+    """Return how many samples the source has; None: it does not say."""
+    source = _samplers(group)[0]
     assert isinstance(source, SourceStage)
-    asked = [wanted_by(each.function) for each in stages if isinstance(each, MapStage)]
-    random = any("rng" in wanted for wanted in asked)
-    filtered = any(isinstance(stage, FilterStage) for stage in stages)
-    return None if random or filtered or source.iterable else len(source.dataset)
+    return None if source.iterable else len(source.dataset)
+
+
+def is_repeatable(operation: Operation) -> bool:
+    """Whether it makes the same of the same, as far as it says."""
+    match operation:
+        case Map():
+            return not operation.wants_rng
+        case Read() | Cached():
+            return True
+    return False
 
 
 def is_cache(stage: PerSample | CacheStage) -> bool:

@@ -7,10 +7,19 @@ that has waited for a minute, or a connector empty since long ago, never looks h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Gauge", "GaugeReading", "Wait", "WorkerMeter", "WorkerReading"]
+__all__ = [
+    "Gauge",
+    "GaugeReading",
+    "PartReading",
+    "PartsMeter",
+    "Wait",
+    "WorkerMeter",
+    "WorkerReading",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,42 @@ class WorkerReading:
             self.wait_credit_s - other.wait_credit_s,
             self.nbytes - other.nbytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PartReading:
+    """What one of several operations took, in all. They differ by `-`."""
+
+    rows: int = 0
+    run_s: float = 0.0
+    nbytes: int = 0
+    """Of the samples it made, if all of a chunk were like its first."""
+
+    def __sub__(self, other: PartReading) -> PartReading:
+        return PartReading(
+            self.rows - other.rows,
+            self.run_s - other.run_s,
+            self.nbytes - other.nbytes,
+        )
+
+
+class PartsMeter:
+    """What the operations of a segment take, each. The gate's lock guards it."""
+
+    def __init__(self, count: int) -> None:
+        self._rows = 0
+        self._spent = [[0, 0] for _ in range(count)]
+
+    def add(self, parts: Iterable[tuple[int, int]], rows: int) -> None:
+        """So many rows were worked on: nanoseconds, and bytes of a sample, of each."""
+        self._rows += rows
+        for spent, (run_ns, nbytes) in zip(self._spent, parts, strict=True):
+            spent[0] += run_ns
+            spent[1] += nbytes * rows
+
+    def read(self) -> tuple[PartReading, ...]:
+        """Return the totals."""
+        return tuple(PartReading(self._rows, ns / 1e9, n) for ns, n in self._spent)
 
 
 class WorkerMeter:

@@ -10,13 +10,15 @@ from ..cache.statistics import CacheStatistics
 from .compile import Recipe
 from .connector import Gate
 from .gil import GilProbe
-from .metrics import GaugeReading, WorkerReading
+from .metrics import GaugeReading, PartReading, WorkerReading
 from .observation import (
     ConnectorObservation,
     Move,
     Observation,
+    PartObservation,
     SegmentObservation,
     TrainerObservation,
+    ratio,
 )
 from .plan import BatchPlan, DrawnPlan, Plan
 from .segment import Segment
@@ -54,8 +56,12 @@ class SegmentReading:
     """Whether there may soon be another."""
     queued_s: float = 0.0
     """Worker-seconds that its workers waited for a core."""
-    storable: int | None = None
-    """Samples that a cache behind it would hold, if it could."""
+    parts: tuple[PartReading, ...] = ()
+    """Of its operations, where there are several."""
+    names: tuple[str, ...] = ()
+    """Of its operations."""
+    storable: tuple[int | None, ...] = ()
+    """Of each: samples that a cache behind it would hold, if it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,8 @@ class Monitor:
             tuple(segment.moves),
             _weighing(segment),
             queued_s,
+            segment.connector.parts.read(),
+            tuple(each.stage for each in segment.recipe.program.operations),
             segment.recipe.storable,
         )
 
@@ -286,8 +294,23 @@ def segment(
         now.weighing,
         # Also counted between two leases, and at other moments than these.
         min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
-        work.nbytes,
-        now.storable,
+        parts(before, now, work),
+    )
+
+
+def parts(
+    before: SegmentReading, now: SegmentReading, work: WorkerReading
+) -> tuple[PartObservation, ...]:
+    """Return what the operations of a segment did during a window."""
+    if len(now.names) == 1:
+        spent = [PartReading(work.rows, work.run_s, work.nbytes)]
+    else:
+        spent = [b - a for a, b in zip(before.parts, now.parts, strict=True)]
+    return tuple(
+        PartObservation(
+            name, ratio(each.run_s, each.rows), ratio(each.nbytes, each.rows), storable
+        )
+        for name, each, storable in zip(now.names, spent, now.storable, strict=False)
     )
 
 

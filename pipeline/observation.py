@@ -16,6 +16,7 @@ __all__ = [
     "Move",
     "MoveOutcome",
     "Observation",
+    "PartObservation",
     "SegmentObservation",
     "TrainerObservation",
 ]
@@ -74,6 +75,21 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class PartObservation:
+    """One operation of a segment: a read, a function, a filter."""
+
+    name: str
+    """As `Map(ID:2) decode`."""
+    run_s_per_row: float
+    """Worker-seconds one row takes in it; 0 while none is finished."""
+    bytes_per_row: float
+    """Bytes of a sample it makes; 0 while none is finished."""
+    storable: int | None
+    """Samples that a cache behind it would hold; None where it makes others each
+    time."""
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentObservation:
     """One segment: neighbouring stages that run together under one set of workers."""
 
@@ -110,11 +126,8 @@ class SegmentObservation:
     many of these."""
     queued_s: float = 0.0
     """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
-    nbytes: int = 0
-    """Of the samples it put out in the window."""
-    storable: int | None = None
-    """Samples that a cache behind it would hold; None where it makes others each
-    time."""
+    parts: tuple[PartObservation, ...] = ()
+    """Its operations, in order."""
 
     @property
     def input_utilization(self) -> float:
@@ -130,11 +143,6 @@ class SegmentObservation:
     def run_s_per_row(self) -> float:
         """Worker-seconds one row takes; 0 while none is finished."""
         return ratio(self.run_s, self.rows)
-
-    @property
-    def bytes_per_row(self) -> float:
-        """Bytes of a sample it puts out; 0 while none is finished."""
-        return ratio(self.nbytes, self.rows)
 
     @property
     def cpu_s_per_row(self) -> float:

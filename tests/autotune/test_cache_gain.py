@@ -1,0 +1,40 @@
+"""What a cache would spare and take, told for each place where one may stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.autotune.cache_gain import cache_points
+from penstock.pipeline.observation import Observation, PartObservation
+from support.windows import starved
+
+READ = PartObservation("Folder(ID:0) read", 0.0001, 100 * 1024, 1000)
+DECODE = PartObservation("Map(ID:1) decode", 0.0019, 1 << 20, 1000)
+AUGMENT = PartObservation("Map(ID:2) augment", 0.0010, 1 << 18, None)
+
+
+def seen(*parts: PartObservation) -> Observation:
+    """A window of one segment with these operations."""
+    observation = starved()
+    segment = replace(observation.segments[0], parts=parts)
+    return replace(observation, segments=(segment,))
+
+
+def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
+    (line,) = cache_points(seen(READ, DECODE, AUGMENT))
+    assert line == (
+        "a cache behind Map(ID:1) decode would spare 2.00 of 3.00 ms of work a sample,"
+        " and need 1000.0 MiB (1,000 samples of 1.0 MiB)"
+    )
+
+
+def test_a_place_that_spares_next_to_nothing_is_not_worth_a_word() -> None:
+    assert cache_points(seen(READ, replace(AUGMENT, run_s_per_row=0.002))) == ()
+
+
+def test_behind_what_is_random_there_is_no_place() -> None:
+    assert cache_points(seen(AUGMENT, DECODE)) == ()
+
+
+def test_what_was_not_measured_is_not_told() -> None:
+    assert cache_points(seen(replace(DECODE, bytes_per_row=0.0))) == ()
