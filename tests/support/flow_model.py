@@ -18,10 +18,10 @@ from penstock.pipeline.flow import FEED, Flow
 from penstock.pipeline.metrics import Gauge, Wait
 from penstock.pipeline.segment_state import SegmentState
 from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
+from support.flow_sight import Address, rows_of, sight_of
 
 __all__ = ["Course"]
 
-Address = tuple[int, int]
 ALL = Settling()
 
 
@@ -88,22 +88,22 @@ class Course:
 
     def settle_late(self, number: int) -> None:
         """A lease that is settled, or from before a restart, is settled again."""
-        before = self.snapshot()
+        before = sight_of(self.flow)
         assert self.flow.settle(*self.settled[number], next(self.clock)) is None
-        assert self.snapshot() == before
+        assert sight_of(self.flow) == before
 
     def deliver(self, number: int) -> None:
         """The worker that completed a batch puts it in the outbox."""
         flight = self.complete.pop(number)
         step = flight.plan.step
         current = self.flow.flights.get(step) is flight
-        before = self.snapshot()
+        before = sight_of(self.flow)
         self.flow.deliver(flight, ("batch", step), next(self.clock))
         if current:
             self.batches[step].delivered = True
             self._count_outbox()
         else:
-            assert self.snapshot() == before
+            assert sight_of(self.flow) == before
         self.ring()
 
     def pop(self) -> bool:
@@ -237,7 +237,7 @@ class Course:
         """Compare the flow with the model."""
         flow = self.flow
         unfinished = [row for row in self._everything() if row[1][0] != DONE]
-        assert sorted(self._found()) == sorted(unfinished)
+        assert sorted(rows_of(self.flow)) == sorted(unfinished)
         assert flow.head == self.head
         assert sorted(flow.flights) == sorted(self.batches)
         assert set(flow.outbox) == {s for s, b in self.batches.items() if b.delivered}
@@ -272,22 +272,6 @@ class Course:
                 assert self.grantable(at) == (self.head, ready[0])
         if not self.batches and not self._at(("ready", 0)):
             assert self.grantable(0) == (self.head, 0)
-
-    def snapshot(self) -> object:
-        """Everything an event could change."""
-        flow = self.flow
-        return (
-            sorted(self._found()),
-            flow.head,
-            flow.next_step,
-            sorted(flow.outbox),
-            [(s.head, s.waiting, s.ns_per_row, s.gauge.level) for s in flow.segments],
-            [tuple(flight.remaining) for flight in flow.flights.values()],
-            [len(flight.failures) for flight in flow.flights.values()],
-            self.account.statistics(),
-            self.account.purse.held_bytes,
-            dict(flow.wakes),
-        )
 
     def ring(self) -> None:
         """Wake whom the flow says, as the gate does."""
@@ -383,22 +367,6 @@ class Course:
         for step in sorted(self.batches):
             for row, place in enumerate(self.batches[step].places):
                 yield (step, row), place
-
-    def _found(self) -> Iterator[tuple[Address, Place]]:
-        """Every row that the flow itself has somewhere."""
-        flow = self.flow
-        for step, flight in flow.flights.items():
-            for row in range(flight.next_row, flight.plan.n_rows):
-                yield (step, row), (SOURCE, 0)
-        for at, state in enumerate(flow.segments):
-            for step, first, chunk, inputs, _ in state.pieces:
-                assert inputs is None or len(inputs) == len(chunk)
-                for row in range(first, first + len(chunk)):
-                    yield (step, row), ("ready", at)
-        for lease in flow.leases:
-            first = lease.chunk.first_row
-            for row in range(first, first + len(lease.chunk)):
-                yield (lease.chunk.step, row), ("lent", lease.segment)
 
     def _tray(self, step: int) -> Tray:
         tray = self.flow.flights[step].buffer

@@ -1,0 +1,37 @@
+"""Stages to compile: a source, functions of each kind, and the recipe of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.pipeline.compile import Recipe, compile_recipe
+from penstock.pipeline.plan import Shard
+from penstock.pipeline.spec import Defaults, SourceStage, Stage
+
+__all__ = ["DATA", "compiled", "decode", "flip", "wanted"]
+
+DATA = SourceStage(list(range(10)), name="data")
+"""Ten samples that threads may share."""
+DEFAULTS = Defaults(num_parallel_workers=3, prefetch_size=2, seed=11)
+
+
+def decode(sample: Any) -> Any:
+    """A function of a sample alone."""
+    return sample
+
+
+def flip(sample: Any, rng: np.random.Generator) -> Any:
+    """A random function."""
+    return sample
+
+
+def wanted(sample: Any) -> bool:
+    """A predicate."""
+    return True
+
+
+def compiled(*stages: Stage, shard: Shard | None = None) -> Recipe:
+    """Return their recipe, on one rank if no `shard` is given."""
+    return compile_recipe(stages, DEFAULTS, shard or Shard.single())
