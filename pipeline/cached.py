@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..cache.record import UnstorableError
 from ..cache.tiers import Cache
+from ..cache.turn import RandomUpstreamError
 from .errors import SampleError
 from .plan import Context
 from .program import NO_SAMPLE, Calling, Calls, Map, Read
@@ -69,7 +71,11 @@ class Cached(Calling):
                 def compute(number: int) -> Any:
                     return self._make(at - 1, index, varied(context, number))
 
-                return stored.cache.sample(index, stored.size(context), compute)
+                try:
+                    return stored.cache.sample(index, stored.size(context), compute)
+                except (RandomUpstreamError, UnstorableError) as error:
+                    of_cache(error, stored.cache)
+                    raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,11 @@ class AwaitedCached(Cached):
                     return self._make(at - 1, index, varied(context, number))
 
                 size = stored.size(context)
-                return await stored.cache.sample_in_loop(index, size, compute)
+                try:
+                    return await stored.cache.sample_in_loop(index, size, compute)
+                except (RandomUpstreamError, UnstorableError) as error:
+                    of_cache(error, stored.cache)
+                    raise
 
 
 def varied(context: Context, number: int) -> Context:
@@ -129,6 +139,12 @@ def of_stage(error: BaseException, stage: str) -> BaseException:
     """Return the error, which says now in which stage it was raised: `Work.fail`."""
     error.penstock_stage = stage  # type: ignore[attr-defined]
     return error
+
+
+def of_cache(error: BaseException, cache: Cache) -> None:
+    """Let the error say that a cache raised it, unless another before it has."""
+    if not hasattr(error, "penstock_stage"):
+        of_stage(error, cache.opening.name)
 
 
 def marked(stage: str, function: Callable[..., Any], *args: Any, **extras: Any) -> Any:

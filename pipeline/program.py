@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from typing import Any, Protocol
 
 from .chunk import Chunk, Outcome
@@ -213,7 +213,7 @@ class Map(Calling):
 
     stage: str
     number: int
-    """Which stage of the pipeline this is: keys its random streams."""
+    """Which stage of the pipeline this is, caches not counted: keys its draws."""
     function: Callable[..., Any]
     wants_rng: bool = False
     wants_ctx: bool = False
@@ -321,9 +321,17 @@ class Program:
         """Work on a chunk; place the results in `sink`, or return them without one."""
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         work = Work(chunk, random, inputs or [], watch=watch)
+        ends = [(start_ns, 0)]
         for operation in self.operations:
             operation.run(work)
+            made = size_of(work.samples[0]) if work.samples else 0
+            ends.append((time.perf_counter_ns(), made))
         outcome = self.finish(work, sink)
+        if len(self.operations) > 1:
+            outcome.parts = tuple(
+                (end_ns - begin_ns, nbytes)
+                for (begin_ns, _), (end_ns, nbytes) in pairwise(ends)
+            )
         outcome.cpu_ns = time.thread_time_ns() - cpu_ns
         outcome.run_ns = time.perf_counter_ns() - start_ns
         return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from dataclasses import dataclass
 
@@ -87,6 +88,18 @@ class Child:
         """Have its stacks written to its page: none come from one that is stopped."""
         self._was_stopped = is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
+
+    def hang_up(self) -> None:
+        """Close the pipe to it: it ends, once it has put away what it holds."""
+        self.mailbox.close()
+
+    def ends_within(self, wait_s: float) -> bool:
+        """Wait until it has ended, so long at most; whether it has."""
+        if self._process < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._process, select.POLLIN)
+        return bool(ended.poll(1000 * max(0.0, wait_s)))
 
     def kill(self) -> None:
         """End it at once, whatever it does."""

@@ -17,6 +17,7 @@ import threading
 import time
 
 from ..buffers import BatchBuffer
+from ..cached import Cached
 from ..chunk import Failure, Lease, Outcome
 from ..connector import Connector
 from ..errors import SampleError, WorkerError
@@ -43,6 +44,9 @@ killed template takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
 """As many deaths one counts for that ended by itself before it was at work: the next
 will do the same."""
+STORE_S = 2.0
+"""How long all together may take at the end to store what is on its way to a cache. One
+that is in the middle of a sample goes on until that is done."""
 
 
 class Processes:
@@ -356,4 +360,5 @@ class Processes:
         with self._gate.lock:
             self._gate.bells[self._connector.segment].remove(self._hear_of_work)
             self._bell.close()
-        self._roster.end_all()
+        stores = any(isinstance(each, Cached) for each in self._program.operations)
+        self._roster.end_all(STORE_S if stores else 0.0)

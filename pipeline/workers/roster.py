@@ -10,6 +10,7 @@ import contextlib
 import logging
 import selectors
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -130,14 +131,25 @@ class Roster:
         del self.children[child.mailbox.fileno()]
         child.close()
 
-    def end_all(self) -> None:
-        """Stop every child; the template waits until they are gone."""
+    def end_all(self, wait_s: float = 0.0) -> None:
+        """Stop every child; the template waits until they are gone.
+
+        Args:
+            wait_s: how long they may take to put away what they hold.
+        """
         for meter in list(self._all()):
             self._connector.leave(meter)
-        for child in list(self.children.values()):
-            child.kill()
-            self.forget(child)
+        children = list(self.children.values())
+        self.children.clear()
         self.selector.close()
+        if wait_s:
+            for child in children:
+                child.hang_up()
+        end_s = time.monotonic() + wait_s
+        for child in children:
+            if not wait_s or not child.ends_within(end_s - time.monotonic()):
+                child.kill()
+            child.close()
 
     @property
     def _wanted(self) -> int:

@@ -88,6 +88,7 @@ class Worker:
         except EOFError:
             self._leave()
             raise
+        self._leave()
 
     def _work(self, lane: int) -> None:
         random = SampleRandom(self._seed)

@@ -1,0 +1,356 @@
+"""`Pipeline.cache()` changes no byte of any batch, and computes nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cache.meeting import own_folder
+from penstock.cache.turn import COMPARED, REPEATED
+from support.cached_data import (
+    EXECUTORS,
+    TIERS,
+    Held,
+    Noted,
+    cached,
+    doubled,
+    of_size,
+    statistics,
+    tiers,
+    two_epochs,
+)
+from support.functions import augment, digest, indices
+
+INLINE = EXECUTORS["inline"]
+THREADS = EXECUTORS["4 thread"]
+LENGTH = 40
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test find what another has in RAM."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    log = tmp_path_factory.mktemp("plain") / "log"
+    return two_epochs(cached(log, INLINE, None))
+
+
+def read(log: Path) -> int:
+    """How many samples were read so far."""
+    return Noted(LENGTH, log).reads().total()
+
+
+# The same batches
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("which", TIERS)
+def test_a_cache_changes_no_byte_cold_or_warm(
+    which: str, executor: str, expected: str, log: Path, tmp_path: Path
+) -> None:
+    told = tiers(which, tmp_path / "disk")
+    pipe = cached(log, EXECUTORS[executor], told)
+    assert two_epochs(pipe) == expected  # the second from RAM, or from what was written
+    assert two_epochs(cached(log, EXECUTORS[executor], told)) == expected
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_without_a_cache_the_batches_are_those(
+    executor: str, expected: str, log: Path
+) -> None:
+    assert two_epochs(cached(log, EXECUTORS[executor], None)) == expected
+
+
+@pytest.mark.parametrize("codec", ["raw", "lz4", "zstd", "filter"])
+def test_no_codec_changes_a_byte(codec: str, expected: str, log: Path) -> None:
+    pipe = cached(log, THREADS, {"ram": "1MB", "codec": codec})
+    assert two_epochs(pipe) == expected
+
+
+ARRANGEMENTS: Mapping[str, Callable[[ps.Pipeline], ps.Pipeline]] = {
+    "shuffle": lambda pipe: pipe.shuffle(seed=5),
+    "repeat": lambda pipe: pipe.shuffle(seed=5).repeat(3),
+    "select": lambda pipe: pipe.select([7, 7, 3, 39, 0, 11]),
+    "take": lambda pipe: pipe.shuffle(seed=5).take(13),
+    "all": lambda pipe: pipe.select(range(4, 30)).shuffle(seed=5).take(20).repeat(2),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+def test_order_is_the_plans_wherever_it_is_said(
+    name: str, *, first: bool, log: Path
+) -> None:
+    arranged = ARRANGEMENTS[name]
+    source = ps.Pipeline.from_dataset(Noted(LENGTH, log), **THREADS)
+    wanted = two_epochs(arranged(source).map(augment).batch(4))
+    if first:
+        pipe = arranged(source).cache(ram="1MB")
+    else:
+        pipe = arranged(source.cache(ram="1MB"))
+    assert two_epochs(pipe.map(augment).batch(4)) == wanted
+
+
+def test_what_is_repeated_within_an_epoch_is_computed_once(log: Path) -> None:
+    data = Noted(LENGTH, log)
+    with ps.Pipeline.from_dataset(data, **INLINE).cache(ram="1MB").repeat(5) as pipe:
+        assert len([*pipe.batch(8)]) == 25
+    assert read(log) == LENGTH + REPEATED
+
+
+# Nothing is computed twice
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("which", TIERS)
+def test_each_sample_is_computed_once_but_for_the_few_that_are_compared(
+    which: str, executor: str, log: Path, tmp_path: Path
+) -> None:
+    with cached(log, EXECUTORS[executor], tiers(which, tmp_path / "disk")) as pipe:
+        for _ in range(3):
+            assert len([*pipe]) == 5
+        told = statistics(pipe)
+    reads = Noted(LENGTH, log).reads()
+    twice = [index for index, count in reads.items() if count > 1]
+    assert sorted(reads) == list(range(LENGTH))
+    assert max(reads.values()) == 2
+    assert REPEATED <= len(twice) <= REPEATED + 4  # of workers that began at once
+    assert told.misses == LENGTH
+
+
+@pytest.mark.parametrize("which", ["disk", "both"])
+def test_another_pipeline_finds_what_is_on_disk(
+    which: str, log: Path, tmp_path: Path
+) -> None:
+    told = tiers(which, tmp_path / "disk")
+    two_epochs(cached(log, THREADS, told))
+    before = read(log)
+    with cached(log, INLINE, told) as pipe:
+        for _ in range(3):
+            assert len([*pipe]) == 5
+    assert read(log) - before == COMPARED  # to see whether they are still right
+
+
+def test_what_was_in_ram_is_gone_after_close(log: Path) -> None:
+    with cached(log, INLINE, {"ram": "1MB"}) as pipe:
+        assert [*pipe]
+        assert [*pipe]
+        assert read(log) == LENGTH + REPEATED
+        pipe.close()
+        assert [*pipe]
+        assert read(log) == 2 * (LENGTH + REPEATED)
+    folder = own_folder()
+    assert folder is not None
+    assert not [*folder.iterdir()]
+
+
+def test_two_pipelines_share_what_is_in_ram(log: Path) -> None:
+    with cached(log, INLINE, {"ram": "1MB"}) as one:
+        assert [*one]
+        with cached(log, INLINE, {"ram": "1MB"}) as other:
+            assert [*other]
+            assert statistics(other).hits == LENGTH
+    assert read(log) == LENGTH + REPEATED
+
+
+def test_another_version_finds_nothing_of_the_one_before(
+    log: Path, tmp_path: Path
+) -> None:
+    for version in (None, 1, "1"):
+        before = read(log)
+        with cached(log, INLINE, {"disk": tmp_path, "version": version}) as pipe:
+            assert [*pipe]
+        assert read(log) - before == LENGTH + REPEATED
+
+
+def test_what_differs_behind_the_cache_shares_it(log: Path, tmp_path: Path) -> None:
+    source = ps.Pipeline.from_dataset(Noted(LENGTH, log), **INLINE).cache(disk=tmp_path)
+    with source.map(augment).batch(8) as pipe:
+        assert [*pipe]
+    before = read(log)
+    with source.shuffle(seed=1).batch(5) as pipe:
+        assert [*pipe]
+    assert read(log) - before == COMPARED
+
+
+# Two caches
+
+
+@pytest.mark.parametrize("kind", [INLINE, THREADS], ids=["inline", "threads"])
+def test_the_last_cache_is_asked_first_and_the_one_before_it_where_that_has_none(
+    kind: Mapping[str, Any], log: Path, tmp_path: Path
+) -> None:
+    pipe = (
+        ps.Pipeline.from_dataset(Noted(LENGTH, log), **kind)
+        .cache(disk=tmp_path / "disk")
+        .map(doubled, **kind)
+        .cache(ram="1MB")
+        .batch(8)
+    )
+    with pipe:
+        found = [digest(pipe) for _ in range(2)]
+        pipe.close()  # which empties the second
+        found += [digest(pipe) for _ in range(2)]
+        reading = pipe.stats()
+    plain = ps.Pipeline.from_dataset(Noted(LENGTH, log), **INLINE).map(doubled)
+    with plain.batch(8) as pipe:
+        assert found == [digest(pipe) for _ in range(4)]
+    assert reading is not None
+    encoded, decoded = reading.caches
+    assert (encoded.name, decoded.name) == ("Cache(ID:1)", "Cache(ID:3)")
+    assert encoded.tiers[0].hits + encoded.misses >= LENGTH
+    assert decoded.misses == LENGTH
+    assert decoded.hits >= LENGTH
+
+
+# Image sizes
+
+SIZES = ps.schedule.of(
+    global_batch_size=8, image_size=ps.schedule.steps({0: 4, 0.5: 8, 2: 4})
+)
+
+
+@pytest.mark.parametrize("kind", [INLINE, THREADS], ids=["inline", "threads"])
+@pytest.mark.parametrize("which", TIERS)
+def test_each_image_size_has_records_of_its_own(
+    which: str, kind: Mapping[str, Any], log: Path, tmp_path: Path
+) -> None:
+    source = ps.Pipeline.from_dataset(Noted(LENGTH, log), schedule=SIZES, **kind)
+    told = tiers(which, tmp_path / "disk")
+    with source.map(of_size, **kind).cache(**told).shuffle(seed=1).batch() as pipe:
+        for _ in range(4):
+            for values, _ in pipe:
+                assert pipe.plan is not None
+                assert values.shape == (8, pipe.plan.image_size)
+    assert read(log) <= 2 * LENGTH + REPEATED + 4
+
+
+def test_a_cache_before_what_asks_for_the_size_holds_one_copy(log: Path) -> None:
+    source = ps.Pipeline.from_dataset(Noted(LENGTH, log), schedule=SIZES, **INLINE)
+    with source.cache(ram="1MB").map(of_size).shuffle(seed=1).batch() as pipe:
+        for _ in range(3):
+            for values, _ in pipe:
+                assert pipe.plan is not None
+                assert values.shape == (8, pipe.plan.image_size)
+        assert statistics(pipe).tiers[0].records == LENGTH
+    assert read(log) == LENGTH + REPEATED
+
+
+# State
+
+
+@pytest.mark.parametrize("which", TIERS)
+def test_a_state_from_the_middle_of_an_epoch_restores_cold_and_warm(
+    which: str, log: Path, tmp_path: Path
+) -> None:
+    make = partial(cached, log, THREADS, tiers(which, tmp_path / "disk"))
+    ps.testing.assert_exact_resume(make, epochs=2, every=3)  # warm on disk, cold in RAM
+
+
+def test_a_state_restores_in_a_pipeline_whose_ram_is_warm(log: Path) -> None:
+    with cached(log, INLINE, {"ram": "1MB"}) as pipe:
+        first = iter(pipe)
+        next(first)
+        next(first)
+        state = pipe.state_dict()
+        wanted = [*indices(first)]
+        pipe.load_state_dict(state)
+        assert [*indices(pipe)] == wanted
+    assert read(log) == LENGTH + REPEATED
+
+
+def test_a_state_of_a_pipeline_without_a_cache_is_one_of_that_with_it(
+    log: Path,
+) -> None:
+    with cached(log, INLINE, None) as plain, cached(log, INLINE, {"ram": 9999}) as pipe:
+        rest = iter(plain)
+        next(rest)
+        pipe.load_state_dict(plain.state_dict())
+        assert digest(pipe) == digest(rest)
+
+
+# What is told
+
+
+def test_statistics_say_what_was_found_and_what_that_saved(log: Path) -> None:
+    wait_s = 0.005
+    kind = {"ram": "1MB", "codec": "lz4"}
+    with cached(log, INLINE, kind, wait_s=wait_s, width=1000) as pipe:
+        for _ in range(3):
+            assert [*pipe]
+        told = statistics(pipe)
+    (ram,) = told.tiers
+    assert (told.name, ram.name) == ("Cache(ID:2)", "RAM")
+    assert (told.hits, told.misses) == (2 * LENGTH, LENGTH)
+    assert told.hit_share == pytest.approx(2 / 3)
+    assert (ram.records, ram.evictions, told.refused, told.damaged) == (LENGTH, 0, 0, 0)
+    assert 0 < told.ratio < 0.5
+    assert told.ratio * LENGTH * 4000 == pytest.approx(ram.nbytes, rel=0.25)
+    assert 0.8 * 2 * LENGTH * wait_s < ram.seconds_saved < 10 * LENGTH * wait_s
+
+
+def test_what_is_described_prints_as_the_code_that_makes_it() -> None:
+    pipe = ps.Pipeline.from_dataset(range(8)).cache(
+        ram="2GB", disk="/nvme/cache", disk_limit="1TB", codec="lz4", version=3
+    )
+    shown = (
+        ".cache(ram=2000000000, disk='/nvme/cache', disk_limit=1000000000000,"
+        " codec='lz4', version=3)"
+    )
+    assert repr(pipe).endswith(shown)
+    assert repr(ps.Pipeline.from_dataset(range(8)).cache(ram=9)).endswith(
+        ".cache(ram=9)"
+    )
+
+
+def test_data_with_an_open_file_is_cached_for_this_run_and_one_line_says_why(
+    log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Held(Noted(LENGTH, log))
+    try:
+        for run in (1, 2):
+            caplog.clear()
+            pipe = ps.Pipeline.from_dataset(data, **INLINE).cache(disk=tmp_path)
+            with pipe.batch(8) as batches:
+                assert [*indices(batches)] == [*indices(batches)]
+            assert read(log) == run * (LENGTH + REPEATED)
+            (line,) = [each.getMessage() for each in caplog.records]
+            assert line.startswith("Cache(ID:1) is for this run alone: dataset.handle")
+            assert "__penstock_fingerprint__" in line
+    finally:
+        data.handle.close()
+
+
+# No room for all
+
+
+def test_a_full_tier_serves_the_share_that_it_holds(log: Path) -> None:
+    length = 500
+    room = int(0.42 * length * 4100)  # of some 4.1 kB a record
+    with cached(
+        log, INLINE, {"ram": room, "codec": "raw"}, length=length, width=1000
+    ) as pipe:
+        assert [*pipe]
+        assert statistics(pipe).hits == 0
+        before = 0
+        for _ in range(3):
+            assert [*pipe]
+            told = statistics(pipe)
+            assert 0.39 <= (told.hits - before) / length <= 0.45
+            before = told.hits
+        assert told.refused > 0
+        assert told.tiers[0].nbytes <= room
+        assert told.tiers[0].evictions == 0

@@ -1,0 +1,189 @@
+"""Files behind a cache: what changed is read again, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec.asyn
+import pytest
+
+import penstock as ps
+from penstock.cache.turn import COMPARED
+from support.cached_data import EXECUTORS, statistics
+from support.http_store import HttpStore, served
+
+INLINE = EXECUTORS["inline"]
+CLASSES = ("ant", "bee", "cat")
+EACH = 20
+LENGTH = EACH * len(CLASSES)
+
+WEB = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test find what another has in RAM."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_thread_of_fsspec() -> None:
+    """It is started once a process, for good, by what is not read in a loop of ours."""
+    fsspec.asyn.get_loop()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three classes of files that no one decodes."""
+    for name in CLASSES:
+        add_class(tmp_path / "photos", name)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def web() -> Iterator[HttpStore]:
+    with served(WEB) as store:
+        yield store
+
+
+def add_class(photos: Path, name: str) -> None:
+    (photos / name).mkdir(parents=True)
+    for at in range(EACH):
+        (photos / name / f"{at:02}.jpg").write_bytes(f"{name} {at}".encode())
+
+
+def tagged(sample: tuple[bytes, int]) -> tuple[str, int]:
+    content, label = sample
+    return content.decode(), label
+
+
+def epoch(photos: Path) -> tuple[dict[str, int], int]:
+    """Return the labels by content, and how many samples had to be computed.
+
+    Those that each run computes once more, to see that they are still right, are not
+    counted.
+    """
+    source = ps.Pipeline.from_folder(photos, **INLINE).map(tagged, **INLINE)
+    with source.cache(disk=photos.parent / "disk").batch(8) as pipe:
+        labels: dict[str, int] = {}
+        for contents, numbers in pipe:
+            labels.update(zip(contents, numbers.tolist(), strict=True))
+        told = statistics(pipe)
+    anew = told.hits + told.misses - len(labels)
+    assert anew in (0, COMPARED)
+    return labels, told.misses - anew
+
+
+def test_a_folder_that_is_as_it_was_is_not_read_again(photos: Path) -> None:
+    first, computed = epoch(photos)
+    assert computed == LENGTH
+    assert epoch(photos) == (first, 0)
+
+
+def test_a_file_that_is_added_leaves_the_others_cached(photos: Path) -> None:
+    before, _ = epoch(photos)
+    (photos / "bee" / "00b.jpg").write_bytes(b"bee new")  # shifts all that follow
+    assert epoch(photos) == ({**before, "bee new": 1}, 1)
+
+
+def test_a_file_that_is_removed_leaves_the_others_cached(photos: Path) -> None:
+    before, _ = epoch(photos)
+    (photos / "ant" / "00.jpg").unlink()
+    del before["ant 0"]
+    assert epoch(photos) == (before, 0)
+
+
+def test_a_file_that_changed_is_the_only_one_that_is_read(photos: Path) -> None:
+    before, _ = epoch(photos)
+    changed = photos / "bee" / "03.jpg"
+    seen = changed.stat()
+    changed.write_bytes(b"bee X")  # as long as it was
+    os.utime(changed, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
+    del before["bee 3"]
+    assert epoch(photos) == ({**before, "bee X": 1}, 1)
+
+
+def test_a_class_that_is_added_in_front_gives_all_their_new_labels(
+    photos: Path,
+) -> None:
+    epoch(photos)
+    add_class(photos, "aardvark")
+    labels, _ = epoch(photos)
+    assert len(labels) == LENGTH + EACH
+    names = ("aardvark", *CLASSES)
+    assert all(names[label] == text.split()[0] for text, label in labels.items())
+
+
+def test_a_class_that_is_added_at_the_end_leaves_the_others_cached(
+    photos: Path,
+) -> None:
+    before, _ = epoch(photos)
+    add_class(photos, "dog")
+    labels, computed = epoch(photos)
+    assert computed == EACH
+    assert {text: labels[text] for text in before} == before
+    assert labels["dog 7"] == 3
+
+
+def test_a_folder_that_moved_is_found(photos: Path) -> None:
+    before, _ = epoch(photos)
+    moved = photos.rename(photos.parent / "moved")
+    assert epoch(moved) == (before, 0)
+
+
+# From a store
+
+
+def urls(store: HttpStore) -> list[str]:
+    return [f"{store.url}/{name}" for name in WEB]
+
+
+def executor_of(pipe: ps.Pipeline) -> str:
+    return str(pipe.explain().to_dict()["stages"][0]["executor"])
+
+
+def length_of(content: bytes) -> tuple[int, int]:
+    return content[0], len(content)
+
+
+def test_what_a_loop_reads_is_cached_in_the_loop(web: HttpStore) -> None:
+    pipe = ps.Pipeline.from_files(urls(web)).cache(ram="1MB").batch(8)
+    with pipe:
+        first = [content for batch in pipe for content in batch]
+        assert first == [*WEB.values()]
+        assert web.most > 4  # many at once, cache or none
+        assert executor_of(pipe) == "async"
+        web.files = {}  # who asks now is told that it is not there
+        assert [content for batch in pipe for content in batch] == first
+        told = statistics(pipe)
+    assert told.misses == len(WEB)
+    assert told.hits >= len(WEB)
+
+
+def test_a_plain_function_before_the_cache_has_threads_read(web: HttpStore) -> None:
+    source = ps.Pipeline.from_files(urls(web), num_parallel_workers=8).map(length_of)
+    with source.cache(ram="1MB").batch(8) as pipe:
+        first = [pair for batch in pipe for pair in zip(*batch, strict=True)]
+        assert [(int(a), int(b)) for a, b in first] == [
+            (at, at + 1) for at in range(40)
+        ]
+        assert executor_of(pipe) == "thread"
+        assert web.most > 1
+        web.files = {}
+        again = [pair for batch in pipe for pair in zip(*batch, strict=True)]
+        assert again == first
+        assert statistics(pipe).misses == len(WEB)
+
+
+def test_labels_of_files_belong_to_what_is_stored(
+    web: HttpStore, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    for shift in (0, 1):
+        labels = [at + shift for at in range(40)]
+        pipe = ps.Pipeline.from_files(urls(web), labels).cache(disk=disk).batch(8)
+        with pipe:
+            found = [number for _, numbers in pipe for number in numbers.tolist()]
+        assert found == labels

@@ -1,0 +1,201 @@
+"""A cache is one for all processes of a host, and none of it outlives them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cache.turn import COMPARED, REPEATED
+from support.cached_data import (
+    EXECUTORS,
+    TIERS,
+    Noted,
+    cached,
+    ran,
+    ran_by_several,
+    spawned,
+    statistics,
+    tiers,
+    two_epochs,
+)
+from support.functions import BadSample, digest, fails_on
+
+INLINE = EXECUTORS["inline"]
+PROCESSES = EXECUTORS["4 process"]
+LENGTH = 40
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test find what another has in RAM."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    log = tmp_path_factory.mktemp("plain") / "log"
+    return two_epochs(cached(log, INLINE, None))
+
+
+def most_reads(workers: int, length: int = LENGTH) -> int:
+    """All once, the first few twice: of each worker that began with the others."""
+    return length + REPEATED + workers
+
+
+# However the processes start
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_share_one_cache_however_they_start(
+    method: Any, expected: str, log: Path, tmp_path: Path
+) -> None:
+    pipe = cached(log, PROCESSES, tiers("both", tmp_path / "disk"))
+    with pipe.options(multiprocessing_context=method) as chosen:
+        assert digest([*chosen, *chosen]) == expected
+        assert statistics(chosen).misses == LENGTH
+    reads = Noted(LENGTH, log).reads()
+    assert len(reads) == LENGTH
+    assert reads.total() <= most_reads(4)
+
+
+@pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
+@pytest.mark.parametrize("which", TIERS)
+def test_an_engine_in_a_process_of_its_own_uses_the_same_cache(
+    which: str, executor: str, expected: str, log: Path, tmp_path: Path
+) -> None:
+    pipe = cached(log, EXECUTORS[executor], tiers(which, tmp_path / "disk"))
+    with pipe.options(host="process") as hosted:
+        assert digest([*hosted, *hosted]) == expected
+        assert statistics(hosted).misses == LENGTH
+    assert Noted(LENGTH, log).reads().total() <= most_reads(4)
+
+
+@pytest.mark.parametrize("which", ["RAM", "both"])
+def test_processes_that_do_not_outlive_an_epoch_leave_what_they_stored(
+    which: str, expected: str, log: Path, tmp_path: Path
+) -> None:
+    pipe = cached(log, PROCESSES, tiers(which, tmp_path / "disk"))
+    with pipe.options(persistent_workers=False) as chosen:
+        assert digest([*chosen, *chosen]) == expected
+        assert statistics(chosen).misses == LENGTH
+        assert statistics(chosen).hits == LENGTH
+
+
+# Other processes of the host
+
+
+def test_a_new_process_finds_what_is_on_disk(log: Path, tmp_path: Path) -> None:
+    with cached(log, INLINE, {"disk": tmp_path / "disk"}) as pipe:
+        wanted = digest(pipe)
+    found = spawned(ran, log, INLINE, {"disk": tmp_path / "disk"})
+    assert found.digest == wanted
+    assert (found.hits, found.misses) == (LENGTH, COMPARED)  # of these some again
+
+
+def test_what_a_process_that_is_gone_had_in_ram_is_gone(log: Path) -> None:
+    first = spawned(ran, log, INLINE, {"ram": "1MB"})
+    assert ran(log, INLINE, {"ram": "1MB"}) == first
+    assert (first.hits, first.misses) == (0, LENGTH)
+
+
+@pytest.mark.parametrize("which", TIERS)
+def test_four_processes_on_a_cold_cache_compute_each_sample_once(
+    which: str, log: Path, tmp_path: Path
+) -> None:
+    told = tiers(which, tmp_path / "disk")
+    found = spawned(ran_by_several, 4, log, EXECUTORS["1 thread"], told)
+    assert len({each.digest for each in found}) == 1
+    assert sum(each.misses for each in found) == 80
+    assert sum(each.hits for each in found) >= 3 * 80
+    reads = Noted(80, log).reads()
+    assert len(reads) == 80
+    assert reads.total() <= most_reads(4, 80) + 3 * REPEATED
+
+
+# Nothing stays behind: the fixture around every test looks
+
+
+def leave(pipe: ps.Pipeline) -> None:
+    for _ in pipe:
+        break
+
+
+def drop(pipe: ps.Pipeline) -> None:
+    iterator = iter(pipe)
+    next(iterator)
+    del iterator
+
+
+def close(pipe: ps.Pipeline) -> None:
+    iterator = iter(pipe)
+    next(iterator)
+    pipe.close()
+
+
+def interrupt(pipe: ps.Pipeline) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in pipe:
+            raise KeyboardInterrupt
+
+
+ENDS: Mapping[str, Callable[[ps.Pipeline], None]] = {
+    "break": leave,
+    "dropped": drop,
+    "closed": close,
+    "interrupted": interrupt,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
+@pytest.mark.parametrize("host", ["trainer", "process"])
+def test_a_loop_that_ends_early_leaves_nothing_behind(
+    host: Any, executor: str, end: str, log: Path, tmp_path: Path
+) -> None:
+    told = tiers("both", tmp_path / "disk")
+    pipe = cached(log, EXECUTORS[executor], told).options(host=host)
+    ENDS[end](pipe)
+    del pipe
+    gc.collect()
+
+
+@pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process"])
+def test_an_exception_upstream_leaves_nothing_behind(
+    executor: str, log: Path, tmp_path: Path
+) -> None:
+    kind = EXECUTORS[executor]
+    pipe = ps.Pipeline.from_dataset(Noted(LENGTH, log), **kind)
+    pipe = pipe.map(fails_on(21), **kind).cache(ram="1MB", disk=tmp_path).batch(8)
+    with pipe, pytest.raises(BadSample):
+        list(pipe)
+
+
+def test_pipelines_described_and_never_run_hold_nothing(tmp_path: Path) -> None:
+    for _ in range(3):
+        pipe = ps.Pipeline.from_dataset(range(9)).cache(ram="1GB", disk=tmp_path / "d")
+        assert len(pipe.batch(3)) == 3
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", TIERS)
+def test_many_runs_over_many_processes_compute_each_sample_once(
+    which: str, tmp_path: Path
+) -> None:
+    for run in range(5):
+        log, told = tmp_path / f"log{run}", tiers(which, tmp_path / f"disk{run}")
+        found = spawned(ran_by_several, 8, log, EXECUTORS["4 thread"], told)
+        assert len({each.digest for each in found}) == 1
+        assert sum(each.misses for each in found) == 80
+        assert len(Noted(80, log).reads()) == 80
