@@ -10,9 +10,10 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
-from .locks import try_lock
+from .locks import ByteLock, try_lock
 
 __all__ = ["Counters", "Counts"]
 
@@ -50,6 +51,9 @@ class Counts:
     repeated: int = 0
     """Samples computed twice, to see whether that makes a difference."""
     warnings: int = 0
+    """Told or not: the first of a kind is, over all processes."""
+    ram_warnings: int = 0
+    disk_warnings: int = 0
 
 
 COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
@@ -60,16 +64,23 @@ class Counters:
     """A row of counts, and the sum of all rows.
 
     Args:
-        descriptor: of a file of zeros that is shared; closed by `close`.
+        descriptor: of a file of zeros that is shared; closed by `close`. None: this
+            process counts for itself.
+
+    Raises:
+        OSError: no memory is to be had for the file.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
-        os.ftruncate(descriptor, ROWS * ROW_BYTES)
-        self._memory = mmap.mmap(descriptor, ROWS * ROW_BYTES)
+        if descriptor is not None:
+            os.ftruncate(descriptor, ROWS * ROW_BYTES)
+        place = -1 if descriptor is None else descriptor
+        self._memory: mmap.mmap | None = mmap.mmap(place, ROWS * ROW_BYTES)
         self._numbers = memoryview(self._memory).cast("q")
         self._lock = threading.Lock()
-        free = (row for row in range(ROWS - 1) if try_lock(descriptor, row))
+        rows = range(0 if descriptor is None else ROWS - 1)
+        free = (row for row in rows if try_lock(place, row))
         self._start = next(free, ROWS - 1) * len(COLUMNS)
 
     def add(self, **counts: int) -> None:
@@ -77,6 +88,15 @@ class Counters:
         with self._lock:
             for name, count in counts.items():
                 self._numbers[self._start + COLUMNS[name]] += count
+
+    def first(self, name: str) -> bool:
+        """Add one to a count, and return whether it was 0 over all processes."""
+        place = self._descriptor
+        alone = nullcontext() if place is None else ByteLock(place, ROWS)
+        with self._lock, alone:
+            was = self.total(name)
+            self._numbers[self._start + COLUMNS[name]] += 1
+            return not was
 
     def total(self, name: str) -> int:
         """Return one sum over all processes."""
@@ -88,8 +108,9 @@ class Counters:
 
     def close(self) -> None:
         """Let go of the memory. Idempotent."""
-        if self._descriptor >= 0:
+        if self._memory is not None:
             self._numbers.release()
             self._memory.close()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._memory = None
+            if self._descriptor is not None:
+                os.close(self._descriptor)

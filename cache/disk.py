@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from .admission import victims
+from .in_flight import in_flight
 from .memory import Full, copied
+from .spare import shortage, spare_bytes
 from .trust import DistrustError, boot_id, check_folder, check_pages
 
 __all__ = ["Disk", "DiskError", "Namespace"]
@@ -39,8 +41,6 @@ MOST_READERS = 4096
 PAGE = 4096
 NODE = 40
 """Bytes of a page that a small record takes beside itself, about."""
-SPARE = 1 << 26
-"""Bytes that are left free on the disk, whatever the limit."""
 STATE_BYTES = 4096
 STRETCH = 1000
 """Keys looked at in one transaction."""
@@ -126,7 +126,7 @@ class Disk:
         Waits until no other process writes.
 
         Raises:
-            Full: there is no room for the first of them.
+            Full: there is no room for the first of them; says why if the disk is full.
             DiskError: it cannot be written to.
         """
         with failing("written", self.folder), self._leased():
@@ -137,7 +137,7 @@ class Disk:
                 nbytes = sum(room_of(record) for _, record in new)
                 self._count(txn, batch[0][0][:8], about, len(new), nbytes)
         if not fitting:
-            raise Full
+            raise Full(shortage(self.folder, room_of(batch[0][1])))
         return len(new)
 
     def forget(self, key: bytes) -> None:
@@ -204,6 +204,11 @@ class Disk:
             self._env.sync(True)  # noqa: FBT003 its only argument
             self._mark(clean=True)
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether all that was written is on the disk."""
+        return bool(self._state().get("clean"))
+
     def close(self) -> None:
         """Let go of it. Idempotent; synced before, or a power cut empties it."""
         if self._users >= 0:
@@ -230,7 +235,8 @@ class Disk:
             self._wipe()
         self.session = secrets.token_hex(8)
         self._mark(clean=True)
-        fcntl.flock(self._users, fcntl.LOCK_SH)
+        fcntl.flock(self._users, fcntl.LOCK_SH)  # not at once: another may be before us
+        self.session = self._state().get("session", "")
 
     def _check_left(self, data: Path) -> None:
         state = self._state()
@@ -275,13 +281,14 @@ class Disk:
             fcntl.flock(lease, fcntl.LOCK_EX)
             yield
         finally:
+            fcntl.flock(lease, fcntl.LOCK_UN)  # a child forked meanwhile has it open
             os.close(lease)
 
     def _state(self) -> dict[str, Any]:
         try:
             text = (self.folder / "state.json").read_bytes()[:STATE_BYTES]
             state = json.loads(text)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return state if isinstance(state, dict) else {}
 
@@ -305,8 +312,7 @@ class Disk:
     def _room(self, namespace: bytes) -> int:
         """Return the bytes that may be written; evicts what nobody uses."""
         held = self.namespaces()
-        free = os.statvfs(self.folder)
-        spare = free.f_bavail * free.f_frsize - SPARE
+        spare = spare_bytes(self.folder)
         room = self.limit - sum(each.nbytes for each in held.values())
         others = {
             name: (each.used_s, each.nbytes)
@@ -358,7 +364,8 @@ class Disk:
         txn.put(name, json.dumps(asdict(known)).encode(), db=self._meta)
 
     def __repr__(self) -> str:
-        return f"<Disk {str(self.folder)!r}: {self.used} of {self.limit} bytes>"
+        state = "closed" if self._users < 0 else f"at most {self.limit} bytes"
+        return f"<Disk {str(self.folder)!r}: {state}>"
 
 
 def within(
@@ -371,7 +378,7 @@ def within(
 
 def parsed(text: bytes | None) -> Namespace:
     """Return what is written of a namespace; nothing, if that cannot be read."""
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         return Namespace(**json.loads(text or b"{}"))
     return Namespace("")
 
@@ -382,7 +389,8 @@ def failing(what: str, folder: Path) -> Iterator[None]:
     import lmdb
 
     try:
-        yield
+        with in_flight():
+            yield
     except (OSError, lmdb.Error) as error:
         raise DiskError(
             f"the cache in {folder} cannot be {what} ({type(error).__name__}: {error})"

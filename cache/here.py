@@ -112,24 +112,28 @@ class Here:
         self._open_disk()
         self.claims = self._open_claims()
         if self.disk is not None:
-            self._writer = Writer(self.disk, opening.about, self._disk_off)
+            self._writer = Writer(
+                self.disk, opening.about, self._disk_off, self.warn_of_disk
+            )
             self._stack.callback(self._writer.close)
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None: it is nowhere, or not whole."""
         namespace = key[:8]
-        if self.arena is not None:
-            self.arena.note_use(namespace)
-            found = self._in_ram(key, self.arena)
+        arena, disk = self.arena, self.disk  # other threads may give them up meanwhile
+        if arena is not None:
+            arena.note_use(namespace)
+            found = self._in_ram(key, arena)
             if found is not None:
                 return found
-        return self._on_disk(key) if self.disk is not None else None
+        return None if disk is None else self._on_disk(key, disk)
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample like the last one would be stored, if it were computed."""
         if self.arena is not None and self.arena.admits(key, self._last_bytes):
             return True
-        return self._writer is not None and not self._writer.full
+        writer = self._writer
+        return writer is not None and not writer.full
 
     def keep(
         self, key: bytes, sample: Any, took_ns: int, done: Callable[[], object]
@@ -182,9 +186,22 @@ class Here:
             except DiskError as error:
                 self._disk_off(str(error))
 
-    def close(self) -> None:
-        """Write what waits, and let go of everything. Idempotent."""
+    def close(self, *, sync: bool = False) -> None:
+        """Write what waits, and let go of everything. Idempotent.
+
+        Args:
+            sync: whether it shall survive a power cut: for the last to go.
+        """
+        if sync and self.disk is not None:
+            self._sync_after(self.disk)
         self._stack.close()
+
+    def _sync_after(self, disk: Disk) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        with suppress(DiskError):
+            if not disk.is_clean:
+                disk.sync()
 
     # RAM
 
@@ -211,7 +228,7 @@ class Here:
         except Full:
             return False
         except OSError as error:  # no memory to be had
-            self.warn(f"it goes on without RAM: {error}")
+            self.warn(f"it goes on without RAM: {error}", "ram_warnings")
             self.arena = None
             return False
         return True
@@ -225,7 +242,7 @@ class Here:
         try:
             self.disk = shared_disk(folder, self.opening.disk_limit)
         except (DiskError, DistrustError) as error:
-            self.warn(f"it goes on without its disk: {error}")
+            self.warn_of_disk(f"it goes on without its disk: {error}")
             return
         if self.disk.told is not None:
             self.warn(self.disk.told)
@@ -248,13 +265,13 @@ class Here:
         self._stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
-    def _on_disk(self, key: bytes) -> Found | None:
-        assert self.disk is not None
+    def _on_disk(self, key: bytes, disk: Disk) -> Found | None:
+        writer = self._writer
         began_ns = time.perf_counter_ns()
         try:
-            self._know(key[:8])
-            waiting = None if self._writer is None else self._writer.get(key)
-            record = waiting or self.disk.get(key)
+            self._know(key[:8], disk)
+            waiting = None if writer is None else writer.get(key)
+            record = waiting or disk.get(key)
         except DiskError as error:
             self._disk_off(str(error))
             return None
@@ -270,13 +287,13 @@ class Here:
         self._keep_in_ram(key, record)
         return Found(sample, from_disk=True)
 
-    def _know(self, namespace: bytes) -> None:
+    def _know(self, namespace: bytes, disk: Disk) -> None:
         """Look once what there is of a namespace, and say that it is in use."""
-        if namespace in self._known or self.disk is None:
+        if namespace in self._known:
             return
         self._known.add(namespace)
-        before = self.disk.open_namespace(namespace, self.opening.about)
-        if before.records and before.session != self.disk.session:
+        before = disk.open_namespace(namespace, self.opening.about)
+        if before.records and before.session != disk.session:
             self.left.add(namespace)
 
     def _forget(self, key: bytes) -> None:
@@ -290,11 +307,12 @@ class Here:
     def _keep_on_disk(
         self, key: bytes, record: bytes, done: Callable[[], object]
     ) -> bool:
-        return self._writer is not None and self._writer.offer(key, record, done)
+        writer = self._writer
+        return writer is not None and writer.offer(key, record, done)
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:
-            self.warn(f"it goes on without its disk: {reason}")
+            self.warn_of_disk(f"it goes on without its disk: {reason}")
         self.disk = self._writer = None
 
     def _capacity(self) -> int:
@@ -302,8 +320,11 @@ class Here:
         ram = 0 if self.arena is None else self.arena.capacity
         return max(ram, 0 if self.disk is None else self.disk.limit)
 
-    def warn(self, text: str) -> None:
-        """Tell it, once for all processes."""
-        if not self.counters.total("warnings"):
+    def warn(self, text: str, kind: str = "warnings") -> None:
+        """Tell it: the first of a kind, counted under its name, for all processes."""
+        if self.counters.first(kind):
             LOGGER.warning("%s: %s", self.opening.name, text)
-        self.counters.add(warnings=1)
+
+    def warn_of_disk(self, text: str) -> None:
+        """Tell what is the matter with the disk."""
+        self.warn(text, "disk_warnings")

@@ -150,6 +150,7 @@ def listed(path: Path) -> Iterator[list[Holder]]:
         if not holders:
             path.unlink(missing_ok=True)
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open
         os.close(descriptor)
 
 
@@ -170,5 +171,5 @@ def read(descriptor: int) -> list[Holder]:
     try:
         entries = json.loads(os.pread(descriptor, MOST_BYTES, 0) or b"[]")
         return [Holder(**{k: int(v) for k, v in each.items()}) for each in entries]
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return []

@@ -106,8 +106,6 @@ class Arena:
         if found is None or found[1] is None:
             return None
         begin, length = found[1]
-        if not (self._start <= begin <= begin + length <= len(self._memory)):
-            return None
         return copied(memoryview(self._memory)[begin : begin + length])
 
     def put(self, key: bytes, record: bytes | memoryview) -> None:
@@ -117,18 +115,18 @@ class Arena:
             Full: there is no room, and what is held is in use.
         """
         with self._writing():
-            if self._end + len(record) > self._start + self.capacity:
-                self._make_room(key, len(record))
             found = self._find(key)
-            if found is None:
-                raise Full
-            at, place = found
-            if place is not None:
+            if found is not None and found[1] is not None:
                 return
-            begin = self._end
+            room = self._start + self.capacity - self._end
+            if found is None or len(record) > room:
+                self._make_room(key, len(record))
+                found = self._find(key)
+            assert found is not None
+            at, begin = found[0], self._end
             self._end = begin + len(record)  # first: a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            SLOT.pack_into(self._memory, at, key, begin, len(record), self._generation)
+            self._set_slot(at, key, begin, len(record))
             self._count(key[:8])
 
     def admits(self, key: bytes, nbytes: int) -> bool:
@@ -141,7 +139,7 @@ class Arena:
         with self._writing():
             found = self._find(key)
             if found is not None and found[1] is not None:
-                SLOT.pack_into(self._memory, found[0], key, 0, 0, self._generation)
+                self._set_slot(found[0], key, 0, 0)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -155,7 +153,7 @@ class Arena:
         at = self._group(namespace)
         if at is not None:
             _, records, _ = GROUP.unpack_from(self._memory, at)
-            GROUP.pack_into(self._memory, at, namespace, records, total)
+            self._write(at, GROUP.pack(namespace, records, total))
 
     @property
     def used(self) -> int:
@@ -203,7 +201,14 @@ class Arena:
         return int.from_bytes(self._memory[at : at + 8], "little")
 
     def _set_field(self, at: int, value: int) -> None:
-        struct.pack_into("<Q", self._memory, at, value)
+        self._write(at, value.to_bytes(8, "little"))
+
+    def _set_slot(self, at: int, key: bytes, begin: int, length: int) -> None:
+        self._write(at, SLOT.pack(key, begin, length, self._generation))
+
+    def _write(self, at: int, value: bytes) -> None:
+        """Write what others read without a lock: `pack_into` has it all zero first."""
+        self._memory[at : at + len(value)] = value
 
     @property
     def _generation(self) -> int:
@@ -244,15 +249,19 @@ class Arena:
             if era != generation:
                 return at, None
             if there == key:
-                return at, (begin, length) if length else None
+                return at, (begin, length) if self._holds(begin, length) else None
         return None
+
+    def _holds(self, begin: int, length: int) -> bool:
+        """Whether a record can be there: what is nowhere is stored anew."""
+        return length > 0 and self._start <= begin <= len(self._memory) - length
 
     def _count(self, namespace: bytes) -> None:
         self._set_field(40, self._field(40) + 1)
         at = self._group(namespace)
         if at is not None:
             _, records, last = GROUP.unpack_from(self._memory, at)
-            GROUP.pack_into(self._memory, at, namespace, records + 1, last)
+            self._write(at, GROUP.pack(namespace, records + 1, last))
 
     def _group(self, namespace: bytes) -> int | None:
         """Return where a namespace is counted; None: there are too many."""
@@ -284,11 +293,10 @@ class Arena:
 
     def _reset(self) -> None:
         self._set_field(48, self.evicted + self.records)
-        struct.pack_into("<I", self._memory, 12, self._generation + 1)
+        self._write(12, (self._generation + 1).to_bytes(4, "little"))
         self._set_field(40, 0)
         self._end = self._start
-        nothing = bytes(GROUPS * GROUP.size)
-        self._memory[GROUPS_AT : GROUPS_AT + len(nothing)] = nothing
+        self._write(GROUPS_AT, bytes(GROUPS * GROUP.size))
 
     def __repr__(self) -> str:
         return f"<Arena {self.records} records, {self.used} of {self.capacity} bytes>"

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from .disk import Disk
+from .in_flight import was_quiet
 
 __all__ = ["let_go", "shared_disk"]
 
@@ -51,7 +52,7 @@ def _forget() -> None:
     """
     global _open, _lock
     inherited, _open, _lock = _open, {}, threading.Lock()
-    for disk, _ in inherited.values():
+    for disk, _ in inherited.values() if was_quiet() else ():
         disk.close()
 
 

@@ -11,10 +11,12 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from .counters import Counters
+from .disk import DiskError
 from .here import Here, Opening
 from .key import Keys
 from .meeting import Holder, join, leave, nameless
@@ -29,7 +31,8 @@ __all__ = ["Cache"]
 class Members:
     """The shared memory of a cache, as the process that made it has it open."""
 
-    counters: Holder
+    counters: Holder | None = None
+    """None: each process counts for itself, as there is no memory to share."""
     arena: Holder | None = None
     why_none: str = ""
     """Why there is no arena, where one was wanted."""
@@ -120,7 +123,7 @@ class Cache:
         )
 
     def flush(self) -> None:
-        """Have what was computed here on disk before this process ends."""
+        """Have what was computed here written before this process ends; not synced."""
         if self._here is not None and self._pid == os.getpid():
             self._here.close()
             self._here = None
@@ -128,7 +131,9 @@ class Cache:
     def close(self) -> None:
         """Let go of all tiers; what is on disk stays. It may be used again."""
         self._last = self.statistics()
-        self.flush()
+        if self._here is not None and self._pid == os.getpid():
+            self._here.close(sync=True)
+            self._here = None
         members, self._members = self._members, None
         arena = None if members is None else members.arena
         if arena is not None and arena.pid == os.getpid():
@@ -136,9 +141,10 @@ class Cache:
 
     def _mine(self) -> Here:
         """Return this process' view, opened now if this is its first sample."""
-        here = self._here
-        if here is not None and self._pid == os.getpid():
-            return here
+        if self._pid == os.getpid():  # looked at first: it is written last
+            here = self._here
+            if here is not None:
+                return here
         with opening():
             if self._here is None or self._pid != os.getpid():
                 self._here = self._enter()
@@ -147,7 +153,7 @@ class Cache:
 
     def _make(self) -> None:
         """Make or find what is shared; this process is the one others ask for it."""
-        counters = nameless("penstock-counters")
+        counters, counted = new_counters()
         arena = mine = None
         why = ""
         if self._ram:
@@ -155,26 +161,24 @@ class Cache:
                 arena, mine = join(self._name, self._ram, self.opening.samples)
             except OSError as error:
                 why = str(error)
-        self._members = Members(Holder.me(counters), mine, why)
+        self._members = Members(counted, mine, why)
         self._here = self._begun(counters, arena)
         self._pid = os.getpid()
 
     def _enter(self) -> Here:
         """Open what another process made."""
-        members = self._members
-        counters = None if members is None else members.counters.open()
-        if members is None or counters is None:
-            counters = nameless("penstock-counters")
-        found = None
-        if members is not None and members.arena is not None:
-            found = members.arena.open()
+        members = self._members or Members()
+        found = None if members.counters is None else members.counters.open()
+        counters = new_counters()[0] if found is None else Counters(found)
+        found = None if members.arena is None else members.arena.open()
         return self._begun(counters, None if found is None else Arena(found))
 
-    def _begun(self, counters: int, arena: Arena | None) -> Here:
-        here = Here(self.opening, arena, Counters(counters))
+    def _begun(self, counters: Counters, arena: Arena | None) -> Here:
+        here = Here(self.opening, arena, counters)
         if self._ram and arena is None:
             why = self._members.why_none if self._members else ""
-            here.warn(f"it goes on without RAM: {why or 'it cannot be shared here'}")
+            why = why or "it cannot be shared here"
+            here.warn(f"it goes on without RAM: {why}", "ram_warnings")
         weakref.finalize(self, finish, here, os.getpid())
         return here
 
@@ -185,10 +189,21 @@ class Cache:
         return f"<Cache {self.opening.name}: {self.opening.about}>"
 
 
+def new_counters() -> tuple[Counters, Holder | None]:
+    """Return counters, and where others find them; None: no memory is to be had."""
+    with suppress(OSError), ExitStack() as stack:
+        descriptor = nameless("penstock-counters")
+        stack.callback(os.close, descriptor)
+        found = Counters(descriptor), Holder.me(descriptor)
+        stack.pop_all()
+        return found
+    return Counters(None), None
+
+
 def finish(here: Here, pid: int) -> None:
     """Close what a cache had open that nobody holds any more."""
     if os.getpid() == pid:
-        here.close()
+        here.close(sync=True)
 
 
 def _tiers(here: Here) -> tuple[TierStatistics, ...]:
@@ -199,12 +214,13 @@ def _tiers(here: Here) -> tuple[TierStatistics, ...]:
         saved = saved_s(counts, hits, counts.ram_ns)
         size = arena.records, arena.used, arena.capacity, arena.evicted
         found.append(TierStatistics("RAM", hits, *size, saved))
-    if here.disk is not None:
-        disk, hits = here.disk, counts.disk_hits
+    disk, hits = here.disk, counts.disk_hits
+    if disk is not None:
         saved = saved_s(counts, hits, counts.disk_ns)
-        records = sum(each.records for each in disk.namespaces().values())
-        size = records, disk.used, disk.limit, disk.evicted
-        found.append(TierStatistics("disk", hits, *size, saved))
+        with suppress(DiskError):  # it is told when it is next asked
+            records = sum(each.records for each in disk.namespaces().values())
+            size = records, disk.used, disk.limit, disk.evicted
+            found.append(TierStatistics("disk", hits, *size, saved))
     return tuple(found)
 
 

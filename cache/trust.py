@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -20,6 +21,8 @@ REMOTE = frozenset(
 """File systems that several machines may write to, or that know no reliable locks. LMDB
 asks not to be used there (lmdb.h, "Caveats")."""
 MOUNTS = Path("/proc/mounts")
+ESCAPED = re.compile(r"\\([0-7]{3})")
+"""A blank, tab, newline or backslash of a path in there (getmntent(3))."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,9 +43,14 @@ def check_folder(folder: Path) -> None:
             f"{folder} is on a network file system ({remote}), where locks and shared"
             " memory do not hold; give a folder on a disk of this machine"
         )
+    there = next(filter(os.path.lexists, (folder, *folder.parents)))
+    if not there.is_dir():
+        raise DistrustError(f"{there} is not a folder; remove it, or give another path")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+    if not stat.S_ISDIR(status.st_mode):
+        raise DistrustError(f"{folder} is a link; give the folder that it leads to")
+    if status.st_uid != os.getuid():
         raise DistrustError(
             f"{folder} belongs to user {status.st_uid}, not to this one"
             f" ({os.getuid()}); give a folder of your own"
@@ -65,7 +73,7 @@ def kind_of_place(folder: Path, mounts: Path = MOUNTS) -> str:
         return ""
     for line in lines:
         _, place, kind, *_ = line.split(" ")
-        place = place.replace("\\040", " ")
+        place = ESCAPED.sub(lambda found: chr(int(found[1], 8)), place)
         inside = path == place or path.startswith(place.rstrip("/") + "/")
         if inside and len(place) >= len(best):
             best, found = place, kind

@@ -90,12 +90,14 @@ class Turn:
         if self._found is not None:
             self._compare(self._found, made[0])
         if len(made) > 1:
-            here.counters.add(repeated=1)
             if not same(*made):
                 raise RandomUpstreamError(RANDOM.format(here.opening.name, self._index))
+            here.counters.add(repeated=1)  # not before: the next is to be looked at too
         if self._claim is not None and self._claim.ours:
             here.keep(self.key, made[0], self._took_ns, self._free)
             self._handed_on = True
+        elif self._claim is None and self._found is None and here.claims is not None:
+            here.counters.add(refused=1)
         return made[0]
 
     def __enter__(self) -> None: ...

@@ -1,0 +1,42 @@
+"""What is in use stays; what nobody asks for goes, the longest unused first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.admission import RESTING_S, all_idle, victims
+
+NOW_S = 1e9
+HELD = st.dictionaries(
+    st.binary(min_size=8, max_size=8),
+    st.tuples(st.floats(0, 3 * RESTING_S).map(NOW_S.__sub__), st.integers(1, 99)),
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "lookups", "idle"),
+    [
+        ([], 100, False),  # nothing would be gained
+        ([(10, 90)], 100, False),  # may be an epoch that has just begun
+        ([(10, 89)], 100, True),
+        ([(10, 0), (10, 95)], 100, False),
+        ([(10, 0), (10, 5)], 100, True),
+    ],
+)
+def test_others_are_idle_an_epoch_after_they_were_asked_for(
+    others: list[tuple[int, int]], lookups: int, *, idle: bool
+) -> None:
+    assert all_idle(others, lookups) is idle
+
+
+@given(held=HELD, wanted=st.integers(-9, 999))
+def test_no_more_goes_than_is_wanted_and_none_that_may_be_in_use(
+    held: dict[bytes, tuple[float, int]], wanted: int
+) -> None:
+    gone = victims(held, NOW_S, wanted)
+    assert all(NOW_S - held[name][0] > RESTING_S for name in gone)
+    assert sum(held[name][1] for name in gone[:-1]) < max(1, wanted)
+    kept = [held[name][0] for name in held.keys() - set(gone)]
+    assert all(held[name][0] <= each for name in gone for each in kept)

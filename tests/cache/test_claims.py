@@ -1,0 +1,165 @@
+"""Of all who want a key one has it, and nobody waits for ever."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cache import claims as module
+from penstock.cache.claims import Claim, Claims
+from support.forked import End, forked
+
+KEY = bytes(range(16))
+OTHER = bytes(range(100, 116))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "claims"
+
+
+@pytest.fixture
+def claims(path: Path) -> Iterator[Claims]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    yield Claims(descriptor)
+    os.close(descriptor)
+
+
+def holder(path: Path) -> Claims:
+    """Return a child's own, to be ended with it."""
+    return Claims(os.open(path, os.O_RDWR))
+
+
+def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            assert claims.claim(KEY).ours
+            inside += 1
+            most = max(most, inside)
+            inside -= 1
+            claims.free(KEY)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert (inside, most) == (0, 1)
+
+
+def test_a_key_that_is_freed_goes_to_who_waits(claims: Claims) -> None:
+    assert claims.claim(KEY) == Claim(ours=True, waited=False)
+    assert claims.claim(OTHER) == Claim(ours=True, waited=False)
+    got: list[Claim] = []
+    waiting = threading.Thread(target=lambda: got.append(claims.claim(KEY)))
+    waiting.start()
+    claims.free(KEY)
+    waiting.join()
+    assert got[0].ours
+    claims.free(KEY)
+    claims.free(OTHER)
+
+
+def test_one_process_at_a_time_has_a_key(claims: Claims, path: Path) -> None:
+    def work(end: End) -> None:
+        mine = holder(path)
+        mine.claim(KEY)
+        end.tell("has it")
+        end.hear()
+        mine.free(KEY)
+
+    with forked(work) as child:
+        assert child.hear() == "has it"
+        assert claims._try(KEY) is module.NOBODY
+        child.tell("free it")
+        assert claims.claim(KEY).ours
+    claims.free(KEY)
+
+
+def test_the_claim_of_a_killed_process_is_free(claims: Claims, path: Path) -> None:
+    def work(end: End) -> None:
+        mine = holder(path)
+        mine.claim(KEY)
+        end.tell("has it")
+        end.hear()
+
+    with forked(work) as child:
+        assert child.hear() == "has it"
+        child.kill()
+        assert claims.claim(KEY) == Claim(ours=True, waited=False)
+    claims.free(KEY)
+
+
+def test_a_stopped_process_delays_and_holds_up_none(
+    claims: Claims, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(end: End) -> None:
+        mine = holder(path)
+        mine.claim(KEY)
+        end.tell("has it")
+        end.hear()
+
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    with forked(work) as child:
+        assert child.hear() == "has it"
+        child.signal(signal.SIGSTOP)
+        assert claims.claim(KEY) == Claim(ours=False, waited=True)
+        late = asyncio.run(claims.claim_in_loop(KEY))
+        assert late == Claim(ours=False, waited=True)
+
+
+def test_a_thread_that_is_long_at_it_holds_up_none(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.02)
+    claims.claim(KEY)
+    assert claims.claim(KEY) == Claim(ours=False, waited=True)
+    late = asyncio.run(claims.claim_in_loop(KEY))
+    assert late == Claim(ours=False, waited=True)
+    claims.free(KEY)
+
+
+def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
+    inside = most = 0
+
+    async def work() -> bool:
+        nonlocal inside, most
+        claim = await claims.claim_in_loop(KEY)
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        claims.free(KEY)
+        return claim.ours
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(*(work() for _ in range(8)))
+
+    assert all(asyncio.run(main()))
+    assert most == 1
+
+
+def test_a_coroutine_that_is_cancelled_leaves_the_claim_alone(claims: Claims) -> None:
+    async def main() -> None:
+        waiting = asyncio.ensure_future(claims.claim_in_loop(KEY))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        claims.free(KEY)
+        assert (await claims.claim_in_loop(KEY)).ours
+        claims.free(KEY)
+
+    claims.claim(KEY)
+    asyncio.run(main())

@@ -1,0 +1,182 @@
+"""The arena gives back what was put, or nothing, and empties itself for the living."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.cache.meeting import nameless
+from penstock.cache.memory import GROUPS, LEAST_SLOTS, MOST_PROBES, PAGE, Arena, Full
+from support.forked import End, forked
+
+
+def key(number: int, namespace: int = 1) -> bytes:
+    return namespace.to_bytes(8, "big") + number.to_bytes(8, "little")
+
+
+@contextmanager
+def an_arena(capacity: int = 4096, samples: int = 0) -> Iterator[Arena]:
+    arena = Arena(nameless("test"), capacity, samples)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with an_arena() as made:
+        yield made
+
+
+def test_what_was_put_is_found_and_nothing_else(arena: Arena) -> None:
+    arena.put(key(1), b"one")
+    assert bytes(arena.get(key(1)) or b"") == b"one"
+    assert arena.get(key(2)) is None
+    assert arena.get(key(1, namespace=2)) is None
+    assert (arena.records, arena.used) == (1, 3)
+
+
+def test_the_first_record_of_a_key_stays(arena: Arena) -> None:
+    arena.put(key(1), b"one")
+    arena.put(key(1), b"other")
+    assert bytes(arena.get(key(1)) or b"") == b"one"
+    assert (arena.records, arena.used) == (1, 3)
+
+
+def test_a_full_arena_keeps_what_it_has(arena: Arena) -> None:
+    arena.put(key(1), bytes(4000))
+    assert not arena.admits(key(2), 97)
+    with pytest.raises(Full):
+        arena.put(key(2), bytes(97))
+    arena.put(key(2), bytes(96))
+    arena.put(key(1), bytes(97))  # is there, so needs no room
+    assert (arena.records, arena.used, arena.evicted) == (2, 4096, 0)
+
+
+def test_a_full_table_refuses_what_hashes_there(arena: Arena) -> None:
+    for number in range(MOST_PROBES):
+        arena.put(key(number * LEAST_SLOTS), b"x")
+    with pytest.raises(Full):
+        arena.put(key(MOST_PROBES * LEAST_SLOTS), b"x")
+    assert arena.get(key(MOST_PROBES * LEAST_SLOTS)) is None
+    arena.put(key(MOST_PROBES), b"x")
+    assert arena.records == MOST_PROBES + 1
+
+
+def test_it_is_emptied_for_others_only_when_nobody_asks_any_more(arena: Arena) -> None:
+    one, other = key(0)[:8], key(0, 2)[:8]
+    for number in range(4):
+        arena.put(key(number), bytes(1024))
+    arena.note_use(one)
+    arena.note_use(other, lookups=4)  # one epoch's
+    with pytest.raises(Full):
+        arena.put(key(0, 2), bytes(1024))
+    arena.note_use(other)
+    assert arena.admits(key(0, 2), 1024)
+    arena.put(key(0, 2), bytes(1024))
+    assert (arena.records, arena.evicted) == (1, 4)
+    assert arena.get(key(0)) is None
+
+
+def test_a_full_table_is_emptied_like_a_full_arena(arena: Arena) -> None:
+    for number in range(MOST_PROBES):
+        arena.put(key(number * LEAST_SLOTS), b"x")
+    arena.note_use(key(0, 2)[:8], lookups=MOST_PROBES + 1)
+    arena.put(key(0, 2), b"y")
+    assert (arena.records, arena.evicted) == (1, MOST_PROBES)
+
+
+def test_a_record_larger_than_the_arena_empties_nothing(arena: Arena) -> None:
+    arena.put(key(1), b"one")
+    arena.note_use(key(0, 2)[:8], lookups=9)
+    with pytest.raises(Full):
+        arena.put(key(1, 2), bytes(4097))
+    assert arena.records == 1
+
+
+def test_a_damaged_record_is_forgotten_and_stored_anew(arena: Arena) -> None:
+    arena.put(key(1), b"one")
+    arena.forget(key(1))
+    arena.forget(key(2))
+    assert arena.get(key(1)) is None
+    arena.put(key(1), b"two")
+    assert bytes(arena.get(key(1)) or b"") == b"two"
+
+
+@pytest.mark.parametrize(
+    "place", [(1 << 63, 3), (0, 3), (PAGE, 0), (PAGE + 32 * LEAST_SLOTS, 4097)]
+)
+def test_a_torn_slot_is_none_and_is_stored_anew(
+    arena: Arena, place: tuple[int, int]
+) -> None:
+    arena.put(key(1), b"one")
+    arena._set_slot(PAGE + 32, key(1), *place)
+    assert arena.get(key(1)) is None
+    arena.put(key(1), b"two")
+    assert bytes(arena.get(key(1)) or b"") == b"two"
+
+
+def test_namespaces_beyond_those_counted_are_stored_all_the_same(arena: Arena) -> None:
+    for namespace in range(1, GROUPS + 9):
+        arena.note_use(key(0, namespace)[:8])
+        arena.put(key(namespace, namespace), b"x")
+    assert arena.records == GROUPS + 8
+    assert all(arena.get(key(each, each)) for each in range(1, GROUPS + 9))
+
+
+def test_two_processes_see_one_arena(arena: Arena) -> None:
+    def work(end: End) -> None:
+        with_own_locks = Arena(arena.reopened())
+        end.tell(bytes(with_own_locks.get(key(1)) or b"").decode())
+        with_own_locks.put(key(2), b"from the child")
+        end.tell("put")
+
+    arena.put(key(1), b"from the parent")
+    with forked(work) as child:
+        assert child.hear() == "from the parent"
+        assert child.hear() == "put"
+        assert bytes(arena.get(key(2)) or b"") == b"from the child"
+
+
+def test_what_others_read_without_a_lock_is_never_half_written(arena: Arena) -> None:
+    def work(end: End) -> None:
+        mine = Arena(arena.reopened())
+        end.tell("begun")
+        while True:
+            mine.note_use(key(0)[:8])
+
+    before = 0
+    with forked(work) as child:
+        assert child.hear() == "begun"
+        for _ in range(100_000):
+            now = arena._lookups
+            assert now >= before
+            before = now
+
+
+def test_a_writer_that_is_killed_locks_nobody_out(arena: Arena) -> None:
+    def work(end: End) -> None:
+        mine = Arena(arena.reopened())
+        with mine._writing():
+            end.tell("locked")
+            end.hear()
+
+    with forked(work) as child:
+        assert child.hear() == "locked"
+    arena.put(key(1), b"one")
+    assert arena.records == 1
+
+
+def test_what_is_no_arena_is_refused() -> None:
+    short, other = nameless("short"), nameless("other")
+    os.ftruncate(other, 1 << 16)
+    with pytest.raises(ValueError, match="too short"):
+        Arena(short)
+    with pytest.raises(ValueError, match="no arena of version"):
+        Arena(other)
+    os.close(short)
+    os.close(other)

@@ -1,0 +1,268 @@
+"""Whatever happens to the tiers, what comes back is what would be computed."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from penstock.cache import admission
+from penstock.cache.disk import Disk
+from penstock.cache.here import Here
+from penstock.cache.record import RecordError, check
+from penstock.cache.tiers import Cache
+from support.forked import End, forked
+from support.tiers import Computing, a_cache
+
+SAMPLES = 12
+SIZES = (8, 16, 24)
+"""Records of about 0.3, 0.9 and 1.9 KB."""
+INDEX = st.integers(0, SAMPLES - 1)
+SIZE = st.sampled_from(SIZES)
+SOME = st.lists(st.tuples(INDEX, SIZE), min_size=1, max_size=8)
+
+Asked = tuple[int, int]
+"""A sample's index and image size."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(admission, "RESTING_S", -1.0)  # what rests may go at once
+
+
+def whole(record: bytes | memoryview | None, key: bytes) -> bool:
+    """Whether that is a record, and undamaged."""
+    try:
+        check(record or b"", key)
+    except RecordError:
+        return False
+    return True
+
+
+class TiersMachine(RuleBasedStateMachine):
+    """One job's cache; its workers, and other jobs, come and are killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.cache: Cache | None = None
+        self.in_ram: set[Asked] = set()
+        self.on_disk: set[Asked] = set()
+        """What may be there, at most."""
+        self.asked = self.unsure = 0
+        """Since it was opened: in all, and by those who were killed meanwhile."""
+
+    @initialize(
+        ram=st.sampled_from([0, 3_000, 12_000, 60_000]),
+        limit=st.sampled_from([0, 5_000, 40_000]),
+        has_disk=st.booleans(),
+    )
+    def begin(self, ram: int, limit: int, *, has_disk: bool) -> None:
+        self.ram, self.limit = ram, limit
+        self.disk = self.folder / "disk" if has_disk else None
+        self.open()
+
+    # What the machine does
+
+    def fresh(self) -> Cache:
+        return a_cache(self.disk, ram=self.ram, limit=self.limit)
+
+    def open(self) -> None:
+        self.cache = self.fresh()
+        self.cache.open()
+        self.ask = Computing(self.cache)
+        self.asked = self.unsure = 0
+        self.in_ram.clear()
+
+    def close(self) -> None:
+        assert self.cache is not None
+        self.cache.close()
+
+    @property
+    def here(self) -> Here:
+        assert self.cache is not None
+        assert self.cache._here is not None
+        return self.cache._here
+
+    def may_be_stored(self, asked: Asked) -> None:
+        if self.ram:
+            self.in_ram.add(asked)
+        if self.disk is not None:
+            self.on_disk.add(asked)
+
+    def is_held(self, asked: Asked) -> bool:
+        """Whether it is there now, and is not one to be computed once more."""
+        key = self.ask.cache.keys.of(*asked)
+        arena, disk = self.here.arena, self.here.disk
+        if arena is not None and whole(arena.get(key), key):
+            return True
+        if disk is None or not whole(disk.get(key), key):
+            return False
+        return key[:8] in self.here._known and key[:8] not in self.here.left
+
+    def get(self, asked: Asked) -> None:
+        held = self.is_held(asked)
+        must = asked not in self.in_ram | self.on_disk
+        before = self.ask.computed
+        assert self.ask.right(*asked)
+        times = self.ask.computed - before
+        assert not (held and times), f"{asked} was held, and was computed"
+        assert not (must and not times), f"{asked} was nowhere, and was found"
+        self.asked += 1
+        self.may_be_stored(asked)
+
+    # What may happen
+
+    @rule(some=SOME)
+    def ask_for_some(self, some: list[Asked]) -> None:
+        for asked in some:
+            self.get(asked)
+
+    @rule(asked=st.tuples(INDEX, SIZE))
+    def ask_again(self, asked: Asked) -> None:
+        self.get(asked)
+        self.get(asked)
+
+    @rule(size=SIZE, epochs=st.integers(1, 2))
+    def ask_for_all_of_another_size(self, size: int, epochs: int) -> None:
+        for _ in range(epochs):
+            for index in range(SAMPLES):
+                self.get((index, size))
+
+    @rule()
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    @rule(some=SOME, told=st.integers(0, 8))
+    def a_worker_is_killed(self, some: list[Asked], told: int) -> None:
+        """It shares the counters, too."""
+        assert self.cache is not None
+        self.kill(Computing(self.cache), some, told)
+        told = min(told, len(some))
+        self.asked += told
+        self.unsure += len(some) - told
+
+    @rule(some=SOME, told=st.integers(0, 8))
+    def another_job_is_killed(self, some: list[Asked], told: int) -> None:
+        self.kill(Computing(self.fresh()), some, told)
+
+    @rule(some=SOME, told=st.integers(0, 8))
+    def the_last_job_is_killed(self, some: list[Asked], told: int) -> None:
+        self.close()
+        self.in_ram.clear()
+        self.kill(Computing(self.fresh()), some, told)
+        self.open()
+
+    def kill(self, ask: Computing, some: list[Asked], told: int) -> None:
+        """Have a child ask, and kill it once it has told of so many."""
+
+        def work(end: End) -> None:
+            ask.cache.open()
+            for each in some:
+                end.tell("right" if ask.right(*each) else f"{each} is wrong")
+            end.hear()
+
+        with forked(work) as child:
+            for each in some[:told]:
+                assert child.hear() == "right"
+                self.may_be_stored(each)
+        for each in some:
+            self.may_be_stored(each)
+
+    @precondition(lambda self: self.in_ram)
+    @rule(which=st.integers(0, 99), byte=st.integers(0, 10_000), flip=st.integers(1, 7))
+    def damage_in_ram(self, which: int, byte: int, flip: int) -> None:
+        asked = sorted(self.in_ram)[which % len(self.in_ram)]
+        arena = self.here.arena
+        assert arena is not None
+        found = arena._find(self.ask.cache.keys.of(*asked))
+        if found is not None and found[1] is not None:
+            begin, length = found[1]
+            arena._memory[begin + byte % length] ^= 1 << flip
+            self.in_ram.discard(asked)
+
+    @precondition(lambda self: self.on_disk)
+    @rule(which=st.integers(0, 99), byte=st.integers(0, 10_000), flip=st.integers(1, 7))
+    def damage_on_disk(self, which: int, byte: int, flip: int) -> None:
+        """Between two runs: of this one some records are still on their way."""
+        asked = sorted(self.on_disk)[which % len(self.on_disk)]
+        key = self.ask.cache.keys.of(*asked)
+        self.close()
+        disk = Disk(self.here_folder)
+        record = disk.get(key)
+        if record is not None:
+            record[byte % len(record)] ^= 1 << flip
+            with disk._env.begin(write=True) as txn:
+                txn.put(key, bytes(record))
+            self.on_disk.discard(asked)
+        disk.close()
+        self.open()
+
+    @property
+    def here_folder(self) -> Path:
+        folder = self.ask.cache.opening.folder
+        assert folder is not None
+        return folder
+
+    # What always holds
+
+    @invariant()
+    def each_sample_asked_for_was_found_or_computed(self) -> None:
+        if self.cache is None:
+            return
+        counts = self.here.counters.totals()
+        settled = counts.ram_hits + counts.disk_hits + counts.misses - counts.compared
+        assert self.asked <= settled <= self.asked + self.unsure
+
+    @invariant()
+    def no_tier_holds_more_than_it_may(self) -> None:
+        if self.cache is None:
+            return
+        if self.here.arena is not None:
+            assert 0 <= self.here.arena.used <= self.ram
+        if self.here.disk is not None:
+            assert 0 <= self.here.disk.used <= self.limit
+
+    @invariant()
+    def nobody_goes_on_without_a_tier(self) -> None:
+        if self.cache is None:
+            return
+        assert (self.here.arena is None) == (not self.ram)
+        assert (self.here.disk is None) == (self.disk is None)
+
+    def teardown(self) -> None:
+        if self.cache is not None:
+            self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def test_the_tiers_give_what_would_be_computed() -> None:
+    examples = int(os.environ.get("PENSTOCK_EXAMPLES", "25"))
+    run_state_machine_as_test(
+        TiersMachine, settings=settings(max_examples=examples, stateful_step_count=20)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_tiers_give_what_would_be_computed_for_long() -> None:
+    run_state_machine_as_test(
+        TiersMachine, settings=settings(max_examples=500, stateful_step_count=50)
+    )

@@ -1,0 +1,122 @@
+"""What is offered is written in batches, or said not to be; nobody waits for it."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cache import writer as module
+from penstock.cache.disk import Disk
+from penstock.cache.writer import Writer
+
+LIMIT = 1 << 20
+
+
+def key(number: int, namespace: int = 1) -> bytes:
+    return namespace.to_bytes(8, "big") + number.to_bytes(8, "big")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path / "cache", LIMIT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reasons() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def writer(disk: Disk, reasons: list[str]) -> Iterator[Writer]:
+    made = Writer(disk, "numbers", reasons.append)
+    yield made
+    made.close()
+
+
+def test_all_that_is_taken_is_written_and_told_of_once(
+    disk: Disk, writer: Writer
+) -> None:
+    done: Counter[int] = Counter()
+    for number in range(600):
+        namespace = 1 + number // 250
+        taken = writer.offer(
+            key(number, namespace), b"x" * 9, lambda n=number: done.update([n])
+        )
+        assert taken
+    writer.close()
+    assert done == Counter(range(600))
+    assert writer.written == 600
+    assert [each.records for each in disk.namespaces().values()] == [250, 250, 100]
+
+
+def test_a_record_on_its_way_is_found_and_not_taken_twice(
+    disk: Disk, writer: Writer
+) -> None:
+    with disk._leased():  # so it stays on its way
+        assert writer.offer(key(1), b"one", lambda: None)
+        assert not writer.offer(key(1), b"one", lambda: None)
+        assert writer.get(key(1)) == b"one"
+        assert writer.get(key(2)) is None
+    writer.close()
+    assert writer.get(key(1)) is None
+    assert bytes(disk.get(key(1)) or b"") == b"one"
+
+
+def test_when_too_many_wait_the_next_is_not_taken(
+    disk: Disk, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    with disk._leased():  # what is taken out first cannot be written meanwhile
+        offers = ((key(number), bytes(40), lambda: None) for number in range(9))
+        taken = [writer.offer(*each) for each in offers]
+    writer.close()
+    assert taken[:2] == [True, True]
+    assert not all(taken)
+    assert writer.written == sum(taken)
+
+
+def test_without_room_none_is_taken_any_more(
+    disk: Disk, writer: Writer, reasons: list[str]
+) -> None:
+    disk.limit = 100
+    told = threading.Event()
+    assert writer.offer(key(1), bytes(200), told.set)
+    told.wait()
+    assert writer.full
+    assert not writer.offer(key(2), b"small", lambda: None)
+    assert reasons == []
+
+
+def test_what_is_offered_after_the_end_is_not_taken(writer: Writer) -> None:
+    writer.close()
+    writer.close()
+    assert not writer.offer(key(1), b"one", lambda: None)
+
+
+def test_a_disk_that_fails_is_told_of_and_all_are_settled(
+    disk: Disk, writer: Writer, reasons: list[str]
+) -> None:
+    done: list[int] = []
+    disk.close()
+    for number in range(3):
+        writer.offer(key(number), b"x", lambda n=number: done.append(n))
+    writer.close()
+    assert done == list(range(len(done)))
+    assert done
+    assert "cannot be read" in reasons[0]  # it looks for room first
+    assert len(reasons) == 1
+    assert writer.get(key(0)) is None
+
+
+def test_closing_leaves_the_disk_synced(disk: Disk, writer: Writer) -> None:
+    writer.offer(key(1), b"one", lambda: None)
+    writer.close()
+    assert disk._state()["clean"] is True

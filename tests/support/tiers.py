@@ -1,0 +1,63 @@
+"""A cache with small tiers, and what a data set of plain numbers gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.cache.here import Opening
+from penstock.cache.key import Fingerprint, Keys
+from penstock.cache.tiers import Cache
+
+__all__ = ["Computing", "a_cache", "is_right", "sample_of"]
+
+NAME = "tiers"
+
+
+def a_cache(
+    disk: Path | None = None, *, ram: int = 0, limit: int | None = None
+) -> Cache:
+    """Return a cache that is not open; all of them have the same keys and name."""
+    opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk, limit)
+    return Cache(opening, Keys(Fingerprint(bytes(range(16)))), NAME, ram)
+
+
+def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:
+    """Return sample `index`: uint8 [3 size**2] and its number."""
+    size = image_size or 8
+    numbers = np.arange(3 * size**2) * (2 * index + 1) + version
+    return numbers.astype(np.uint8), index
+
+
+def is_right(sample: Any, index: int, image_size: int | None, version: int = 0) -> bool:
+    """Whether that is the sample, byte for byte."""
+    wanted = sample_of(index, image_size, version)
+    return bool(
+        sample[1] == wanted[1]
+        and sample[0].dtype == wanted[0].dtype
+        and sample[0].tobytes() == wanted[0].tobytes()
+    )
+
+
+class Computing:
+    """Asks a cache for samples, and counts how often one is computed."""
+
+    def __init__(self, cache: Cache, version: int = 0) -> None:
+        self.cache = cache
+        self.version = version
+        self.computed = 0
+
+    def __call__(self, index: int, image_size: int | None = None) -> Any:
+        """Return the sample."""
+
+        def compute(number: int) -> Any:
+            self.computed += number == 0
+            return sample_of(index, image_size, self.version)
+
+        return self.cache.sample(index, image_size, compute)
+
+    def right(self, index: int, image_size: int | None = None) -> bool:
+        """Ask for it, and tell whether it is right."""
+        return is_right(self(index, image_size), index, image_size, self.version)
