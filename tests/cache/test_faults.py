@@ -1,0 +1,79 @@
+"""Killed, cut short, flipped: a record is returned whole and right, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+KILLS = TESTS / "support" / "cache_faults.py"
+DAMAGE = TESTS / "support" / "cache_damage.py"
+FILES = ["state.json", "lock.mdb", "users", "writer", "claims"]
+
+
+def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
+    """Have a script do something; fail the test if it fails or crashes."""
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        timeout=timeout_s,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    print(done.stdout)
+
+
+@pytest.mark.parametrize("tiers", ["disk", "ram", "ram+disk"])
+def test_after_40_kills_all_that_is_there_is_right_and_what_was_synced_is_there(
+    tiers: str, tmp_path: Path
+) -> None:
+    happens(KILLS, "kills", 40, tmp_path, tiers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tiers", ["disk", "ram", "ram+disk"])
+def test_so_it_is_after_1000_kills(tiers: str, tmp_path: Path) -> None:
+    happens(KILLS, "kills", 1000, tmp_path, tiers, timeout_s=550)
+
+
+@pytest.mark.parametrize("kind", ["writer", "reader"])
+def test_who_is_killed_within_a_transaction_holds_up_nobody_and_leaves_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    happens(KILLS, "transactions", 40, tmp_path, kind)
+
+
+def test_processes_that_come_and_go_all_at_once_lose_nothing(tmp_path: Path) -> None:
+    happens(KILLS, "churn", tmp_path)
+
+
+@pytest.mark.parametrize("step", [199, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1200)
+def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowhere(
+    step: int, tmp_path: Path
+) -> None:
+    happens(DAMAGE, "harm", tmp_path, "data.mdb", step, timeout_s=1100)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_so_it_is_with_the_files_beside_the_database(name: str, tmp_path: Path) -> None:
+    happens(DAMAGE, "harm", tmp_path, name, 4999 if name == "lock.mdb" else 1)
+
+
+def test_a_list_of_arenas_that_is_wrong_shows_nowhere(
+    tmp_path: Path,
+) -> None:
+    happens(DAMAGE, "lists", tmp_path)
+
+
+def test_each_write_that_fails_turns_the_disk_off_with_one_warning(
+    tmp_path: Path,
+) -> None:
+    happens(DAMAGE, "limited", tmp_path, 2048)

@@ -1,0 +1,257 @@
+"""Full, foreign, torn or forbidden places: training goes on after one warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.cache.here import FOLDER
+from penstock.cache.trust import REMOTE, kind_of_place
+from support.cache_training import SAMPLES, WIDTH, train
+
+TESTS = Path(__file__).parents[1]
+SCRIPT = TESTS / "support" / "cache_training.py"
+OWN_MOUNTS = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+KINDS = ["thread", "process"]
+
+
+def begun(*before: str, **described: Any) -> subprocess.Popen[str]:
+    """Start a training in a process of its own."""
+    return subprocess.Popen(
+        [*before, sys.executable, "-P", str(SCRIPT), json.dumps(described)],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(training: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for it; return what it said, and all warnings of its processes."""
+    with training:
+        out, err = training.communicate(timeout=60)
+    assert training.returncode == 0, (training.returncode, err[-2000:])
+    said: dict[str, Any] = json.loads(out)
+    said["told"] += [line for line in err.splitlines() if "Cache(ID:" in line]
+    return said
+
+
+def in_a_file_system(
+    options: str, place: Path, then: str = "true", **described: Any
+) -> dict[str, Any]:
+    """Train with a tmpfs of its own, which is gone with the process."""
+    tried = subprocess.run([*OWN_MOUNTS, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip("mounting is not permitted here")
+    place.mkdir(exist_ok=True)
+    shell = f'mount -t tmpfs -o {options} none "$0" && {then} && exec "$@"'
+    before = [*OWN_MOUNTS, "sh", "-c", shell, str(place)]
+    return ended(begun(*before, disk=str(place), **described))
+
+
+@pytest.mark.parametrize("executor", KINDS)
+def test_on_a_disk_with_hardly_any_room_nothing_is_stored_and_that_is_told_once(
+    executor: str, tmp_path: Path
+) -> None:
+    said = in_a_file_system("size=2m", tmp_path / "full", executor=executor)
+    assert len(said["told"]) == 1
+    assert str(tmp_path / "full") in said["told"][0]
+    assert "free some" in said["told"][0]
+    assert said["records"]["disk"] == 0
+
+
+@pytest.mark.parametrize("executor", KINDS)
+@pytest.mark.parametrize("size", ["256k", "400k", "1m"])
+def test_a_disk_that_fills_up_under_the_cache_is_given_up_with_one_warning(
+    size: str, executor: str, tmp_path: Path
+) -> None:
+    cache = {"executor": executor, "to_the_last_byte": True, "disk_limit": 1 << 30}
+    said = in_a_file_system(f"size={size}", tmp_path / "full", **cache)
+    assert len(said["told"]) == 1
+    assert "it goes on without its disk" in said["told"][0]
+    assert str(tmp_path / "full") in said["told"][0]
+
+
+def test_a_file_system_that_may_only_be_read_is_told_once(tmp_path: Path) -> None:
+    place = tmp_path / "only read"
+    said = in_a_file_system("size=2m", place, then='mount -o remount,ro "$0"')
+    assert len(said["told"]) == 1
+    assert str(place) in said["told"][0]
+
+
+@pytest.mark.parametrize("file_bytes", [10, 40_000, 300_000])
+def test_where_no_file_may_be_large_each_tier_is_given_up_with_one_warning(
+    file_bytes: int, tmp_path: Path
+) -> None:
+    ignoring = ["sh", "-c", "trap '' XFSZ; exec \"$@\"", "sh"]
+    cache = {"disk": str(tmp_path), "ram": "2MB"}
+    said = ended(begun(*ignoring, file_bytes=file_bytes, **cache))
+    for tier in ("RAM", "its disk"):
+        assert sum(f"goes on without {tier}" in line for line in said["told"]) == 1
+    assert len(said["told"]) == 2
+
+
+def one_warning(place: Path, *words: str, stored: bool = False, **cache: Any) -> None:
+    """Train; assert that it was told once of the place, in these words."""
+    said = train(disk=str(place), **cache)
+    assert len(said["told"]) == 1, said["told"]
+    for word in (str(place), *words):
+        assert word in said["told"][0]
+    assert ("disk" in said["records"]) == stored
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A cache that a run has left."""
+    assert train(disk=str(tmp_path))["told"] == []
+    return tmp_path
+
+
+def test_a_folder_of_another_user_is_not_used(filled: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(filled / FOLDER, 65534, 65534)
+    one_warning(filled, "belongs to user 65534", "give a folder of your own")
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(filled: Path) -> None:
+    (filled / FOLDER).chmod(0o777)
+    one_warning(filled, "chmod 700")
+
+
+def test_a_folder_that_this_user_may_not_write_to_is_not_used(filled: Path) -> None:
+    if os.getuid() == 0:
+        pytest.skip("permission bits do not bind root")
+    (filled / FOLDER).chmod(0o500)
+    one_warning(filled, "chmod 700")
+
+
+def test_a_file_where_the_folder_should_be_is_not_used(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("mine")
+    one_warning(place, "is not a folder", "give another path")
+    assert place.read_text() == "mine"
+
+
+def test_a_link_where_the_folder_should_be_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
+    one_warning(tmp_path, "is a link")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"version": 0}, "another version"),
+        ({"clean": False, "boot": "of yesterday"}, "before a power cut"),
+    ],
+)
+def test_what_another_version_or_a_power_cut_left_is_emptied_and_filled_anew(
+    filled: Path, state: dict[str, Any], words: str
+) -> None:
+    path = filled / FOLDER / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | state))
+    one_warning(filled, words, "filled anew", stored=True)
+    again = train(disk=str(filled), epochs=1)
+    assert again["told"] == []
+    assert again["records"]["disk"] == SAMPLES
+
+
+def test_a_torn_database_is_emptied_and_filled_anew(filled: Path) -> None:
+    path = filled / FOLDER / "data.mdb"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    one_warning(filled, "filled anew", stored=True)
+
+
+def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    inner = tmp_path / "of all" / "jobs"
+    inner.mkdir(parents=True)
+    place = str(tmp_path / "of all").replace(" ", "\\040")
+    lines = ["none / ext4 rw 0 0", f"server:/x {place} nfs4 rw 0 0", "a b c d e f"]
+    mounts.write_text("\n".join(lines))
+    assert kind_of_place(inner / "not yet made", mounts) == "nfs4"
+    assert kind_of_place(inner, mounts) in REMOTE
+    assert kind_of_place(tmp_path / "of all others", mounts) == "ext4"
+    (tmp_path / "link").symlink_to(inner)
+    assert kind_of_place(tmp_path / "link", mounts) == "nfs4"
+
+
+def test_a_folder_on_a_network_file_system_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(kind_of_place, "__defaults__", (mounts,))
+    one_warning(tmp_path / "cache", "nfs4", "give a folder on a disk of this machine")
+
+
+def test_of_two_jobs_on_one_folder_the_stricter_stops_at_its_limit(
+    tmp_path: Path,
+) -> None:
+    few = 10 * WIDTH
+    strict = begun(disk=str(tmp_path), disk_limit=few, epochs=3)
+    loose = begun(disk=str(tmp_path), disk_limit=1 << 30, epochs=3, executor="process")
+    for training in (strict, loose):
+        assert ended(training)["told"] == []
+    alone = tmp_path / "alone"
+    for _ in range(2):  # the second sees all that the first has written
+        said = ended(begun(disk=str(alone), disk_limit=few))
+        assert said["told"] == []
+    assert 0 < said["nbytes"]["disk"] <= few
+
+
+def test_without_memory_to_share_training_goes_on_after_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str, flags: int = 0) -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    said = train(ram="2MB")
+    assert len(said["told"]) == 1
+    assert "it goes on without RAM" in said["told"][0]
+
+
+@pytest.mark.parametrize("executor", KINDS)
+def test_a_killed_trainer_leaves_no_process_and_no_memory(
+    executor: str, tmp_path: Path
+) -> None:
+    cache: dict[str, Any] = {"ram": "4MB", "disk": str(tmp_path), "executor": executor}
+    with begun(until_killed=True, **cache) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline()
+        trainer = psutil.Process(training.pid)
+        family = [trainer, *trainer.children(recursive=True)]
+        memory = arenas(family)
+        assert memory
+        trainer.kill()
+        _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    assert not memory & arenas(psutil.process_iter())
+    said = ended(begun(**cache))
+    assert said["told"] == []
+    assert said["records"]["RAM"] == SAMPLES
+
+
+def arenas(processes: Any) -> set[tuple[int, int]]:
+    """Return the shared memory of caches that these processes have open."""
+    found = set()
+    for process in processes:
+        for link in Path(f"/proc/{process.pid}/fd").glob("*"):
+            try:
+                if "memfd:penstock" in os.readlink(link):
+                    found.add((link.stat().st_dev, link.stat().st_ino))
+            except OSError:
+                continue  # it is closed by now
+    return found

@@ -1,0 +1,211 @@
+"""Caches whose files are damaged, or cannot be written. Run as a script, as the kills.
+
+A process of its own, so that a crash is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from penstock.cache.disk import Disk
+from penstock.cache.here import FOLDER
+from penstock.cache.meeting import Holder, own_folder
+from support.cache_faults import (
+    FEW,
+    RAM,
+    cache_in,
+    found_in,
+    key,
+    record,
+    right,
+    value_at,
+)
+from support.forked import End, forked
+
+ODD = [-1, 0, 1, 1 << 40, 1 << 70, 1e300, "x", None, []]
+
+
+class Told(logging.Handler):
+    """Collects warnings; those of forked processes are printed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self._pid = os.getpid()
+
+    def emit(self, line: logging.LogRecord) -> None:
+        """Keep one."""
+        if os.getpid() == self._pid:
+            self.lines.append(line.getMessage())
+        else:
+            print(line.getMessage(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Collect the warnings of caches within."""
+    logger, told = logging.getLogger("penstock"), Told()
+    logger.addHandler(told)
+    logger.propagate = False
+    try:
+        yield told.lines
+    finally:
+        logger.propagate = True
+        logger.removeHandler(told)
+
+
+def small(folder: Path, samples: int) -> None:
+    """Fill a cache with a few records, some of them anew, and close it."""
+    for index in range(samples):
+        disk = Disk(folder / FOLDER)
+        disk.put([record(index)], "values")
+        disk.close()
+    disk = Disk(folder / FOLDER)
+    disk.forget(key(0))
+    disk.put([record(0)], "values")
+    disk.sync()
+    disk.close()
+
+
+def used(folder: Path, samples: int) -> int:
+    """Use a cache as two runs would; return how many samples it had at first."""
+    cache = cache_in(folder)
+    first = found_in(cache, samples)
+    for index in range(samples + 2):
+        right(cache.sample(index, None, value_at(index)), index)
+    cache.close()
+    again = cache_in(folder)
+    found_in(again, samples)
+    again.close()
+    return len(first)
+
+
+def damage(data: bytes, dice: random.Random, step: int) -> Iterator[tuple[str, bytes]]:
+    """Yield a file with one bit flipped, every `step` bytes, cut, or another."""
+    for other in (b"", b"{}", b"[1]", b"null", b"[" * 4000, dice.randbytes(5000)):
+        yield f"{other[:6]!r}", other
+    for at in range(dice.randrange(step), len(data), step):
+        bit = dice.randrange(8)
+        changed = bytearray(data)
+        changed[at] ^= 1 << bit
+        yield f"bit {bit} of byte {at}", bytes(changed)
+    pages = range(0, len(data), 4096)
+    cuts = {*pages, *(at + 1 for at in pages), *(at + 2000 for at in pages)}
+    for length in sorted(each for each in cuts if each < len(data)):
+        yield f"cut to {length}", data[:length]
+
+
+def harm(place: Path, name: str, step: int, seed: int = 0) -> None:
+    """Open a cache again and again, each time with one file of it damaged."""
+    samples = 4
+    dice = random.Random(seed)
+    pristine, folder = place / "pristine", place / "harmed"
+    small(pristine, samples)
+    path = pristine / FOLDER / name
+    data = path.read_bytes() if path.exists() else b""
+    whole = count = 0
+    with quiet():
+        for what, damaged in damage(data, dice, step):
+            shutil.copytree(pristine, folder)
+            (folder / FOLDER / name).write_bytes(damaged)
+            print(f"{name}: {what}", file=sys.stderr)  # the last line says what crashed
+            whole += used(folder, samples)
+            count += 1
+            shutil.rmtree(folder)
+    print(f"{count} files, {whole} of {count * samples} records served")
+
+
+def lists(place: Path) -> None:
+    """Find one another's arena by lists that somebody wrote something else into."""
+    with forked(keeps) as other, open(place / "a file", "wb+") as file:
+        file.write(bytes(10_000))
+        file.flush()
+        assert other.hear() == "open"
+        mine = Holder.me(file.fileno())
+        path = own_folder() / "faults"  # type: ignore[operator]
+        theirs = path.read_bytes()
+        wrong = [[asdict(replace(mine, **{n: v}))] for n in asdict(mine) for v in ODD]
+        texts = [json.dumps(each).encode() for each in (*wrong, [asdict(mine)], [{}])]
+        changes = damage(theirs, random.Random(0), 1)
+        for text in (*texts, *(text for _, text in changes)):
+            path.write_bytes(text)
+            cache = cache_in(None, RAM)
+            cache.open()
+            for index in range(FEW):
+                right(cache.sample(index, None, value_at(index)), index)
+            cache.close()
+        file.seek(0)
+        assert not any(file.read()), "what is no arena was written to"
+        path.write_bytes(theirs)
+        assert found_in(cache_in(None, RAM), FEW) == set(range(FEW))
+
+
+def keeps(end: End) -> None:
+    """Hold an arena with some samples."""
+    cache = cache_in(None, RAM)
+    cache.open()
+    for index in range(FEW):
+        cache.sample(index, None, value_at(index))
+    end.tell("open")
+    end.hear()
+
+
+def limited(place: Path, step: int) -> None:
+    """Fill caches while no file may be longer than so much, a little more each time.
+
+    So each write fails once: the state, and page after page of the database.
+    """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    pristine, folder = place / "pristine", place / "limited"
+    small(pristine, 2)
+    end = (pristine / FOLDER / "data.mdb").stat().st_size + (1 << 16)
+    warned = kept = 0
+    for nbytes in (*range(0, 200, 20), *range(step, end, step)):
+        shutil.copytree(pristine, folder)
+        with quiet() as told, shorter_than(nbytes):
+            used(folder, FEW)
+        assert len(told) <= 2, f"{nbytes} bytes: {told}"  # of two runs
+        stored = used(folder, FEW)
+        assert stored >= 2, f"{nbytes} bytes: what was there is gone"
+        assert told or stored == FEW, f"{nbytes} bytes: not told that it is off"
+        warned, kept = warned + bool(told), kept + stored
+        shutil.rmtree(folder)
+    print(f"{warned} limits were met, {kept} records kept")
+
+
+@contextmanager
+def shorter_than(nbytes: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, within."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    what, *arguments = sys.argv[1:]
+    match what, arguments:
+        case "harm", [place, name, step]:
+            harm(Path(place), name, int(step))
+        case "lists", [place]:
+            lists(Path(place))
+        case "limited", [place, step]:
+            limited(Path(place), int(step))
+
+
+if __name__ == "__main__":
+    main()

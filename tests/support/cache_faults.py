@@ -1,0 +1,243 @@
+"""Caches that come to harm. Run as a script: what is to happen, then arguments.
+
+A process of its own, so that a crash is seen; small, so that it forks quickly.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cache.codec import CODECS
+from penstock.cache.disk import Disk
+from penstock.cache.here import FOLDER, Opening
+from penstock.cache.key import Fingerprint, Keys
+from penstock.cache.record import encode
+from penstock.cache.tiers import Cache
+from support.forked import End, Forked, forked
+
+SAMPLES = 150
+RAM = 4 << 20
+LONGEST_S = 0.06
+"""That a process lives before it is killed, from when it begins to work."""
+ROUNDS_A_FOLDER = 20
+FEW = 8
+PEERS = 3
+KEYS = Keys(Fingerprint(bytes(16)))
+
+
+def value(index: int) -> NDArray[np.uint8]:
+    """Return the sample of that index: some bytes, or some pages."""
+    dice = np.random.default_rng(index)
+    return dice.integers(0, 256, 100 + 911 * (index % 11), np.uint8)
+
+
+def value_at(index: int) -> Callable[[int], NDArray[np.uint8]]:
+    """Return what computes that sample."""
+    return lambda _: value(index)
+
+
+def right(found: NDArray[np.uint8], index: int) -> None:
+    """Assert that it is that sample."""
+    assert np.array_equal(found, value(index)), f"sample {index} is wrong"
+
+
+def key(index: int) -> bytes:
+    """Return what it is stored under."""
+    return KEYS.of(index, None)
+
+
+def record(index: int) -> tuple[bytes, bytes]:
+    """Return what a disk stores."""
+    return key(index), encode(value(index), key(index), CODECS[0])
+
+
+def cache_in(folder: Path | None, ram: int = 0) -> Cache:
+    """Return a cache of the samples above."""
+    opening = Opening("Cache(ID:1)", "values", "auto", SAMPLES, folder, None)
+    return Cache(opening, KEYS, "faults", ram)
+
+
+def found_in(cache: Cache, samples: int = SAMPLES) -> set[int]:
+    """Return which samples are there; assert that each is right."""
+    cache.open()
+    here = cache._mine()  # noqa: SLF001 to compute nothing
+    found = {index: here.find(key(index)) for index in range(samples)}
+    for index, each in found.items():
+        if each is not None:
+            right(each.sample, index)
+    return {index for index, each in found.items() if each is not None}
+
+
+# Kills
+
+
+def asks(cache: Cache, seed: int, end: End) -> None:
+    """Ask a cache for samples, without end; tell those that it brought to the disk."""
+    dice = random.Random(seed)
+    computed: list[int] = []
+    end.tell("")
+
+    def compute(index: int) -> Any:
+        computed.append(index)
+        return value(index)
+
+    def ask(index: int) -> None:
+        found = cache.sample(index, None, lambda _: compute(index))
+        right(found, index)
+
+    with ThreadPoolExecutor(2) as threads:
+        while True:
+            list(threads.map(ask, [dice.randrange(SAMPLES) for _ in range(12)]))
+            cache.flush()
+            end.tell(" ".join(map(str, computed)))
+
+
+def killed(child: Forked) -> set[int]:
+    """Kill a child; return all that it told. It must not have ended by itself."""
+    child.kill()
+    assert child.ended() == -signal.SIGKILL, f"{child.ended()}: {child.hear()}"
+    lines = iter(child.hear, "")
+    return {int(word) for line in lines for word in line.split()}
+
+
+def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
+    """Have processes use a cache and kill them; return what they told was on disk."""
+    told: set[int] = set()
+    with ExitStack() as stack:
+        seeds = [dice.randrange(1 << 30) for _ in range(children)]
+        alive = [stack.enter_context(forked(partial(asks, cache, s))) for s in seeds]
+        for child in alive:
+            child.hear()  # it is at work
+        for child in alive:
+            time.sleep(dice.random() * LONGEST_S)
+            told |= killed(child)
+    return told
+
+
+def kill_loop(rounds: int, place: Path, tiers: str) -> None:
+    """Kill processes that use one cache; look at it after each round, twice."""
+    dice = random.Random(rounds)
+    most = 0
+    for first in range(0, rounds, ROUNDS_A_FOLDER):
+        folder = place / str(first) if "disk" in tiers else None
+        told: set[int] = set()
+        shared = cache_in(folder, RAM if "ram" in tiers else 0)
+        for number in range(first, min(first + ROUNDS_A_FOLDER, rounds)):
+            told |= kill_some(shared_open(shared), dice, 1 + number % 2)
+            found = found_in(shared)
+            most = max(most, len(found))
+            if folder is not None:
+                shared.close()
+                found = found_in(alone := cache_in(folder))
+                alone.close()
+                assert told <= found, f"round {number}: {told - found} are gone"
+        shared.close()
+    assert most > SAMPLES // 4, f"only {most} samples were there: nothing was tested"
+    print(f"at most {most} samples were there at once")
+
+
+def shared_open(cache: Cache) -> Cache:
+    """Open it as a trainer does before its workers are forked."""
+    cache.open()
+    return cache
+
+
+def stops_within(folder: Path, kind: str, end: End) -> None:
+    """Stop in the middle of a transaction, and wait to be killed."""
+    disk = Disk(folder / FOLDER)
+    environment = disk._env  # noqa: SLF001 a transaction of its own, to stop in
+    if kind == "writer":
+        with disk._leased(), environment.begin(write=True) as txn:  # noqa: SLF001
+            for index in range(SAMPLES):
+                txn.put(*record(index))
+            end.tell("within")
+            signal.pause()
+    with environment.begin(buffers=True) as txn:
+        txn.get(key(0))
+        end.tell("within")
+        signal.pause()
+
+
+def goes_on(folder: Path, end: End) -> None:
+    """Store a sample each time that a number comes; tell how large the file is."""
+    disk = Disk(folder / FOLDER)
+    end.tell("open")
+    for index in map(int, iter(end.hear, "")):
+        disk.forget(key(index))
+        disk.put([record(index)], "values")
+        found = {each for each in range(SAMPLES) if disk.get(key(each)) is not None}
+        end.tell(" ".join(map(str, found)))
+    disk.close()
+
+
+def kill_in_transactions(rounds: int, folder: Path, kind: str) -> None:
+    """Kill processes within a transaction while another goes on with the folder."""
+    stored: set[int] = set()
+    sizes = []
+    with forked(partial(goes_on, folder)) as other:
+        assert other.hear() == "open"
+        for number in range(rounds):
+            with forked(partial(stops_within, folder, kind)) as child:
+                assert child.hear() == "within"
+                killed(child)
+            index = number % FEW
+            stored.add(index)
+            other.tell(str(index))
+            found = set(map(int, other.hear().split()))
+            assert found == stored, f"round {number}: {found ^ stored}"
+            cache = cache_in(folder)
+            assert found_in(cache) == stored
+            cache.close()
+            sizes.append((folder / FOLDER / "data.mdb").stat().st_size)
+    assert sizes[-1] <= 2 * sizes[FEW], f"room is not used again: {sizes}"
+    print(f"the database took {sizes[0]} bytes at first and {sizes[-1]} at last")
+
+
+def comes_and_goes(folder: Path, first: int, end: End) -> None:
+    """Open the folder, store, find it, close it, again and again."""
+    for index in range(first, SAMPLES, PEERS):
+        disk = Disk(folder / FOLDER)
+        disk.put([record(index)], "values")
+        assert disk.get(key(index)) == record(index)[1]
+        disk.close()
+    end.tell("done")
+
+
+def churn(folder: Path) -> None:
+    """Have processes come and go all at once: some open while the last one closes."""
+    with ExitStack() as stack:
+        works = [partial(comes_and_goes, folder, number) for number in range(PEERS)]
+        children = [stack.enter_context(forked(work)) for work in works]
+        for child in children:
+            assert (said := child.hear()) == "done", said
+    cache = cache_in(folder)
+    assert found_in(cache) == set(range(SAMPLES))
+    cache.close()
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    what, *arguments = sys.argv[1:]
+    match what, arguments:
+        case "kills", [rounds, place, tiers]:
+            kill_loop(int(rounds), Path(place), tiers)
+        case "transactions", [rounds, place, kind]:
+            kill_in_transactions(int(rounds), Path(place), kind)
+        case "churn", [place]:
+            churn(Path(place))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Trains on a pipeline with a cache and says, as JSON, whether all data was right.
+
+Run as a script: a JSON object of what is to be set. A process of its own, so that it
+may be killed, or given limits and file systems of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import penstock as ps
+from support.cache_damage import quiet
+
+SAMPLES = 64
+WIDTH = 20_000
+
+
+class Noise:
+    """Sample i is 20 kB that no codec makes smaller, and i."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.uint8], int]:
+        return noise(index), index
+
+
+def noise(index: int) -> NDArray[np.uint8]:
+    """Return the bytes of that sample."""
+    return np.random.default_rng(index).integers(0, 256, WIDTH, np.uint8)
+
+
+def pipeline(executor: str = "thread", **cache: Any) -> ps.Pipeline:
+    """Return a pipeline with such a cache."""
+    workers: dict[str, Any] = {"executor": executor, "num_parallel_workers": 2}
+    source = ps.Pipeline.from_dataset(Noise(), **workers)
+    return source.cache(**cache).shuffle(seed=1).batch(8)
+
+
+def trained(pipe: ps.Pipeline) -> Iterator[list[int]]:
+    """Yield the samples of each batch, as they come; assert that they are right."""
+    for images, indices in pipe:
+        for image, index in zip(images, indices.tolist(), strict=True):
+            assert np.array_equal(image.numpy(), noise(index)), index
+        yield indices.tolist()
+
+
+def train(epochs: int = 2, **described: Any) -> dict[str, Any]:
+    """Train, and return the warnings and what the disk served and held.
+
+    Each sample of each epoch comes once, and is right.
+    """
+    with quiet() as told, closing(pipeline(**described)) as pipe:
+        for _ in range(epochs):
+            seen = [index for batch in trained(pipe) for index in batch]
+            assert sorted(seen) == list(range(SAMPLES))
+        reading = pipe.stats()
+    caches = [] if reading is None else reading.caches
+    tiers = {tier.name: tier for cache in caches for tier in cache.tiers}
+    records = {name: tier.records for name, tier in tiers.items()}
+    nbytes = {name: tier.nbytes for name, tier in tiers.items()}
+    hits = sum(cache.hits for cache in caches)
+    return {"told": told, "records": records, "nbytes": nbytes, "hits": hits}
+
+
+def main() -> None:
+    """Do it, after what is said about the machine."""
+    described = json.loads(sys.argv[1])
+    logging.basicConfig(stream=sys.stderr)
+    if "file_bytes" in described:
+        limit = described.pop("file_bytes")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if described.pop("to_the_last_byte", False):
+        from penstock.cache import spare
+
+        spare.SPARE = -(1 << 40)
+    if described.pop("until_killed", False):
+        with quiet(), pipeline(**described) as pipe:
+            print(next(trained(pipe)), flush=True)
+            sys.stdin.read()
+    print(json.dumps(train(**described)))
+
+
+if __name__ == "__main__":
+    main()
