@@ -13,21 +13,22 @@ found by the state file, and emptied; a killed process tears nothing.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from .admission import victims
+from .folder_state import VERSION, FolderState
 from .in_flight import in_flight
+from .lease import leased
 from .memory import Full, copied
 from .spare import shortage, spare_bytes
 from .trust import DistrustError, boot_id, check_folder, check_pages
@@ -41,10 +42,8 @@ MOST_READERS = 4096
 PAGE = 4096
 NODE = 40
 """Bytes of a page that a small record takes beside itself, about."""
-STATE_BYTES = 4096
 STRETCH = 1000
 """Keys looked at in one transaction."""
-VERSION = 1
 
 
 class DiskError(Exception):
@@ -104,7 +103,8 @@ class Disk:
             except BaseException:
                 os.close(self._users)
                 raise
-            self._meta = self._env.open_db(b"namespaces")
+            with leased(self.folder):  # to open it is a write, also where it is there
+                self._meta = self._env.open_db(b"namespaces")
             self._env.reader_check()
         free = os.statvfs(folder)
         usable = free.f_bavail * free.f_frsize
@@ -129,7 +129,7 @@ class Disk:
             Full: there is no room for the first of them; says why if the disk is full.
             DiskError: it cannot be written to.
         """
-        with failing("written", self.folder), self._leased():
+        with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             fitting = within(batch, self._room(batch[0][0][:8]))
             with self._env.begin(write=True) as txn:
@@ -142,7 +142,7 @@ class Disk:
 
     def forget(self, key: bytes) -> None:
         """Delete a record that is damaged."""
-        with failing("written", self.folder), self._leased():
+        with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             with self._env.begin(write=True) as txn:
                 record = txn.pop(key)
@@ -151,14 +151,14 @@ class Disk:
 
     def clear(self, namespace: bytes | None = None) -> int:
         """Delete a namespace, or all; return how many records that were."""
-        with failing("written", self.folder), self._leased():
+        with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             names = list(self.namespaces()) if namespace is None else [namespace]
             return sum(map(self._drop, names))
 
     def open_namespace(self, namespace: bytes, about: str) -> Namespace:
         """Note that a namespace is in use; return what was known of it."""
-        with failing("written", self.folder), self._leased():
+        with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             with self._env.begin(write=True) as txn:
                 return self._count(txn, namespace, about, 0, 0)
@@ -169,7 +169,7 @@ class Disk:
         It holds for this session: from when one process opened the folder alone until
         nobody has it open any more.
         """
-        with failing("written", self.folder), self._leased():
+        with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             with self._env.begin(write=True) as txn:
                 known = parsed(txn.get(namespace, db=self._meta))
@@ -200,14 +200,11 @@ class Disk:
 
     def sync(self) -> None:
         """Have all that is written on the disk."""
-        with failing("written", self.folder), self._leased():
+        if FolderState.read(self.folder).clean:
+            return
+        with failing("written", self.folder), leased(self.folder):
             self._env.sync(True)  # noqa: FBT003 its only argument
             self._mark(clean=True)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all that was written is on the disk."""
-        return bool(self._state().get("clean"))
 
     def close(self) -> None:
         """Let go of it. Idempotent; synced before, or a power cut empties it."""
@@ -218,31 +215,42 @@ class Disk:
 
     # Opening
 
-    def _enter(self) -> None:
+    def _enter(self, tries: int = 3) -> None:
         """Join those who have it open; alone, look whether it is whole."""
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(self._users, fcntl.LOCK_SH)
-            self.session = self._state().get("session", "")
+            pass
+        else:
+            self._begin_session()
+        fcntl.flock(self._users, fcntl.LOCK_SH)  # not at once: another may be before us
+        state = FolderState.read(self.folder)
+        if state.version == VERSION and state.boot == boot_id():
+            self.session = state.session
             return
-        data = self.folder / "data.mdb"
+        if not tries:
+            raise DistrustError(f"{self.folder} was left by who looked through it")
+        fcntl.flock(self._users, fcntl.LOCK_UN)
+        self._enter(tries - 1)  # it was not looked through to the end: it is ours to do
+
+    def _begin_session(self) -> None:
+        """Alone, look whether the folder was left whole; else empty it."""
+        data, left = self.folder / "data.mdb", FolderState.read(self.folder)
         try:
             if data.exists():
-                self._check_left(data)
+                self._check_left(data, left)
         except DistrustError as error:
             self.told = f"{error}; it is emptied, and filled anew"
             self._wipe()
+            left = FolderState("", clean=True)
         self.session = secrets.token_hex(8)
-        self._mark(clean=True)
-        fcntl.flock(self._users, fcntl.LOCK_SH)  # not at once: another may be before us
-        self.session = self._state().get("session", "")
+        # What was not synced on this boot still is not.
+        self._mark(clean=left.clean or not data.exists())
 
-    def _check_left(self, data: Path) -> None:
-        state = self._state()
-        if state.get("version") != VERSION:
+    def _check_left(self, data: Path, left: FolderState) -> None:
+        if left.version != VERSION:
             raise DistrustError(f"{self.folder} was written by another version")
-        if not state.get("clean") and state.get("boot") != boot_id():
+        if not left.survived:
             raise DistrustError(f"{self.folder} was not closed before a power cut")
         if data.stat().st_size:
             check_pages(data)
@@ -273,41 +281,9 @@ class Disk:
 
     # Writing: the lease is held
 
-    @contextmanager
-    def _leased(self) -> Iterator[None]:
-        """Be the one process that writes; it ends with the process that has it."""
-        lease = os.open(self.folder / "writer", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lease, fcntl.LOCK_EX)
-            yield
-        finally:
-            fcntl.flock(lease, fcntl.LOCK_UN)  # a child forked meanwhile has it open
-            os.close(lease)
-
-    def _state(self) -> dict[str, Any]:
-        try:
-            text = (self.folder / "state.json").read_bytes()[:STATE_BYTES]
-            state = json.loads(text)
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return state if isinstance(state, dict) else {}
-
     def _mark(self, *, clean: bool) -> None:
         """Write down whether all is on the disk, before it is no longer so."""
-        now = {
-            "version": VERSION,
-            "clean": clean,
-            "boot": boot_id(),
-            "session": self.session,
-        }
-        if self._state() == now:
-            return
-        path, new = self.folder / "state.json", self.folder / "state.json.new"
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(now, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        FolderState.now(self.session, clean=clean).write(self.folder)
 
     def _room(self, namespace: bytes) -> int:
         """Return the bytes that may be written; evicts what nobody uses."""
@@ -378,7 +354,7 @@ def within(
 
 def parsed(text: bytes | None) -> Namespace:
     """Return what is written of a namespace; nothing, if that cannot be read."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
+    with suppress(ValueError, TypeError, RecursionError):
         return Namespace(**json.loads(text or b"{}"))
     return Namespace("")
 

@@ -200,8 +200,7 @@ class Here:
         if self._writer is not None:
             self._writer.close()
         with suppress(DiskError):
-            if not disk.is_clean:
-                disk.sync()
+            disk.sync()
 
     # RAM
 

@@ -1,7 +1,5 @@
 """Records on disk: whole namespaces come and go, and any process may be killed."""
 
-# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
-
 from __future__ import annotations
 
 import json
@@ -16,6 +14,7 @@ import pytest
 
 from penstock.cache import admission
 from penstock.cache.disk import Disk, DiskError, room_of
+from penstock.cache.lease import leased
 from penstock.cache.memory import Full
 from penstock.cache.registry import let_go, shared_disk
 from support.forked import End, forked
@@ -196,7 +195,7 @@ def test_a_child_forked_while_one_writes_holds_up_neither(folder: Path) -> None:
 
     disk = shared_disk(folder, 1 << 20)
     with ExitStack() as stack:
-        with disk._leased():
+        with leased(disk.folder):
             child = stack.enter_context(forked(work))
         assert child.hear() == "opened"
         disk.put(records(range(1)), "x")  # though the child has the lease's file open

@@ -1,7 +1,5 @@
 """What is offered is written in batches, or said not to be; nobody waits for it."""
 
-# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
-
 from __future__ import annotations
 
 import threading
@@ -13,6 +11,8 @@ import pytest
 
 from penstock.cache import writer as module
 from penstock.cache.disk import Disk
+from penstock.cache.folder_state import FolderState
+from penstock.cache.lease import leased
 from penstock.cache.writer import Writer
 
 LIMIT = 1 << 20
@@ -60,7 +60,7 @@ def test_all_that_is_taken_is_written_and_told_of_once(
 def test_a_record_on_its_way_is_found_and_not_taken_twice(
     disk: Disk, writer: Writer
 ) -> None:
-    with disk._leased():  # so it stays on its way
+    with leased(disk.folder):  # so it stays on its way
         assert writer.offer(key(1), b"one", lambda: None)
         assert not writer.offer(key(1), b"one", lambda: None)
         assert writer.get(key(1)) == b"one"
@@ -74,7 +74,7 @@ def test_when_too_many_wait_the_next_is_not_taken(
     disk: Disk, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
-    with disk._leased():  # what is taken out first cannot be written meanwhile
+    with leased(disk.folder):  # what is taken out first cannot be written meanwhile
         offers = ((key(number), bytes(40), lambda: None) for number in range(9))
         taken = [writer.offer(*each) for each in offers]
     writer.close()
@@ -116,7 +116,12 @@ def test_a_disk_that_fails_is_told_of_and_all_are_settled(
     assert writer.get(key(0)) is None
 
 
-def test_closing_leaves_the_disk_synced(disk: Disk, writer: Writer) -> None:
+def test_closing_writes_and_leaves_it_to_the_disk_to_sync(
+    disk: Disk, writer: Writer
+) -> None:
     writer.offer(key(1), b"one", lambda: None)
     writer.close()
-    assert disk._state()["clean"] is True
+    assert disk.get(key(1)) == b"one"
+    assert not FolderState.read(disk.folder).clean
+    disk.sync()
+    assert FolderState.read(disk.folder).clean

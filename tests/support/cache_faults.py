@@ -23,6 +23,7 @@ from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
 from penstock.cache.here import FOLDER, Opening
 from penstock.cache.key import Fingerprint, Keys
+from penstock.cache.lease import leased
 from penstock.cache.record import encode
 from penstock.cache.tiers import Cache
 from support.forked import End, Forked, forked
@@ -159,7 +160,7 @@ def stops_within(folder: Path, kind: str, end: End) -> None:
     disk = Disk(folder / FOLDER)
     environment = disk._env  # noqa: SLF001 a transaction of its own, to stop in
     if kind == "writer":
-        with disk._leased(), environment.begin(write=True) as txn:  # noqa: SLF001
+        with leased(disk.folder), environment.begin(write=True) as txn:
             for index in range(SAMPLES):
                 txn.put(*record(index))
             end.tell("within")
