@@ -44,6 +44,9 @@ from penstock.pipeline.image.geometry import random_box
 from penstock.pipeline.sources import Folder
 
 SIZE, SHORT, BATCH = 224, 256, 64
+WARM_S = 12.0
+"""Of each pipeline, before the rounds: workers that suit a warm cache do not suit a
+cold one, and to find that out takes some seconds."""
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 versions = itertools.count(time.time_ns())
 """Each makes another cache, so a cold one."""
@@ -103,6 +106,11 @@ def jpeg(folder: Folder, workspace: Path, passes: int) -> None:
             source.cache(disk=workspace, version=next(versions)), passes
         ),
     }
+    for name, pipe in pipes.items():  # each finds out what workers suit it
+        print(f"warming up: {name}", file=sys.stderr, flush=True)
+        end_s = time.monotonic() + WARM_S
+        while time.monotonic() < end_s:
+            drain(pipe)
     candidates: dict[str, Callable[[], object]] = {
         name: lambda pipe=pipe: drain(pipe) for name, pipe in pipes.items()
     }

@@ -42,6 +42,10 @@ BUSY_SHARE = 0.85
 """Share of the cores allowed in use, from which none is to spare."""
 HELD_SHARE = 0.45
 """Share of moments with the GIL held, from which threads stand in each other's way."""
+JOSTLED = (0.12, 0.6)
+"""Share of the time blocked that may come of short calls, each of which lets go of the
+GIL and has to get it back: the probe, which seldom meets it held, does not see that.
+Where it is more, they wait for something else."""
 GAIN = 0.05
 """What processes must gain, in samples a second, for what they cost in memory."""
 LOSS = 0.03
@@ -95,6 +99,9 @@ class Evidence:
     gil_held: float | None = None
     """Share of moments with the GIL held; None where it was not looked at."""
     past: Past | None = None
+    blocked: float = 0.0
+    """Share of its workers' time in the functions, 0 to 1, that was spent on no CPU,
+    though cores were free."""
 
 
 class Advice(Enum):
@@ -147,6 +154,11 @@ def _of_threads(seen: Evidence) -> Proposal:
     if seen.gil_held is None:
         return Proposal(Advice.PROBE, f"{cores}: is it the GIL?")
     held = f"the GIL is held {seen.gil_held:.0%} of the time"
+    low, high = JOSTLED
+    if seen.gil_held < HELD_SHARE and low <= seen.blocked <= high:
+        blocked = f"workers that compute are blocked {seen.blocked:.0%} of the time"
+        text = f"{cores}, and {blocked}: threads may be in one another's way"
+        return Proposal(Advice.TRY, text)
     if seen.gil_held < HELD_SHARE:
         return Proposal(Advice.STAY, f"{held}: threads do not wait for it")
     text = f"{held} while {cores}: processes may use the rest"

@@ -268,7 +268,14 @@ class Mover:
             self._cores,
             self._probe.held_share,
             self._pasts.get(segment),
+            self._blocked(segment),
         )
+
+    def _blocked(self, segment: Segment) -> float:
+        at = self._segments.index(segment)
+        seen = [window.segments[at] for window in self._windows]
+        idle_s = sum(each.run_s - each.cpu_s - each.queued_s for each in seen)
+        return max(0.0, ratio(idle_s, sum(each.run_s for each in seen)))
 
     def _try(self, segment: Segment, proposal: Proposal) -> None:
         new = other(_kind(segment))

@@ -15,13 +15,19 @@ def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:
 
     With `antialias` it is within 1/255 of Pillow's `BILINEAR`, pixel by pixel.
     """
-    # First the leading axis, then the permutation: so torch sees the strides of
-    # channels-last memory and takes its vectorised path, which is twice as fast.
-    planes = torch.from_numpy(writable(image))[None].permute(0, 3, 1, 2)
+    # As channels-last memory, for which torch has a vectorised path, twice as fast. In
+    # one call: each lets go of the GIL, which takes some 50 us to get back where other
+    # threads want it.
+    tall, wide, channels = image.shape
+    planes = torch.as_strided(
+        torch.from_numpy(writable(image)),
+        (1, channels, tall, wide),
+        (image.size, 1, wide * channels, channels),
+    )
     resized = torch.nn.functional.interpolate(
         planes, size=(height, width), mode="bilinear", antialias=antialias
     )
-    pixels: Image = resized[0].permute(1, 2, 0).contiguous().numpy()
+    pixels: Image = np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
     return pixels
 
 
