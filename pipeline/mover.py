@@ -116,7 +116,7 @@ class Mover:
         self._before: Reading | None = None
         self._cpu_s = self._probed_s = self._rested_s = 0.0
         self._cost_s: float | None = None
-        """Worker-seconds of a sample, since they last changed much."""
+        """Worker-seconds of a sample, as they first were under these workers."""
         self.due_ns = NEVER
         """When to look, on the clock of `time.perf_counter_ns`."""
         self._watch()
@@ -185,6 +185,7 @@ class Mover:
         self._settling = True
         self._windows = ()
         self._cores_used = ()
+        self._cost_s = None
         self._probe.clear()
 
     def _turn(self, window: Observation, spent_s: float) -> None:

@@ -57,8 +57,8 @@ def test_where_one_of_these_is_missing_threads_stay(
 def test_threads_that_compute_and_are_blocked_a_fifth_of_the_time_may_jostle() -> None:
     jostled = replace(BOUND, used_cores=1.58, gil_held=0.1, blocked=0.2)
     assert propose(jostled).reason == (
-        "1.58 of 2 cores are used, and workers that compute are blocked 20% of the time:"
-        " threads may be in one another's way"
+        "1.58 of 2 cores are used, and workers that compute are blocked 20% of the"
+        " time: threads may be in one another's way"
     )
     for blocked in (0.05, 0.9):  # they do not; they wait for something else
         proposal = propose(replace(jostled, blocked=blocked))
