@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,13 +148,13 @@ class Here:
             done()
             return
         record, body_bytes = self._picker.encoded(sample, key, took_ns)
-        self._last_bytes = len(record)
-        in_ram = self._keep_in_ram(key, record)
+        nbytes = self._last_bytes = sum(map(len, record))
+        in_ram = self._keep_in_ram(key, *record)
         if in_ram:
             done()
         on_way = self._keep_on_disk(key, record, (lambda: None) if in_ram else done)
         if in_ram or on_way:
-            self.counters.add(stored=1, stored_bytes=len(record), body_bytes=body_bytes)
+            self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
         else:
             self.counters.add(refused=1)
             done()
@@ -219,11 +219,11 @@ class Here:
         self.counters.add(ram_hits=1, ram_ns=took_ns, ram_bytes=len(record))
         return Found(sample, from_disk=False)
 
-    def _keep_in_ram(self, key: bytes, record: bytes | memoryview) -> bool:
+    def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
         if self.arena is None:
             return False
         try:
-            self.arena.put(key, record)
+            self.arena.put(key, *record)
         except Full:
             return False
         except OSError as error:  # no memory to be had
@@ -304,10 +304,13 @@ class Here:
                 self.disk.forget(key)
 
     def _keep_on_disk(
-        self, key: bytes, record: bytes, done: Callable[[], object]
+        self,
+        key: bytes,
+        record: Sequence[bytes | memoryview],
+        done: Callable[[], object],
     ) -> bool:
         writer = self._writer
-        return writer is not None and writer.offer(key, record, done)
+        return writer is not None and writer.offer(key, b"".join(record), done)
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:

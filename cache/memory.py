@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,9 @@ LEAST_SLOTS = 1 << 10
 RECORD_BYTES = 512
 """There is a slot for so many bytes of capacity at most: smaller ones run out of
 slots first."""
+MOST_PARTS = 1000
+"""That are written in one call: Linux takes 1024 (IOV_MAX)."""
+Part = bytes | bytearray | memoryview
 LARGE = 1 << 21
 """Bytes that take 0.2 ms to copy. For less the GIL is kept: where other threads want
 it, too, it takes some 50 us to get it back."""
@@ -63,12 +66,15 @@ def copied(view: memoryview) -> memoryview:
     return np.frombuffer(view, np.uint8).copy().data
 
 
-def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(descriptor: int, parts: Sequence[Part], offset: int) -> None:
     """Write to the file, not to its mapping: no page of it need be mapped first."""
-    with memoryview(data) as view:
-        done = 0
-        while done < len(view):
-            done += os.pwrite(descriptor, view[done:], offset + done)
+    if len(parts) > MOST_PARTS:
+        parts = [b"".join(parts)]
+    done = os.pwritev(descriptor, parts, offset)
+    if done < sum(map(len, parts)):  # cut short, by a signal perhaps
+        rest = memoryview(b"".join(parts))
+        while done < len(rest):
+            done += os.pwrite(descriptor, rest[done:], offset + done)
 
 
 class Arena:
@@ -112,25 +118,26 @@ class Arena:
                 return copied(view)
             return memoryview(bytearray(view))
 
-    def put(self, key: bytes, record: bytes | memoryview) -> None:
-        """Store a record, unless there is one under that key.
+    def put(self, key: bytes, *record: Part) -> None:
+        """Store a record, given in parts, unless there is one under that key.
 
         Raises:
             Full: there is no room, and what is held is in use.
         """
+        nbytes = sum(map(len, record))
         with self._writing():
             found = self._find(key)
             if found is not None and found[1] is not None:
                 return
             room = self._start + self.capacity - self._end
-            if found is None or len(record) > room:
-                self._make_room(key, len(record))
+            if found is None or nbytes > room:
+                self._make_room(key, nbytes)
                 found = self._find(key)
             assert found is not None
             at, begin = found[0], self._end
-            self._end = begin + len(record)  # first: a writer that dies leaves a gap
+            self._end = begin + nbytes  # first: a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            self._set_slot(at, key, begin, len(record))
+            self._set_slot(at, key, begin, nbytes)
             self._count(key[:8])
 
     def admits(self, key: bytes, nbytes: int) -> bool:

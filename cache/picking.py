@@ -10,7 +10,7 @@ from typing import Any
 
 from .codec import CODECS, Codec, codec
 from .codec_choice import Facts, choose
-from .record import describe, encode, measure
+from .record import describe, encode, encode_parts, measure
 
 __all__ = ["Picker"]
 
@@ -53,18 +53,21 @@ class Picker:
         self._seen: list[tuple[Any, int]] = []
         self._codec: Codec | None = None if name == "auto" else codec(name)
 
-    def encoded(self, sample: Any, key: bytes, took_ns: int) -> tuple[bytes, int]:
-        """Return the record of a sample, and the bytes of its body unpacked.
+    def encoded(
+        self, sample: Any, key: bytes, took_ns: int
+    ) -> tuple[list[bytes | memoryview], int]:
+        """Return the record of a sample, in parts, and its bytes if it were raw.
 
         Raises:
             UnstorableError: it cannot be stored.
         """
         chosen = self._codec
-        record = encode(sample, key, chosen or CODECS[0])
+        record = encode_parts(sample, key, chosen or CODECS[0])
         if chosen is None:
             self._look(sample, took_ns)
-        is_raw = chosen is None or not chosen.number
-        return record, len(record) if is_raw else describe(record).body_bytes
+        if chosen is None or not chosen.number:
+            return record, sum(map(len, record))
+        return record, describe(b"".join(record)).body_bytes
 
     def _look(self, sample: Any, took_ns: int) -> None:
         """Measure on this sample, too; choose once there are enough."""

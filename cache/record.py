@@ -37,6 +37,7 @@ __all__ = [
     "decode",
     "describe",
     "encode",
+    "encode_parts",
     "measure",
     "same",
 ]
@@ -101,9 +102,15 @@ DECODER = json.JSONDecoder(parse_constant=refuse)
 
 
 def encode(sample: Any, key: bytes, codec: Codec) -> bytes:
-    """Return the record of a sample.
+    """Return the record of a sample: see `encode_parts`."""
+    return b"".join(encode_parts(sample, key, codec))
 
-    A body that the codec makes hardly smaller is stored raw.
+
+def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryview]:
+    """Return the record of a sample in parts, one behind the other.
+
+    Of a raw record some are the sample's own memory: so nothing is copied before it is
+    written. A body that the codec makes hardly smaller is stored raw.
 
     Args:
         sample: what `structure` can say: see the error's text.
@@ -265,15 +272,15 @@ def sealed(
     length: int,
     stored: Sequence[bytes | memoryview],
     key: bytes,
-) -> bytes:
-    """Return a record of these."""
+) -> list[bytes | memoryview]:
+    """Return the parts of a record of these."""
     stored_bytes = sum(map(len, stored))
     lengths = (len(structure), length, stored_bytes)
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
     checksum = xxh3_64(header + structure)
     for part in stored:
         checksum.update(part)
-    return b"".join([header, structure, *stored, CHECKSUM.pack(checksum.intdigest())])
+    return [header, structure, *stored, CHECKSUM.pack(checksum.intdigest())]
 
 
 def open_for(record: Packed, key: bytes) -> Opened:
