@@ -17,6 +17,8 @@ __all__ = ["Picker"]
 LOGGER = logging.getLogger("penstock.autotune")
 SAMPLES = 3
 """That are measured; those before the choice are stored raw."""
+ROOMY = 1.5
+"""So many times the room that a sample like the first asks for is room for all."""
 DISK_BYTES_PER_S = 1.5e9
 """Of a local disk whose pages are mostly in memory: it is not known before it is read,
 and a guess that is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
@@ -74,11 +76,21 @@ class Picker:
         with self._lock:
             if self._codec is not None:
                 return
+            if self._all_fit(sample):
+                self._codec = CODECS[0]
+                return
             self._seen.append((sample, took_ns))
             if len(self._seen) < SAMPLES:
                 return
             seen, self._seen = self._seen, []
             self._codec = codec(self._chosen(seen))
+
+    def _all_fit(self, sample: Any) -> bool:
+        """Whether all samples fit into RAM as they are: nothing is read sooner."""
+        if self._bandwidth < math.inf:
+            return False
+        raw_bytes = sum(map(len, encode_parts(sample, bytes(16), CODECS[0])))
+        return ROOMY * raw_bytes * self._samples <= self._capacity()
 
     def _chosen(self, seen: list[tuple[Any, int]]) -> str:
         samples = [sample for sample, _ in seen]
