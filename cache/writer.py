@@ -179,7 +179,8 @@ class Writer:
                 del self._on_way[each.key]
                 self._nbytes -= len(each.record)
         for each in batch:
-            each.done()
+            with contextlib.suppress(OSError):  # the cache is closed: nobody waits
+                each.done()
 
     def _sync(self, after_s: float) -> None:
         since = None if self._closed else self._unsynced_since_s
