@@ -13,6 +13,7 @@ from . import config
 from .autotune.budget import parse_bytes
 from .pipeline.cache_stage import CacheStage, CodecName
 from .pipeline.device import DeviceStage, Normalize
+from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.placing import check_place, check_sized
@@ -266,6 +267,8 @@ class Description:
             SpecError: no tier is given; or what comes before is random, filtered or
                 iterable, so that there is nothing to find a sample by.
         """
+        if not isinstance(disk, (str, os.PathLike, type(None))):
+            raise SpecError(f"`disk` must be the path of a folder, got {disk!r}")
         stage = CacheStage(
             parse_bytes(ram) if ram else 0,
             None if disk is None else Path(disk),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import psutil
+
 from .printing import call
 from .staffing import check
 
@@ -30,6 +32,12 @@ class CacheStage:
             self.ram or self.disk is not None,
             'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or both'
             ", got neither",
+        )
+        total = psutil.virtual_memory().total
+        check(
+            self.ram <= total,
+            f"`ram` must be at most the memory of this machine, {total} bytes, got"
+            f" {self.ram}; what does not fit can go to cache(disk=...)",
         )
         check(
             self.disk_limit is None or self.disk is not None,

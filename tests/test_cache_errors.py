@@ -86,6 +86,14 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: plain().cache(ram=9, codec="gzip"),  # type: ignore[arg-type]
         "`codec` must be one of auto, raw, lz4, zstd, filter, got 'gzip'",
     ),
+    "more than there is": (
+        lambda: plain().cache(ram=1 << 50),
+        "`ram` must be at most the memory of this machine, ",
+    ),
+    "no folder": (
+        lambda: plain().cache(disk=3),  # type: ignore[arg-type]
+        "`disk` must be the path of a folder, got 3",
+    ),
     "limit of no disk": (
         lambda: plain().cache(ram=9, disk_limit="1GB"),
         "`disk_limit` is of the folder `disk`, which is not given, got 1000000000",
