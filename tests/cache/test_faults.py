@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,13 @@ def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
     print(done.stdout)
 
 
-@pytest.mark.parametrize("tiers", ["disk", "ram", "ram+disk"])
-def test_after_40_kills_all_that_is_there_is_right_and_what_was_synced_is_there(
+def slow(value: str) -> Any:
+    """A case that is like its sisters, for `make test-all`."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("tiers", ["ram+disk"])
+def test_after_some_kills_all_that_is_there_is_right_and_what_was_synced_is_there(
     tiers: str, tmp_path: Path
 ) -> None:
     happens(KILLS, "kills", 12, tmp_path, tiers)
@@ -43,7 +49,7 @@ def test_so_it_is_after_1000_kills(tiers: str, tmp_path: Path) -> None:
     happens(KILLS, "kills", 1000, tmp_path, tiers, timeout_s=550)
 
 
-@pytest.mark.parametrize("kind", ["writer", "reader"])
+@pytest.mark.parametrize("kind", ["writer", slow("reader")])
 def test_who_is_killed_within_a_transaction_holds_up_nobody_and_leaves_nothing(
     kind: str, tmp_path: Path
 ) -> None:
@@ -62,7 +68,9 @@ def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowher
     happens(DAMAGE, "harm", tmp_path, "data.mdb", step, timeout_s=1100)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [slow(name) if name != "state.json" else name for name in FILES]
+)
 def test_so_it_is_with_the_files_beside_the_database(name: str, tmp_path: Path) -> None:
     happens(DAMAGE, "harm", tmp_path, name, 4999 if name == "lock.mdb" else 1)
 

@@ -68,8 +68,18 @@ def test_on_a_disk_with_hardly_any_room_nothing_is_stored_and_that_is_told_once(
     assert said["records"]["disk"] == 0
 
 
-@pytest.mark.parametrize("executor", KINDS)
-@pytest.mark.parametrize("size", ["256k", "400k", "1m"])
+@pytest.mark.parametrize(
+    ("size", "executor"),
+    [
+        ("400k", "process"),
+        ("1m", "thread"),
+        *(
+            pytest.param(size, executor, marks=pytest.mark.slow)
+            for size in ("256k", "400k", "1m")
+            for executor in KINDS
+        ),
+    ],
+)
 def test_a_disk_that_fills_up_under_the_cache_is_given_up_with_one_warning(
     size: str, executor: str, tmp_path: Path
 ) -> None:
@@ -87,7 +97,10 @@ def test_a_file_system_that_may_only_be_read_is_told_once(tmp_path: Path) -> Non
     assert str(place) in said["told"][0]
 
 
-@pytest.mark.parametrize("file_bytes", [10, 40_000, 300_000])
+@pytest.mark.parametrize(
+    "file_bytes",
+    [40_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 300_000))],
+)
 def test_where_no_file_may_be_large_each_tier_is_given_up_with_one_warning(
     file_bytes: int, tmp_path: Path
 ) -> None:
