@@ -15,6 +15,7 @@ from ..pipeline.observation import (
     ConnectorObservation,
     Move,
     Observation,
+    PartObservation,
     SegmentObservation,
     TrainerObservation,
 )
@@ -92,8 +93,9 @@ def _segment(row: Mapping[str, Any]) -> SegmentObservation:
     feeding = row["input"] and ConnectorObservation(**row["input"])
     output = ConnectorObservation(**row["output"])
     moves = tuple(Move(**move) for move in row["moves"])
-    parts = {"input": feeding, "output": output, "moves": moves}
-    return SegmentObservation(**{**row, **parts})
+    parts = tuple(PartObservation(**part) for part in row.get("parts", ()))
+    inner = {"input": feeding, "output": output, "moves": moves, "parts": parts}
+    return SegmentObservation(**{**row, **inner})
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

@@ -159,7 +159,9 @@ ENDS: Mapping[str, Callable[[ps.Pipeline], None]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
-@pytest.mark.parametrize("host", ["trainer", "process"])
+@pytest.mark.parametrize(
+    "host", ["trainer", pytest.param("process", marks=pytest.mark.slow)]
+)
 def test_a_loop_that_ends_early_leaves_nothing_behind(
     host: Any, executor: str, end: str, log: Path, tmp_path: Path
 ) -> None:

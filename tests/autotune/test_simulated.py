@@ -61,7 +61,7 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
     return sorted((tuned(case(seed), LAW, seed), seed) for seed in seeds)
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_pipelines_come_near_their_optimum(half: int) -> None:
     found = shares(FIXED[half::2])
     assert statistics.median(share for share, _ in found) >= 0.99
@@ -144,7 +144,9 @@ def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None
 HOST_CORES = frozenset(range(64))
 
 
-@pytest.mark.parametrize(("batch", "seed"), [(16, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("batch", "seed"), [pytest.param(16, 1, marks=pytest.mark.slow), (8, 2)]
+)
 def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
     batch: int, seed: int, tmp_path: Path
 ) -> None:
