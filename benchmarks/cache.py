@@ -302,6 +302,7 @@ def hits(samples: int = 2000, size: int = 20_000, epochs: int = 5) -> None:
     room = int(0.4 * samples * (size + 150))
     pipe = ps.Pipeline.from_dataset(Noise(samples, size)).cache(ram=room)
     pipe = pipe.shuffle(seed=0).batch(50)
+    pipe = pipe.options(persistent_workers=False)  # so no epoch begins in another
     lru: OrderedDict[int, None] = OrderedDict()
     kept = int(0.4 * samples)
     found, before = [], 0
@@ -318,7 +319,6 @@ def hits(samples: int = 2000, size: int = 20_000, epochs: int = 5) -> None:
     print(f"\nroom for 40 % of {samples} samples: shares found, epoch by epoch")
     print("  penstock", *(f"{share:6.1%}" for share in found))
     print("  LRU     ", *(f"{share:6.1%}" for share in least_recent))
-    print("  (an epoch of penstock's counts what is prefetched for the next)")
 
 
 def lru_epoch(lru: OrderedDict[int, None], room: int, order: np.ndarray) -> int:
