@@ -11,7 +11,8 @@ import torch
 
 from . import config
 from .autotune.budget import parse_bytes
-from .pipeline.cache_stage import CacheStage, CodecName
+from .cache.codec import Name as CodecName
+from .pipeline.cache_stage import CacheStage
 from .pipeline.device import DeviceStage, Normalize
 from .pipeline.errors import SpecError
 from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod

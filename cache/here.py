@@ -104,6 +104,8 @@ class Here:
         """Namespaces that were opened on disk."""
         self.left: set[bytes] = set()
         """Those of them in which an earlier run left records."""
+        self.sure = False
+        """Whether enough samples were computed twice, by whichever process."""
         self._last_bytes = 0
         self._stack = ExitStack()
         self._stack.callback(counters.close)

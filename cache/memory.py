@@ -7,9 +7,9 @@ a record says itself whether it is whole and whose it is, and what was being wri
 when its writer died is none. When there is no more room and nobody asks any more for
 what it holds (another image size is in force), it is emptied as a whole.
 
-It is as fast as LMDB on tmpfs would be (records of 100 KB: a get takes 14 us in both,
-a put half as long; `benchmarks/cache.py gets` prints them), and it has no name: nothing
-is left of it when the last process that has it open is killed.
+It is as fast as LMDB on tmpfs would be (records of 100 KB: a get takes 14 us in both;
+`benchmarks/cache.py gets` prints them), and it has no name: nothing is left of it when
+the last process that has it open is killed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ class Turn:
         self._found = here.find(key)
         self._claim: Claim | None = None
         self._handed_on = False
-        self._began_ns = 0
         self._took_ns = 0
 
     @property
@@ -72,9 +71,9 @@ class Turn:
 
     def numbers(self) -> Iterator[int]:
         """Yield a number for each time that it is to be computed, one after another."""
-        self._began_ns = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         yield 0
-        self._took_ns = time.perf_counter_ns() - self._began_ns
+        self._took_ns = time.perf_counter_ns() - began_ns
         if self._found is None and self._repeats():
             yield 1
 
@@ -86,9 +85,10 @@ class Turn:
             UnstorableError: it holds something that cannot be stored.
         """
         here = self._here
-        here.counters.add(misses=1, compute_ns=self._took_ns)
         if self._found is not None:
             self._compare(self._found, made[0])
+            return made[0]
+        here.counters.add(misses=1, compute_ns=self._took_ns)
         if len(made) > 1:
             if not same(*made):
                 raise RandomUpstreamError(RANDOM.format(here.opening.name, self._index))
@@ -96,7 +96,7 @@ class Turn:
         if self._claim is not None and self._claim.ours:
             here.keep(self.key, made[0], self._took_ns, self._free)
             self._handed_on = True
-        elif self._claim is None and self._found is None and here.claims is not None:
+        elif self._claim is None and here.claims is not None:
             here.counters.add(refused=1)
         return made[0]
 
@@ -123,9 +123,11 @@ class Turn:
     def _repeats(self) -> bool:
         """Whether it is computed twice: it is among the first of all to be stored."""
         here = self._here
-        if self._claim is None or here.counters.total("repeated") >= REPEATED:
+        if self._claim is None or here.sure:
             return False
-        return here.records(self.key[:8]) < REPEATED
+        enough = here.counters.total("repeated") >= REPEATED
+        here.sure = enough or here.records(self.key[:8]) >= REPEATED
+        return not here.sure
 
     def _compare(self, found: Found, made: Any) -> None:
         here = self._here

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 import psutil
 
+from ..cache.codec import NAMES, Name
 from .printing import call
 from .staffing import check
 
-__all__ = ["CacheStage", "CodecName"]
-
-CodecName = Literal["auto", "raw", "lz4", "zstd", "filter"]
+__all__ = ["CacheStage"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,7 +22,7 @@ class CacheStage:
     """Bytes of the tier in RAM; 0: there is none."""
     disk: Path | None = None
     disk_limit: int | None = None
-    codec: CodecName = "auto"
+    codec: Name = "auto"
     version: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -45,9 +43,8 @@ class CacheStage:
             f" {self.disk_limit!r}",
         )
         check(
-            self.codec in get_args(CodecName),
-            f"`codec` must be one of {', '.join(get_args(CodecName))}, got"
-            f" {self.codec!r}",
+            self.codec in NAMES,
+            f"`codec` must be one of {', '.join(NAMES)}, got {self.codec!r}",
         )
         check(
             self.version is None or type(self.version) in (int, str),

@@ -2,7 +2,6 @@
 
     with Engine(recipe, purse, step) as engine:   # compiled, forked, started
         flight, finished = engine.pop()           # in order; blocks until ready
-        engine.restart(step)                      # drop what is in flight
 
 It holds no reference to the pipeline or to the trainer's iterator, and neither do its
 threads, so letting go of an iterator is enough to have it closed (`Slot` in tuned.py).
