@@ -90,7 +90,16 @@ def _labels(maps: Sequence[MapStage]) -> list[str]:
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
-    """Raise `SpecError` where some before a cache are awaited, and others not."""
+    """Raise `SpecError` unless all before a cache may be worked on together."""
+    stages = (source, *maps)
+    for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
+        said = [getattr(stage, setting) for stage in stages]
+        asked = sorted({repr(value) for value in said if value != left_out})
+        check(
+            len(asked) <= 1,
+            f"what stands before {name} runs together, so it has one `{setting}`, got"
+            f" {' and '.join(asked)}; give it to one stage, or the same to all",
+        )
     kinds = {executor_of(each) == "async" for each in (source, *maps)}
     check(
         len(kinds) == 1,

@@ -3,9 +3,9 @@
 Threads cost less: one copy of the data, rows written in place. Processes have a GIL
 each. So a segment on threads is tried on processes where three things are measured
 together: the trainer waits for data, cores stand idle, and the GIL is held nearly
-always, or workers that compute are blocked part of the time. A segment on processes is tried on threads where nothing is known of them. A
-trial is judged by the samples the trainer gets a second, before and after, and what
-came of it is remembered.
+always, or workers that compute are blocked part of the time. A segment on processes is
+tried on threads where nothing is known of them. A trial is judged by the samples the
+trainer gets a second, before and after, and what came of it is remembered.
 """
 
 from __future__ import annotations

@@ -86,6 +86,27 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: plain().cache(ram=9, codec="gzip"),  # type: ignore[arg-type]
         "`codec` must be one of auto, raw, lz4, zstd, filter, got 'gzip'",
     ),
+    "two numbers of workers": (
+        lambda: [
+            *ps.Pipeline.from_dataset([1, 2], num_parallel_workers=2)
+            .map(float, num_parallel_workers=3)
+            .cache(ram=9)
+            .batch(1)
+        ],
+        (
+            "what stands before Cache(ID:2) runs together, so it has one"
+            " `num_parallel_workers`, got 2 and 3; give it to one stage"
+        ),
+    ),
+    "two executors": (
+        lambda: [
+            *ps.Pipeline.from_dataset([1, 2], executor="thread")
+            .map(float, executor="process")
+            .cache(ram=9)
+            .batch(1)
+        ],
+        "what stands before Cache(ID:2) runs together, so it has one `executor`",
+    ),
     "more than there is": (
         lambda: plain().cache(ram=1 << 50),
         "`ram` must be at most the memory of this machine, ",

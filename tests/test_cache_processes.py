@@ -98,9 +98,11 @@ def test_processes_that_do_not_outlive_an_epoch_leave_what_they_stored(
 def test_a_new_process_finds_what_is_on_disk(log: Path, tmp_path: Path) -> None:
     with cached(log, INLINE, {"disk": tmp_path / "disk"}) as pipe:
         wanted = digest(pipe)
+    before = Noted(LENGTH, log).reads().total()
     found = spawned(ran, log, INLINE, {"disk": tmp_path / "disk"})
     assert found.digest == wanted
-    assert (found.hits, found.misses) == (LENGTH, COMPARED)  # of these some again
+    assert (found.hits, found.misses) == (LENGTH, 0)
+    assert Noted(LENGTH, log).reads().total() - before == COMPARED  # to be sure
 
 
 def test_what_a_process_that_is_gone_had_in_ram_is_gone(log: Path) -> None:
