@@ -2,18 +2,23 @@
 
     python benchmarks/engine_overhead.py
 
-Prints, each beside its bound: the monitor's cost of one chunk event (1 us) and of a
-second of training (0.5 % CPU), the tuner's CPU a second (5 ms), `next()` when a batch
-is ready (50 us), and the time a batch of two numbers takes inline and on one thread,
-beside torch's DataLoader without workers.
+Prints, each beside its bound: what `import penstock` takes after torch's (50 ms of CPU
+time), the monitor's cost of one chunk event (1 us) and of a second of training (0.5 %
+CPU), the tuner's CPU a second (5 ms), `next()` when a batch is ready (50 us), and the
+time a batch of two numbers takes inline and on one thread, beside torch's DataLoader
+without workers.
 """
 
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from os import environ
 
 from torch.utils.data import DataLoader
 from versus import show, versus
@@ -33,6 +38,23 @@ def ns_per_call(call: Callable[[], object], calls: int) -> float:
             call()
         seen.append((time.perf_counter_ns() - start) / calls)
     return statistics.median(seen)
+
+
+def import_cpu_s() -> float:
+    """Return the CPU time that `import penstock` adds to torch's, compiled before."""
+    code = (
+        "import gc, time, torch.utils.data; gc.freeze(); start_s = time.process_time();"
+        "import penstock; print(time.process_time() - start_s)"
+    )
+    with tempfile.TemporaryDirectory() as compiled:
+        variables = environ | {"PYTHONPYCACHEPREFIX": compiled}
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [sys.executable, "-c", code]
+        seen = [
+            float(subprocess.check_output(command, env=variables))
+            for _ in range(1 + ROUNDS)
+        ]
+    return statistics.median(seen[1:])
 
 
 def chunk_event_ns() -> float:
@@ -127,6 +149,7 @@ def batch_cost() -> None:
 
 def main() -> None:
     """Print the figures."""
+    print(f"import: {import_cpu_s() * 1e3:.0f} ms of CPU after torch's (bound 50 ms)")
     event = chunk_event_ns()
     print(f"monitor: {event / 1e3:.2f} us a chunk event (bound 1 us)")
     reading = reading_ns()
