@@ -153,8 +153,9 @@ class Flow:
         self.account.close(step)
         self.head = step + 1
         self._show_outbox(now_ns)
-        self._wake(len(self.segments) - 1, 1)
-        self._wake(0, 1)
+        for at, state in enumerate(self.segments):
+            if at == 0 or state.pieces:  # else there is nothing that was held back
+                self._wake(at, 1)
         return ready
 
     def restart(self, step: int, now_ns: int) -> None:
@@ -232,13 +233,21 @@ class Flow:
         The reader behind it is at step `head`, and as many more as its workers span, so
         the step at `head` is always within the limit: the oldest unfinished batch is
         never held back by a bound.
+
+        Of a batch that was dropped whole its reader has nothing to do, and its `head`
+        moves on unasked. So it counts only as far as the reader may go itself: what
+        finds nothing, as behind the end of an iterable, is no further ahead of the
+        trainer than what finds all.
         """
         rows = self.batch_rows
-        ahead = self.segments[at].window(rows)
-        if at + 1 == len(self.segments):
-            return self.head + ahead - 1
-        reader = self.segments[at + 1]
-        return reader.head + reader.span(rows) - 1 + ahead
+        limit = self.head - 1
+        reader: SegmentState | None = None
+        for state in reversed(self.segments[at:]):
+            if reader is not None:
+                limit = min(reader.head, limit + 1) + reader.span(rows) - 1
+            limit += state.window(rows)
+            reader = state
+        return limit
 
     def _frontier(self) -> Flight | None:
         """The batch whose rows the source hands out next, opened if it may be."""

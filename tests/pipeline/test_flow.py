@@ -259,6 +259,17 @@ def test_a_wide_purse_lets_batches_in_up_to_the_prefetch() -> None:
     assert sorted(one.flow.flights) == [2, 3, 4, 5, 6]
 
 
+def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
+    one = course([2], [1, 1, 1])
+    nothing_left = Settling(dropped=frozenset({0, 1}))
+    while one.move(nothing_left, idle=frozenset({FEED})):
+        pass
+    rows = one.flow.batch_rows
+    windows = [segment.window(rows) for segment in one.flow.segments]
+    spans = [segment.span(rows) for segment in one.flow.segments[1:]]
+    assert 1 <= one.flow.next_step <= sum(windows) + sum(spans)
+
+
 def test_one_pipeline_pokes_another_when_it_gives_bytes_back() -> None:
     purse = Purse(8)
     first = Course(Script((1,)), (4,), purse)

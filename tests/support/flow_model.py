@@ -201,9 +201,10 @@ class Course:
         window = self.flow.segments[at].window(rows)
         if at + 1 == self.depth:
             return self.head + window - 1
-        reader = self.head
+        reader, furthest = self.head, self.limit(at + 1) + 1
         while reader in self.batches and self._past(reader, at + 1):
             reader += 1
+        reader = min(reader, furthest)
         return reader + self.flow.segments[at + 1].span(rows) - 1 + window
 
     def charge(self, step: int) -> int:
