@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -20,6 +21,13 @@ JOIN_S = 10.0
 
 
 _torch_threads = threading.Lock()
+"""Taken around a fork: the child would wait for ever for who is not there."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_torch_threads.acquire,
+        after_in_parent=_torch_threads.release,
+        after_in_child=_torch_threads.release,
+    )
 
 
 def use_one_torch_thread() -> None:
