@@ -81,7 +81,12 @@ def test_the_demo_shows_decisions_and_ends_with_its_figures(
 
 
 @pytest.mark.parametrize(
-    "stretch", ["drawing photos", "one worker a stage", "autotune: on"]
+    "stretch",
+    [
+        "drawing photos",
+        pytest.param("one worker a stage", marks=pytest.mark.slow),
+        "autotune: on",
+    ],
 )
 def test_ctrl_c_ends_the_demo_with_one_line(
     stretch: str, photos: Path, tmp_path: Path

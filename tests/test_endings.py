@@ -174,7 +174,9 @@ def test_the_collector_may_run_while_the_engine_is_locked() -> None:
 
 
 @pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize(
+    "state", [pytest.param("idle", marks=pytest.mark.slow), "busy"]
+)
 def test_a_forked_trainer_may_run_the_pipeline_for_itself(
     workers: str, state: str
 ) -> None:
