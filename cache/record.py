@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from .codec import CODECS, Codec, Packed
 from .codec_choice import Measured
@@ -279,7 +279,7 @@ def sealed(
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
     checksum = xxh3_64(header + structure)
     for part in stored:
-        checksum.update(part)
+        add_to(checksum, part)
     return [header, structure, *stored, CHECKSUM.pack(checksum.intdigest())]
 
 
@@ -317,17 +317,24 @@ def open_any(record: Packed) -> Opened:
 
 
 def checksum_of(view: memoryview) -> int:
-    """Return xxh3_64 of some bytes.
+    """Return xxh3_64 of some bytes."""
+    found = xxh3_64()
+    add_to(found, view)
+    return found.intdigest()
+
+
+def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
+    """Hash some more bytes.
 
     In pieces, for each of which xxhash keeps the GIL: where other threads want it, too,
     it takes longer to get back than to hash a record of usual size.
     """
-    if len(view) > KEPT_BYTES:
-        return xxh3_64_intdigest(view)
-    found = xxh3_64()
+    if not PIECE < len(part) <= KEPT_BYTES:
+        checksum.update(part)
+        return
+    view = memoryview(part)
     for start in range(0, len(view), PIECE):
-        found.update(view[start : start + PIECE])
-    return found.intdigest()
+        checksum.update(view[start : start + PIECE])
 
 
 def is_aligned(view: memoryview) -> bool:

@@ -113,6 +113,8 @@ class AwaitedCached(Cached):
 
 def varied(context: Context, number: int) -> Context:
     """Return the context of the n-th making: what depends on more than size differs."""
+    if not number:
+        return context
     strength = None if context.strength is None else context.strength + number
     return replace(
         context,
