@@ -17,10 +17,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -29,15 +28,16 @@ from .locks import ByteLock
 
 __all__ = ["Arena", "Full", "copied"]
 
-MAGIC = b"penstock"
-VERSION = 1
+MAGIC = int.from_bytes(b"penstock", sys.byteorder)
+VERSION = 2
 PAGE = 4096
-HEADER = struct.Struct("<8sIIQQQQQQ")
-"""Magic, version, generation, slots, capacity, end, records, evicted, lookups."""
+_GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
+"""Words of the header, behind magic and version. Each is read and written as a whole,
+so those who only look take no lock."""
 GROUPS = 32
-GROUP = struct.Struct("<8sQQ")
+GROUP_WORDS = 3
 """A namespace, its records, and the lookups at which it was last asked for."""
-GROUPS_AT = 256
+GROUPS_AT = 32
 SLOT = struct.Struct("<16sQII")
 """Key, where its record begins, its length, the generation it belongs to."""
 LEAST_SLOTS = 1 << 10
@@ -98,13 +98,14 @@ class Arena:
         if size < PAGE:
             raise ValueError("no arena: the file is too short")
         self._memory = mmap.mmap(descriptor, size)
+        self._words = memoryview(self._memory)[:PAGE].cast("Q")
         self._lock = threading.Lock()
         self._writer = ByteLock(descriptor, WRITING)
-        magic, version, _, self._slots, self.capacity, *_ = self._header()
+        magic, version, _, self._slots, self.capacity = self._words[:_END]
         self._start = PAGE + self._slots * SLOT.size
         if (magic, version) != (MAGIC, VERSION) or self._start + self.capacity > size:
-            self._memory.close()
-            raise ValueError(f"no arena of version {VERSION}: {magic!r}, {version}")
+            self._unmap()
+            raise ValueError(f"no arena of version {VERSION}: {magic:#x}, {version}")
 
     def get(self, key: bytes) -> memoryview | None:
         """Return a copy of what is stored under `key`, unchecked; None: nothing is."""
@@ -124,62 +125,63 @@ class Arena:
             Full: there is no room, and what is held is in use.
         """
         nbytes = sum(map(len, record))
-        with self._writing():
+        words = self._words
+        with self._lock, self._writer:
             found = self._find(key)
             if found is not None and found[1] is not None:
                 return
-            room = self._start + self.capacity - self._end
-            if found is None or nbytes > room:
+            if found is None or words[_END] + nbytes > self._start + self.capacity:
                 self._make_room(key, nbytes)
                 found = self._find(key)
             assert found is not None
-            at, begin = found[0], self._end
-            self._end = begin + nbytes  # first: a writer that dies leaves a gap
+            at, begin = found[0], words[_END]
+            words[_END] = begin + nbytes  # first: a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
             self._set_slot(at, key, begin, nbytes)
-            self._count(key[:8])
+            words[_RECORDS] += 1
+            group = self._group(key[:8])
+            if group is not None:
+                words[group + 1] += 1
 
     def admits(self, key: bytes, nbytes: int) -> bool:
         """Whether a record of that size would be stored."""
-        room = self._start + self.capacity - self._end
+        room = self._start + self.capacity - self._words[_END]
         return nbytes <= room or (nbytes <= self.capacity and self._may_empty(key[:8]))
 
     def forget(self, key: bytes) -> None:
         """Store under this key anew: what is there is damaged."""
-        with self._writing():
+        with self._lock, self._writer:
             found = self._find(key)
             if found is not None and found[1] is not None:
                 self._set_slot(found[0], key, 0, 0)
 
     def clear(self) -> None:
         """Drop everything."""
-        with self._writing():
+        with self._lock, self._writer:
             self._reset()
 
     def note_use(self, namespace: bytes, lookups: int = 1) -> None:
         """Say that so many keys of a namespace were asked for."""
-        total = self._lookups + lookups
-        self._lookups = total
+        words = self._words
+        words[_LOOKUPS] = total = words[_LOOKUPS] + lookups
         at = self._group(namespace)
         if at is not None:
-            _, records, _ = GROUP.unpack_from(self._memory, at)
-            self._write(at, GROUP.pack(namespace, records, total))
+            words[at + 2] = total
 
     @property
     def used(self) -> int:
         """Bytes of records."""
-        used: int = self._end - self._start
-        return used
+        return self._words[_END] - self._start
 
     @property
     def records(self) -> int:
         """How many it holds."""
-        return self._field(40)
+        return self._words[_RECORDS]
 
     @property
     def evicted(self) -> int:
         """How many were dropped to make room, so far."""
-        return self._field(48)
+        return self._words[_EVICTED]
 
     def reopened(self) -> int:
         """Return a descriptor of the file whose locks are apart from this one's."""
@@ -189,7 +191,7 @@ class Arena:
     def close(self) -> None:
         """Let go of the memory; it is freed when the last process has. Idempotent."""
         if self._descriptor >= 0:
-            self._memory.close()
+            self._unmap()
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -200,58 +202,24 @@ class Arena:
         slots = 1 << (max(LEAST_SLOTS, min(2 * samples, most)) - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: takes what is used
-        header = HEADER.pack(MAGIC, VERSION, 1, slots, capacity, start, 0, 0, 0)
+        header = struct.pack("=9Q", MAGIC, VERSION, 1, slots, capacity, start, 0, 0, 0)
         os.pwrite(self._descriptor, header, 0)
 
-    def _header(self) -> tuple[Any, ...]:
-        fields: tuple[Any, ...] = HEADER.unpack_from(self._memory, 0)
-        return fields
-
-    def _field(self, at: int) -> int:
-        return int.from_bytes(self._memory[at : at + 8], "little")
-
-    def _set_field(self, at: int, value: int) -> None:
-        self._write(at, value.to_bytes(8, "little"))
+    def _unmap(self) -> None:
+        self._words.release()
+        self._memory.close()
 
     def _set_slot(self, at: int, key: bytes, begin: int, length: int) -> None:
-        self._write(at, SLOT.pack(key, begin, length, self._generation))
-
-    def _write(self, at: int, value: bytes) -> None:
-        """Write what others read without a lock: `pack_into` has it all zero first."""
-        self._memory[at : at + len(value)] = value
-
-    @property
-    def _generation(self) -> int:
-        return int(struct.unpack_from("<I", self._memory, 12)[0])
-
-    @property
-    def _end(self) -> int:
-        return self._field(32)
-
-    @_end.setter
-    def _end(self, value: int) -> None:
-        self._set_field(32, value)
-
-    @property
-    def _lookups(self) -> int:
-        return self._field(56)
-
-    @_lookups.setter
-    def _lookups(self, value: int) -> None:
-        self._set_field(56, value)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Be the only writer, among threads and processes."""
-        with self._lock, self._writer:
-            yield
+        """Say where a record is. Not by `pack_into`, which has it all zero first."""
+        slot = SLOT.pack(key, begin, length, self._words[_GENERATION])
+        self._memory[at : at + SLOT.size] = slot
 
     def _find(self, key: bytes) -> tuple[int, tuple[int, int] | None] | None:
         """Return the slot of a key, or the one it would take, and where its record is.
 
         None: the table is full there.
         """
-        generation, slots = self._generation, self._slots
+        generation, slots = self._words[_GENERATION], self._slots
         number = int.from_bytes(key[8:16], "little") & (slots - 1)
         for probe in range(MOST_PROBES):
             at = PAGE + ((number + probe) & (slots - 1)) * SLOT.size
@@ -266,30 +234,23 @@ class Arena:
         """Whether a record can be there: what is nowhere is stored anew."""
         return length > 0 and self._start <= begin <= len(self._memory) - length
 
-    def _count(self, namespace: bytes) -> None:
-        self._set_field(40, self._field(40) + 1)
-        at = self._group(namespace)
-        if at is not None:
-            _, records, last = GROUP.unpack_from(self._memory, at)
-            self._write(at, GROUP.pack(namespace, records + 1, last))
-
     def _group(self, namespace: bytes) -> int | None:
         """Return where a namespace is counted; None: there are too many."""
-        for number in range(GROUPS):
-            at = GROUPS_AT + number * GROUP.size
-            name, records, last = GROUP.unpack_from(self._memory, at)
-            if name == namespace:
+        words, name = self._words, int.from_bytes(namespace, sys.byteorder)
+        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
+            if words[at] == name:
                 return at
-            if not records and not last:
+            if not words[at + 1] and not words[at + 2]:
+                words[at] = name
                 return at
         return None
 
-    def _groups(self) -> list[tuple[bytes, int, int]]:
-        found = (
-            GROUP.unpack_from(self._memory, GROUPS_AT + number * GROUP.size)
-            for number in range(GROUPS)
-        )
-        return [group for group in found if group[1]]
+    def _others(self, namespace: bytes) -> Iterator[tuple[int, int]]:
+        """Yield what is counted of the other namespaces."""
+        words, name = self._words, int.from_bytes(namespace, sys.byteorder)
+        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
+            if words[at + 1] and words[at] != name:
+                yield words[at + 1], words[at + 2]
 
     def _make_room(self, key: bytes, nbytes: int) -> None:
         """Empty it, if no other namespace is in use any more."""
@@ -298,15 +259,16 @@ class Arena:
         self._reset()
 
     def _may_empty(self, namespace: bytes) -> bool:
-        others = (group[1:] for group in self._groups() if group[0] != namespace)
-        return all_idle(others, self._lookups)
+        return all_idle(self._others(namespace), self._words[_LOOKUPS])
 
     def _reset(self) -> None:
-        self._set_field(48, self.evicted + self.records)
-        self._write(12, (self._generation + 1).to_bytes(4, "little"))
-        self._set_field(40, 0)
-        self._end = self._start
-        self._write(GROUPS_AT, bytes(GROUPS * GROUP.size))
+        words = self._words
+        words[_EVICTED] += words[_RECORDS]
+        words[_GENERATION] += 1
+        words[_RECORDS] = 0
+        words[_END] = self._start
+        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS):
+            words[at] = 0
 
     def __repr__(self) -> str:
         return f"<Arena {self.records} records, {self.used} of {self.capacity} bytes>"

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.cache.meeting import nameless
-from penstock.cache.memory import GROUPS, LEAST_SLOTS, MOST_PROBES, PAGE, Arena, Full
+from penstock.cache.memory import (
+    _LOOKUPS,
+    GROUPS,
+    LEAST_SLOTS,
+    MOST_PROBES,
+    PAGE,
+    Arena,
+    Full,
+)
 from support.forked import End, forked
 
 
@@ -153,7 +161,7 @@ def test_what_others_read_without_a_lock_is_never_half_written(arena: Arena) -> 
     with forked(work) as child:
         assert child.hear() == "begun"
         for _ in range(100_000):
-            now = arena._lookups
+            now = arena._words[_LOOKUPS]
             assert now >= before
             before = now
 
@@ -161,7 +169,7 @@ def test_what_others_read_without_a_lock_is_never_half_written(arena: Arena) -> 
 def test_a_writer_that_is_killed_locks_nobody_out(arena: Arena) -> None:
     def work(end: End) -> None:
         mine = Arena(arena.reopened())
-        with mine._writing():
+        with mine._writer:
             end.tell("locked")
             end.hear()
 

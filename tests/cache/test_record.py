@@ -91,7 +91,7 @@ def refused(record: bytes | bytearray) -> None:
 def resealed(record: bytes | bytearray) -> bytearray:
     """Return a record with a checksum that is right for what it has become."""
     record = bytearray(record)
-    whole = module.xxh3_64_intdigest(record[: -CHECKSUM.size])
+    whole = module.checksum_of(record[: -CHECKSUM.size])
     record[-CHECKSUM.size :] = CHECKSUM.pack(whole)
     return record
 
