@@ -52,7 +52,8 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._mine: dict[bytes, Future[None]] = {}
+        self._mine: dict[bytes, Future[None] | None] = {}
+        """What the others of this process wait for, where one does."""
 
     def claim(self, key: bytes) -> Claim:
         """Claim a key; wait while others have it, or until patience ends.
@@ -61,6 +62,8 @@ class Claims:
             whether it is ours now, and whether others had it before: then what they
             made of it is to be looked for.
         """
+        if self._try(key) is None:
+            return AT_ONCE
         waited = False
         for wait in self._waits(key):
             if wait is None:
@@ -75,6 +78,8 @@ class Claims:
 
     async def claim_in_loop(self, key: bytes) -> Claim:
         """Do the same while other coroutines go on."""
+        if self._try(key) is None:
+            return AT_ONCE
         waited = False
         for wait in self._waits(key):
             if wait is None:
@@ -89,9 +94,10 @@ class Claims:
     def free(self, key: bytes) -> None:
         """Let others have what was claimed, and is ours."""
         with self._lock:
-            mine = self._mine.pop(key)
+            waited_for = self._mine.pop(key)
             release(self._descriptor, place(key))
-        mine.set_result(None)
+        if waited_for is not None:
+            waited_for.set_result(None)
 
     def _waits(self, key: bytes) -> Iterator[Wait]:
         """Yield what to wait for until patience ends; None once the key is ours."""
@@ -109,13 +115,17 @@ class Claims:
         """Claim it and return None, or who of this process has it, or `NOBODY`."""
         with self._lock:
             if key in self._mine:
-                return self._mine[key]
+                other = self._mine[key]
+                if other is None:
+                    other = self._mine[key] = Future()
+                return other
             if not try_lock(self._descriptor, place(key)):
                 return NOBODY
-            self._mine[key] = Future()
+            self._mine[key] = None
             return None
 
 
+AT_ONCE = Claim(ours=True, waited=False)
 NOBODY: Future[None] = Future()
 """Of this process: it is another that has the key."""
 

@@ -35,9 +35,9 @@ call.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_char_p
 call.restype = ctypes.c_int
 
 
-def change(descriptor: int, kind: int, offset: int) -> bool:
+def change(descriptor: int, wanted: bytes) -> bool:
     """Lock or unlock a byte, and return whether nobody else has it locked."""
-    if call(descriptor, SET, request(kind, offset)) == 0:
+    if call(descriptor, SET, wanted) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EAGAIN, errno.EACCES):  # POSIX allows both
@@ -47,12 +47,12 @@ def change(descriptor: int, kind: int, offset: int) -> bool:
 
 def try_lock(descriptor: int, offset: int) -> bool:
     """Lock a byte, and return whether nobody else had."""
-    return change(descriptor, fcntl.F_WRLCK, offset)
+    return change(descriptor, request(fcntl.F_WRLCK, offset))
 
 
 def release(descriptor: int, offset: int) -> None:
     """Unlock a byte."""
-    change(descriptor, fcntl.F_UNLCK, offset)
+    change(descriptor, request(fcntl.F_UNLCK, offset))
 
 
 class ByteLock:
@@ -60,12 +60,12 @@ class ByteLock:
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self._descriptor = descriptor
-        self._offset = offset
+        self._taken = request(fcntl.F_WRLCK, offset)
+        self._freed = request(fcntl.F_UNLCK, offset)
 
     def __enter__(self) -> None:
-        if not try_lock(self._descriptor, self._offset):
-            wanted = request(fcntl.F_WRLCK, self._offset)
-            fcntl.fcntl(self._descriptor, WAIT, wanted)
+        if not change(self._descriptor, self._taken):
+            fcntl.fcntl(self._descriptor, WAIT, self._taken)
 
     def __exit__(
         self,
@@ -73,4 +73,4 @@ class ByteLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        release(self._descriptor, self._offset)
+        change(self._descriptor, self._freed)

@@ -33,6 +33,7 @@ class Turn:
         self._here = here
         self.key = key
         self._index = index
+        self._stored_before = here.stored
         self._found = here.find(key)
         self._claim: Claim | None = None
         self._handed_on = False
@@ -52,9 +53,12 @@ class Turn:
 
     def claimed(self, claim: Claim) -> None:
         """Note whose it is to compute; look again, as others may be through with it."""
+        here = self._here
         self._claim = claim
-        self._here.counters.add(waits=int(claim.waited))
-        self._found = self._here.find(self.key)
+        if claim.waited:
+            here.counters.add(waits=1)
+        if here.stored != self._stored_before:
+            self._found = here.find(self.key)
         if self._found is not None:
             self._free()
 
