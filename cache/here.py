@@ -133,9 +133,11 @@ class Here:
     @property
     def stored(self) -> object:
         """What is another thing once anybody has stored something more."""
-        if self.arena is None or self.disk is not None:
-            return object()  # there is no telling
-        return self.arena.records
+        arena, disk = self.arena, self.disk
+        with suppress(DiskError):
+            in_ram = None if arena is None else arena.records
+            return in_ram, None if disk is None else disk.latest()
+        return object()  # there is no telling
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample like the last one would be stored, if it were computed."""
@@ -170,7 +172,8 @@ class Here:
             return self.arena.records
         with suppress(DiskError):
             if self.disk is not None:
-                return self.disk.known(namespace).records
+                found = self.disk.namespaces().get(namespace)
+                return 0 if found is None else found.records
         return 0
 
     def vouch(self, namespace: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How many calls of LMDB this process is in, so that it forks between them.
+"""Calls of LMDB: what they raise, and how many are going on when this process forks.
 
 py-lmdb's `Environment.close` waits until no thread is in a call of it. In a forked
 child those threads are not there, so it would wait for ever; and it must be closed
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
 
-__all__ = ["in_flight", "was_quiet"]
+__all__ = ["DiskError", "failing", "was_quiet"]
 
 PATIENCE_S = 5.0
 """Before a fork; a sync to a slow disk may take longer."""
 
-_changed = threading.Condition(threading.Lock())
+_lock = threading.Lock()
+_changed = threading.Condition(_lock)
 _calls = 0
 _forking = False
 _quiet = True
@@ -25,32 +26,59 @@ _quiet = True
 _mine = threading.local()
 
 
-@contextmanager
-def in_flight() -> Iterator[None]:
-    """Count what is done within; wait for a fork that is due, unless nested."""
-    depth = getattr(_mine, "depth", 0)
-    _add(1, may_wait=not depth)
-    _mine.depth = depth + 1
-    try:
-        yield
-    finally:
-        _mine.depth = depth
-        _add(-1, may_wait=False)
+class DiskError(Exception):
+    """The tier cannot be used, or not any more; the text says why."""
+
+
+class failing:  # noqa: N801 to be read in a `with`
+    """Turns whatever the system or LMDB raises within into `DiskError`.
+
+    It waits for a fork that is due, unless it stands within another.
+    """
+
+    __slots__ = ("_folder", "_what")
+
+    def __init__(self, what: str, folder: Path) -> None:
+        self._what = what
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        global _calls  # noqa: PLW0603 one a process
+        depth = getattr(_mine, "depth", 0)
+        with _lock:
+            while _forking and not depth:
+                _changed.wait()
+            _calls += 1
+        _mine.depth = depth + 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _calls  # noqa: PLW0603 one a process
+        _mine.depth -= 1
+        with _lock:
+            _calls -= 1
+            if _forking and not _calls:
+                _changed.notify_all()
+        if error is not None:
+            self._translate(error)
+
+    def _translate(self, error: BaseException) -> None:
+        import lmdb
+
+        if isinstance(error, OSError | lmdb.Error):
+            raise DiskError(
+                f"the cache in {self._folder} cannot be {self._what}"
+                f" ({type(error).__name__}: {error})"
+            ) from error
 
 
 def was_quiet() -> bool:
     """Whether a forked child may close what it inherited."""
     return _quiet
-
-
-def _add(calls: int, *, may_wait: bool) -> None:
-    global _calls  # noqa: PLW0603 one a process
-    with _changed:
-        if may_wait:
-            _changed.wait_for(lambda: not _forking)
-        _calls += calls
-        if not _calls:
-            _changed.notify_all()
 
 
 def _before() -> None:
@@ -68,10 +96,11 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _calls, _changed, _forking, _quiet  # noqa: PLW0603 one a process
+    global _calls, _changed, _forking, _lock, _quiet  # noqa: PLW0603 one a process
     _quiet = not _calls
     _calls, _forking = 0, False
-    _changed = threading.Condition(threading.Lock())
+    _lock = threading.Lock()
+    _changed = threading.Condition(_lock)
 
 
 if hasattr(os, "register_at_fork"):

@@ -61,7 +61,10 @@ class Writer:
         self._about = about
         self._off = off
         self._tell = tell
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._come = threading.Condition(self._lock)
+        """The first of a batch has come, or it is closed."""
+        self._closing = threading.Condition(self._lock)
         self._waiting: deque[Waiting] = deque()
         self._on_way: dict[bytes, bytes] = {}
         self._nbytes = 0
@@ -77,10 +80,12 @@ class Writer:
 
         False: it is not taken, as there is no room on the disk or too many wait.
         """
-        with self._changed:
+        with self._lock:
             crowded = self._nbytes + len(record) > MOST_BYTES and self._waiting
             if self._closed or self.full or crowded or key in self._on_way:
                 return False
+            if not self._waiting:
+                self._come.notify()
             self._waiting.append(Waiting(key, record, done))
             self._on_way[key] = record
             self._nbytes += len(record)
@@ -89,7 +94,6 @@ class Writer:
                     target=self._work, name="penstock cache writer", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify()
         return True
 
     def get(self, key: bytes) -> bytes | None:
@@ -105,11 +109,12 @@ class Writer:
         Args:
             wait_s: how long that may take.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             left = list(self._waiting)
             self._waiting.clear()
-            self._changed.notify()
+            self._come.notify()
+            self._closing.notify()
         if self._thread is not None:
             self._thread.join(wait_s)
         by_namespace = groupby(left, lambda each: each.key[:8])
@@ -141,16 +146,16 @@ class Writer:
 
     @property
     def _over(self) -> bool:
-        with self._changed:
+        with self._lock:
             return self._closed and not self._waiting
 
     def _next(self) -> list[Waiting]:
         """Return the next batch, of one namespace; [] where nothing came for long."""
-        with self._changed:
+        with self._lock:
             pause_s = None if self._unsynced_since_s is None else SYNC_S
-            self._changed.wait_for(lambda: self._waiting or self._closed, pause_s)
+            self._come.wait_for(lambda: self._waiting or self._closed, pause_s)
             if self._waiting and not self._closed:
-                self._changed.wait_for(lambda: self._closed, GATHER_S)
+                self._closing.wait_for(lambda: self._closed, GATHER_S)
             batch: list[Waiting] = []
             nbytes = 0
             while self._waiting and len(batch) < BATCH and nbytes < BATCH_BYTES:
@@ -174,7 +179,7 @@ class Writer:
             self._settle(batch)
 
     def _settle(self, batch: list[Waiting]) -> None:
-        with self._changed:
+        with self._lock:
             for each in batch:
                 del self._on_way[each.key]
                 self._nbytes -= len(each.record)
@@ -189,7 +194,7 @@ class Writer:
             self._unsynced_since_s = None
 
     def _give_up(self, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             left = list(self._waiting)
             self._waiting.clear()

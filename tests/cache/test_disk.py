@@ -67,10 +67,10 @@ def test_namespaces_say_what_they_hold(disk: Disk) -> None:
         ("seven", 7),
         ("two", 2),
     ]
-    assert disk.known(name(1)).nbytes == 5 * room_of(bytes(9)) + 2 * 8192
+    assert disk.namespaces()[name(1)].nbytes == 5 * room_of(bytes(9)) + 2 * 8192
     disk.forget(key(5))
     disk.forget(key(5))
-    assert disk.known(name(1)).records == 6
+    assert disk.namespaces()[name(1)].records == 6
     assert disk.get(key(5)) is None
     assert disk.clear(name(1)) == 6
     assert list(disk.namespaces()) == [name(2)]
@@ -94,7 +94,7 @@ def test_as_many_fit_as_the_limit_says_and_then_none(folder: Path) -> None:
     assert disk.put(records(range(5), nbytes=3000), "x") == 3
     with pytest.raises(Full):
         disk.put(records(range(5, 6), nbytes=3000), "x")
-    assert (disk.known(name(1)).records, disk.used) == (3, 3 * 4096)
+    assert (disk.namespaces()[name(1)].records, disk.used) == (3, 3 * 4096)
     disk.close()
 
 
@@ -143,15 +143,15 @@ def test_what_a_power_cut_may_have_torn_is_emptied(folder: Path) -> None:
 def test_vouching_holds_until_nobody_has_it_open(folder: Path) -> None:
     first = Disk(folder, 1 << 20)
     first.put(records(range(1)), "x")
-    assert first.known(name(1)).session == first.session
+    assert first.namespaces()[name(1)].session == first.session
     first.close()
     second = Disk(folder, 1 << 20)
     assert second.open_namespace(name(1), "x").session != second.session
     second.vouch(name(1))
-    assert second.known(name(1)).session == second.session
+    assert second.namespaces()[name(1)].session == second.session
     second.close()
     third = Disk(folder, 1 << 20)
-    assert third.known(name(1)).session != third.session
+    assert third.namespaces()[name(1)].session != third.session
     third.close()
 
 
@@ -182,7 +182,7 @@ def test_parent_and_forked_child_both_use_it(folder: Path) -> None:
         assert child.ended() == 0
     assert bytes(disk.get(key(1)) or b"") == b"\1" * 9
     disk.put(records(range(2, 3)), "x")
-    assert disk.known(name(1)).records == 3
+    assert disk.namespaces()[name(1)].records == 3
     let_go(disk)
 
 
@@ -205,7 +205,7 @@ def test_a_child_forked_while_one_writes_holds_up_neither(folder: Path) -> None:
 def test_who_forks_waits_for_calls_of_lmdb_in_flight(folder: Path) -> None:
     def work(end: End) -> None:
         mine = shared_disk(folder, 1 << 20)
-        end.tell(str(mine.known(name(1)).records > 0))
+        end.tell(str(mine.namespaces()[name(1)].records > 0))
 
     disk = shared_disk(folder, 1 << 20)
     disk.put(records(range(1)), "x")
