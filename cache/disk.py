@@ -118,11 +118,6 @@ class Disk:
             found = txn.get(key)
             return None if found is None else copied(found)
 
-    def latest(self) -> int:
-        """Return the number of the last transaction, whoever wrote it."""
-        with failing("read", self.folder):
-            return int(self._env.info()["last_txnid"])
-
     def put(self, batch: Sequence[tuple[bytes, bytes]], about: str) -> int:
         """Store records of one namespace; return how many are new.
 
