@@ -136,7 +136,7 @@ class Here:
         arena = self.arena
         if arena is None or self.disk is not None:
             return object()  # to look again costs no more than to ask LMDB whether to
-        return arena.records
+        return arena.evicted + arena.records
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample like the last one would be stored, if it were computed."""

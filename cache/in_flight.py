@@ -20,7 +20,8 @@ PATIENCE_S = 5.0
 _lock = threading.Lock()
 _changed = threading.Condition(_lock)
 _calls = 0
-_forking = False
+_forking = 0
+"""Threads that are about to."""
 _quiet = True
 """Whether this process was forked while none was in flight."""
 _mine = threading.local()
@@ -84,13 +85,13 @@ def was_quiet() -> bool:
 def _before() -> None:
     global _forking  # noqa: PLW0603 one a process
     _changed.acquire()  # until it has forked
-    _forking = True
+    _forking += 1
     _changed.wait_for(lambda: not _calls, PATIENCE_S)
 
 
 def _in_parent() -> None:
     global _forking  # noqa: PLW0603 one a process
-    _forking = False
+    _forking -= 1
     _changed.notify_all()
     _changed.release()
 
@@ -98,7 +99,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _calls, _changed, _forking, _lock, _quiet  # noqa: PLW0603 one a process
     _quiet = not _calls
-    _calls, _forking = 0, False
+    _calls = _forking = 0
     _lock = threading.Lock()
     _changed = threading.Condition(_lock)
 

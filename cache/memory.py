@@ -137,8 +137,8 @@ class Arena:
             at, begin = found[0], words[_END]
             words[_END] = begin + nbytes  # first: a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
+            words[_RECORDS] += 1  # before it is seen: who was told of less looks again
             self._set_slot(at, key, begin, nbytes)
-            words[_RECORDS] += 1
             group = self._group(key[:8])
             if group is not None:
                 words[group + 1] += 1

@@ -285,10 +285,15 @@ class Flow:
                 self._wake(at, 1)
 
     def _widened(self, at: int) -> None:
-        """A segment's workers may span more now: it and its writer may go further."""
+        """A segment's workers may span more now: it and its writers may go further."""
         self._wake(at, 1)
-        if at > 0:
-            self._wake(at - 1, 1)
+        self._wake_before(at)
+
+    def _wake_before(self, at: int) -> None:
+        """Wake whose limits follow from that of segment `at`: see `_limit`."""
+        for number, state in enumerate(self.segments[:at]):
+            if number in (0, at - 1) or state.pieces:
+                self._wake(number, 1)
 
     def _set_capacity(self, at: int) -> None:
         state = self.segments[at]
@@ -370,8 +375,7 @@ class Flow:
         flights = self.flights
         while (flight := flights.get(state.head)) and flight.remaining[number] == 0:
             state.head += 1
-        if number > 0:
-            self._wake(number - 1, 1)
+        self._wake_before(number)
 
     def _show_waiting(self, at: int, now_ns: int) -> None:
         if at > 0:

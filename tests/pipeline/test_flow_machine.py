@@ -47,7 +47,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @initialize(
         sizes=st.tuples(SIZES, SIZES),
-        depth=st.integers(2, 3),
+        depth=st.integers(2, 4),
         limit_bytes=st.integers(0, 400),
         images=st.sampled_from([(None,), (32,), (32, 48)]),
         step=st.integers(0, 5),
@@ -62,7 +62,7 @@ class FlowMachine(RuleBasedStateMachine):
     ) -> None:
         self.purse = Purse(limit_bytes)
         scripts = Script(sizes[0], images), Script(sizes[1])
-        widths = (3, 11, 7)[-depth:], (5, 5)
+        widths = (3, 11, 2, 7)[-depth:], (5, 5)
         self.courses = [
             Course(script, width, self.purse, step)
             for script, width in zip(scripts, widths, strict=True)
