@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -40,7 +40,8 @@ class HttpStore:
     async def answer(self, request: web.Request) -> web.Response:
         self.inside += 1
         self.most = max(self.most, self.inside)
-        await asyncio.sleep(self.latency_s)
+        with suppress(TimeoutError):  # who is gone is not waited for when it stops
+            await asyncio.wait_for(self._stop.wait(), self.latency_s)
         self.inside -= 1
         content = self.files.get(request.path.lstrip("/"))
         if content is None:
