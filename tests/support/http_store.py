@@ -17,8 +17,9 @@ LOOKS = 500
 
 
 async def settled(server: web.Server) -> None:
-    """Wait until what was closed is closed: no connection, and no task but this."""
+    """Wait until all is closed, what came late, too: no connection, no task but this."""
     for _ in range(LOOKS):
+        await server.shutdown(0.1)
         await asyncio.sleep(0.01)
         if not server.connections and len(asyncio.all_tasks()) == 1:
             return
