@@ -5,15 +5,11 @@ Those of a single stage stand in the stage (`map(..., num_parallel_workers=4)`) 
 
 from __future__ import annotations
 
-import os
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .autotune.budget import Budget, parse_bytes
-from .pipeline.credits import Purse
-from .pipeline.errors import SpecError
-from .pipeline.randomness import checked_seed
-from .pipeline.spec import Defaults
+from .pipeline.errors import SpecError, checked_seed
 
 __all__ = [
     "get_autotune_interval",
@@ -48,9 +44,9 @@ class Settings:
 
 
 _settings = Settings()
-_purse: Purse | None = None
-_lock = threading.Lock()
-"""Guards the making of `_purse`; `_settings` is replaced whole."""
+_memory_bytes: int | None = None
+"""The memory budget: as set, or as found when it was first asked for."""
+_watchers: list[Callable[[int], object]] = []
 
 
 def settings() -> Settings:
@@ -128,44 +124,29 @@ def set_memory_budget(size: int | str) -> None:
     Args:
         size: bytes, or a text like "4GB" or "512MiB".
     """
-    nbytes = parse_bytes(size)
-    for poke in purse().resize(nbytes):
-        poke()
+    global _memory_bytes  # noqa: PLW0603 one a process
+    _memory_bytes = parse_bytes(size)
+    for watcher in _watchers:
+        watcher(_memory_bytes)
+
+
+def memory_bytes() -> int:
+    """Return the memory budget: as set, else a quarter of what was free at first."""
+    global _memory_bytes  # noqa: PLW0603 one a process
+    if _memory_bytes is None:
+        _memory_bytes = Budget.of_machine().memory_bytes
+    return _memory_bytes
+
+
+def watch_memory(watcher: Callable[[int], object]) -> None:
+    """Have `watcher(nbytes)` called whenever the memory budget is set."""
+    _watchers.append(watcher)
 
 
 def budget() -> Budget:
     """Return what the process may use: as set, or as affinity and cgroup allow."""
     return Budget.of_machine(
-        cpu_cores=_settings.cpu_budget, memory_bytes=purse().limit_bytes
-    )
-
-
-def purse() -> Purse:
-    """Return the bytes that all pipelines of this process share."""
-    global _purse  # noqa: PLW0603 one a process, made when first wanted
-    with _lock:
-        if _purse is None:
-            _purse = Purse(Budget.of_machine().memory_bytes)
-        return _purse
-
-
-def _after_fork() -> None:
-    """Give a forked child its own purse: it runs none of the parent's pipelines."""
-    global _lock, _purse  # noqa: PLW0603 the lock may have been taken when it forked
-    _lock = threading.Lock()
-    _purse = None if _purse is None else Purse(_purse.limit_bytes)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def defaults() -> Defaults:
-    """Return what a pipeline takes where it says nothing."""
-    return Defaults(
-        get_num_parallel_workers(),
-        _settings.prefetch_size,
-        _settings.seed,
-        budget().cpu_cores,
+        cpu_cores=_settings.cpu_budget, memory_bytes=memory_bytes()
     )
 
 

@@ -33,10 +33,9 @@ from .tuned import Slot
 # What runs a pipeline is loaded when one runs: it takes as long as all the rest.
 if TYPE_CHECKING:
     from .autotune.explain import Explanation
-    from .pipeline.compile import Recipe
     from .pipeline.feed import Delivery
     from .pipeline.monitor import Reading
-    from .pipeline.staffing import Executor
+    from .pipeline.recipe import Executor, Recipe
 
 __all__ = ["DataLoader"]
 
@@ -318,8 +317,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _compiled(self) -> Recipe:
         from .pipeline.compile import compile_drawn
-        from .pipeline.options import Options
-        from .pipeline.spec import BatchStage, SourceStage
+        from .pipeline.recipe import Options
+        from .pipeline.spec import BatchStage, Defaults, SourceStage
         from .pipeline.surroundings import tell_of_cuda
         from .pipeline.worker_start import WorkerStart
 
@@ -345,7 +344,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch's is a worker's
-        defaults = replace(config.defaults(), prefetch_size=ahead)
+        defaults = replace(Defaults.now(), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source, batch, defaults, options, start=None if safe else start

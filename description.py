@@ -15,10 +15,10 @@ from .cache.codec import Name as CodecName
 from .pipeline.cache_stage import CacheStage
 from .pipeline.device import DeviceStage, Normalize
 from .pipeline.errors import SpecError
-from .pipeline.options import AS_SHIPPED, Host, Options, StartMethod
 from .pipeline.ordering import order_of
 from .pipeline.placing import check_place, check_sized
 from .pipeline.plan import Shard
+from .pipeline.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
 from .pipeline.sources import Folder, is_iterable
 from .pipeline.spec import (
     BatchStage,
@@ -32,7 +32,7 @@ from .pipeline.spec import (
     Stage,
     TakeStage,
 )
-from .pipeline.staffing import Executor, Workers
+from .pipeline.staffing import Workers
 
 if TYPE_CHECKING:
     from .pipeline.files import Urls

@@ -19,17 +19,17 @@ from . import config
 from .description import Description
 from .epoch import Epoch
 from .pipeline.errors import SpecError
-from .pipeline.options import AS_SHIPPED, Options
 from .pipeline.plan import BatchPlan, Cursor, Shard
-from .pipeline.spec import Stage
+from .pipeline.recipe import AS_SHIPPED, Options
+from .pipeline.spec import Defaults, Stage
 from .tuned import Slot
 
 # What runs a pipeline is loaded when one runs: it takes as long as all the rest.
 if TYPE_CHECKING:
     from .autotune.explain import Explanation
-    from .pipeline.compile import Recipe
     from .pipeline.feed import Delivery
     from .pipeline.monitor import Reading
+    from .pipeline.recipe import Recipe
     from .pipeline.run import Run
     from .pipeline.schedule import Scheduled
 
@@ -209,7 +209,7 @@ class Pipeline(Description):
 
                 show_by_default(shard.rank)  # what is found now is told
             self._recipe = compile_recipe(
-                self._stages, config.defaults(), shard, self._options, self._schedule
+                self._stages, Defaults.now(), shard, self._options, self._schedule
             )
         return self._recipe
 

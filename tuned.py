@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from .autotune.policies.per_regime import Values
     from .autotune.saved import Saved
     from .autotune.tuner import Tuner
-    from .pipeline.compile import Recipe
     from .pipeline.feed import Delivery
-    from .pipeline.fusion import SegmentRecipe
     from .pipeline.observation import Observation
-    from .pipeline.staffing import Executor
+    from .pipeline.recipe import Executor, Recipe, SegmentRecipe
 
 __all__ = ["Slot", "TunedRun"]
 
@@ -43,13 +41,14 @@ class TunedRun:
     def __init__(
         self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
     ) -> None:
-        from .pipeline.run import Run  # loaded when a pipeline runs
+        from .pipeline.credits import process_purse  # loaded when a pipeline runs
+        from .pipeline.run import Run
 
         self._rank = rank
         self.found = found
         """What is known of such runs: by an earlier one, and then by this one."""
         self._tuner: Tuner[Any] | None = None
-        self.run = Run(recipe, config.purse(), cursor)
+        self.run = Run(recipe, process_purse(), cursor)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cache.codec import NAMES, Name
+from .errors import check
 from .printing import call
-from .staffing import check
 
 __all__ = ["CacheStage"]
 

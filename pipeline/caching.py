@@ -11,11 +11,10 @@ from ..cache.here import Opening
 from ..cache.key import Keys, fingerprint
 from ..cache.tiers import Cache
 from .cache_stage import CacheStage
-from .errors import SpecError
+from .errors import SpecError, check
 from .files import AsyncFiles, Files
 from .printing import name_of
 from .spec import MapStage, SourceStage, Stage, executor_of
-from .staffing import check
 
 __all__ = ["caches_of", "read_in_threads"]
 

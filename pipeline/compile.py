@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ..cache.tiers import Cache
 from .buffers import Buffers
 from .cache_stage import CacheStage
 from .caching import caches_of, read_in_threads
 from .device import DeviceStage
-from .errors import SpecError, StateError
-from .fusion import Numbered, SegmentRecipe, fused
+from .errors import SpecError
+from .fusion import Numbered, fused
 from .identity import identity_of
-from .options import AS_SHIPPED, Options
 from .ordering import order_of
 from .plan import (
     Constant,
-    Cursor,
     DrawnPlan,
     Order,
     Plan,
     Setting,
     Shard,
-    read_state,
-    write_state,
 )
 from .plan.schedule import Schedule
 from .program import Program, Read
+from .recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
 from .sample_seeding import SeededRead
 from .schedule import Scheduled
 from .spec import (
@@ -41,54 +37,7 @@ from .spec import (
 )
 from .worker_start import WorkerStart
 
-__all__ = ["Recipe", "compile_drawn", "compile_recipe"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A pipeline that can run."""
-
-    plan: Plan | DrawnPlan
-    segments: tuple[SegmentRecipe, ...]
-    buffers: Buffers
-    batch: BatchStage
-    seed: int
-    repack: bool
-    """Batches are made from what a filter or an iterable leaves, at run time."""
-    iterable: bool
-    device: DeviceStage | None
-    options: Options
-    cpu_cores: float
-    """Cores that its workers may keep busy together."""
-    caches: tuple[Cache, ...] = ()
-    data: str | None = None
-    """Which data set it is, if that is known."""
-
-    def facts(self) -> dict[str, int | str]:
-        """Return what must be the same on all ranks."""
-        known = {} if self.data is None else {"data set": self.data}
-        return {**self.planned.facts(), **known}
-
-    @property
-    def planned(self) -> Plan:
-        """The plan of a pipeline, which knows all its batches."""
-        assert isinstance(self.plan, Plan)
-        return self.plan
-
-    def state(self, cursor: Cursor) -> dict[str, object]:
-        """Return `cursor` as O(1) JSON."""
-        state = write_state(cursor, self.planned.hash, self.planned.facts())
-        return state if self.data is None else {**state, "data": self.data}
-
-    def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
-        """Return the cursor in `state`; StateError if it does not belong here."""
-        plan = self.planned
-        saved = state.get("data") if isinstance(state, Mapping) else None
-        if None not in (saved, self.data) and saved != self.data and not override:
-            raise StateError(OTHER_DATA)
-        if self.repack:  # its batches are not the plan's, so the plan cannot check them
-            return read_state(state, plan.hash, plan.facts(), override=override)
-        return plan.restore(state, override=override)
+__all__ = ["compile_drawn", "compile_recipe"]
 
 
 def compile_recipe(
@@ -125,7 +74,12 @@ def compile_recipe(
         plan,
         fused(work, name, defaults, caches),
         buffers,
-        batch,
+        BatchRecipe(
+            batch.size or batch.global_size,
+            batch.drop_last,
+            batch.error_budget,
+            batch.microbatches,
+        ),
         _seed(stages, defaults),
         repack,
         source.iterable,
@@ -135,14 +89,6 @@ def compile_recipe(
         tuple(caches.values()),
         identity_of(source.dataset),
     )
-
-
-OTHER_DATA = (
-    "the state belongs to another data set (its files, or its fingerprint, are not"
-    " those of this one); build the pipeline on the data it was saved with, or go on in"
-    " this one from the same position of the epoch with load_state_dict(state,"
-    " override=True)"
-)
 
 
 def compile_drawn(

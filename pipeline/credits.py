@@ -9,11 +9,14 @@ deadlock.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Account", "AccountStatistics", "Purse"]
+from .. import config
+
+__all__ = ["Account", "AccountStatistics", "Purse", "process_purse"]
 
 
 class Purse:
@@ -92,6 +95,35 @@ class Purse:
 
     def __repr__(self) -> str:
         return f"<Purse {self._held} of {self._limit} bytes held>"
+
+
+_purse: Purse | None = None
+_making = threading.Lock()
+"""Guards the making of `_purse`."""
+
+
+def process_purse() -> Purse:
+    """Return the bytes that all pipelines of this process share."""
+    global _purse  # noqa: PLW0603 one a process, made when first wanted
+    with _making:
+        if _purse is None:
+            _purse = Purse(config.memory_bytes())
+        return _purse
+
+
+def _resize(limit_bytes: int) -> None:
+    for poke in process_purse().resize(limit_bytes):
+        poke()
+
+
+def _after_fork() -> None:
+    """Give a forked child its own purse: it runs none of the parent's pipelines."""
+    global _making, _purse
+    _making, _purse = threading.Lock(), None
+
+
+config.watch_memory(_resize)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from .errors import SpecError
+from .errors import SpecError, check
 from .printing import call
-from .staffing import check
 
 __all__ = ["DeviceStage", "Normalize", "ToDevice"]
 

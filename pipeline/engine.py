@@ -20,13 +20,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from .buffers import Failed, Finished
-from .compile import Recipe
 from .connector import Connector, Gate
 from .credits import Account, Purse
 from .errors import BudgetError, PenstockError
 from .flight import Buffer, Flight
 from .flow import Flow
-from .fusion import SegmentRecipe
 from .gil import GilProbe
 from .knob import Knob
 from .layout import Allocate, Layout
@@ -35,6 +33,7 @@ from .monitor import Monitor, TrainerMeter
 from .mover import Mover
 from .plan import BatchPlan
 from .program import ReadOn
+from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .segment_state import SegmentState
 from .workers.hiring import Kind, hire

@@ -13,6 +13,8 @@ with a note (PEP 678) that names the stage, the sample and the step.
 
 from __future__ import annotations
 
+import operator
+
 __all__ = [
     "BudgetError",
     "PenstockError",
@@ -20,6 +22,8 @@ __all__ = [
     "SpecError",
     "StateError",
     "WorkerError",
+    "check",
+    "checked_seed",
 ]
 
 
@@ -45,3 +49,24 @@ class StateError(PenstockError, ValueError):
 
 class WorkerError(PenstockError, RuntimeError):
     """A worker process died and its work could not be done again."""
+
+
+def check(condition: object, text: str) -> None:
+    """Raise `SpecError` with this text unless the condition holds."""
+    if not condition:
+        raise SpecError(text)
+
+
+def checked_seed(seed: int) -> int:
+    """Return `seed` as an int of 64 bits, or raise `SpecError`."""
+    try:
+        value = operator.index(seed)
+    except TypeError:
+        value = -1
+    if not 0 <= value < 2**64:
+        message = (
+            f"`seed` must be an int, >= 0 and < 2**64, got {seed!r}; "
+            "pass for instance seed=0"
+        )
+        raise SpecError(message)
+    return value

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SpecError
+from .errors import SpecError, check
 from .printing import Bare
-from .staffing import Executor, check
+from .recipe import Executor
 
 __all__ = ["AsyncFiles", "Files", "Store", "Urls", "find_files"]
 

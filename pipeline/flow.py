@@ -153,9 +153,7 @@ class Flow:
         self.account.close(step)
         self.head = step + 1
         self._show_outbox(now_ns)
-        for at, state in enumerate(self.segments):
-            if at == 0 or state.pieces:  # else there is nothing that was held back
-                self._wake(at, 1)
+        self._wake_before(len(self.segments))
         return ready
 
     def restart(self, step: int, now_ns: int) -> None:
@@ -290,7 +288,7 @@ class Flow:
         self._wake_before(at)
 
     def _wake_before(self, at: int) -> None:
-        """Wake whose limits follow from that of segment `at`: see `_limit`."""
+        """Wake whose limits follow from where segment `at` (or the trainer) is."""
         for number, state in enumerate(self.segments[:at]):
             if number in (0, at - 1) or state.pieces:
                 self._wake(number, 1)

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..cache.tiers import Cache
 from .cache_stage import CacheStage
 from .cached import AwaitedCached, Cached, Step, Stored
 from .kinds import Kind, PerSample, kind_of
 from .program import Filter, Map, Operation, Program, Read, ReadOn
+from .recipe import Executor, SegmentRecipe
 from .spec import Defaults, FilterStage, MapStage, SourceStage, executor_of
-from .staffing import Executor, Workers, wanted_by
+from .staffing import Workers, wanted_by
 
-__all__ = ["SegmentRecipe", "fused"]
+__all__ = ["fused"]
 
 MOST_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
@@ -33,32 +34,6 @@ by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python ca
 """
 MOST_PERMITS = 4096
 """Upper bound of these: reads in flight beyond it are more than stores like."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentRecipe:
-    """One segment, ready to be built."""
-
-    name: str
-    """`Map(ID:2) decode`: what its worker count is logged under."""
-    queue_name: str
-    """What its prefetch size is logged under: the stage that fills the queue."""
-    program: Program
-    executor: Executor
-    """`auto`: inline until it shows that it costs enough to be worth a thread."""
-    num_parallel_workers: int
-    bounds: tuple[int, int]
-    prefetch_size: int
-    tunable: bool
-    thread_safe: bool = True
-    """Whether several threads of one process may work on it."""
-    timeout_s: float | None = None
-    """How long one sample may take."""
-    movable: bool = False
-    """Whether it may be moved to another executor than it starts with: `auto`."""
-    storable: tuple[int | None, ...] = ()
-    """Of each operation: the samples that a cache behind it would hold; None where each
-    epoch has others."""
 
 
 Numbered = tuple[int, PerSample | CacheStage]

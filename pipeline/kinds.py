@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .printing import name_of
+from .recipe import Executor
 from .spec import FilterStage, MapStage, SourceStage, executor_of
-from .staffing import Executor
 from .thread_safety import Finding, find_unsafe
 
 __all__ = ["Kind", "PerSample", "kind_of"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..cache.statistics import CacheStatistics
-from .compile import Recipe
 from .connector import Gate
 from .gil import GilProbe
 from .metrics import GaugeReading, PartReading, WorkerReading
@@ -21,6 +20,7 @@ from .observation import (
     ratio,
 )
 from .plan import BatchPlan, DrawnPlan, Plan
+from .recipe import Recipe
 from .segment import Segment
 
 __all__ = [

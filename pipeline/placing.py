@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .cache_stage import CacheStage
 from .device import DeviceStage
+from .errors import check
 from .spec import (
     BatchStage,
     FilterStage,
@@ -16,7 +17,7 @@ from .spec import (
     SourceStage,
     Stage,
 )
-from .staffing import check, wanted_by
+from .staffing import wanted_by
 
 __all__ = ["check_place", "check_sized"]
 

@@ -11,28 +11,11 @@ streams that differ in any word above the lowest never meet (Salmon, Moraes, Dro
 
 from __future__ import annotations
 
-import operator
-
 from numpy import random  # numpy loads it when first asked, maybe in a thread
 
-from .errors import SpecError
+from .errors import checked_seed
 
-__all__ = ["SampleRandom", "checked_seed"]
-
-
-def checked_seed(seed: int) -> int:
-    """Return `seed` as an int of 64 bits, or raise `SpecError`."""
-    try:
-        value = operator.index(seed)
-    except TypeError:
-        value = -1
-    if not 0 <= value < 2**64:
-        message = (
-            f"`seed` must be an int, >= 0 and < 2**64, got {seed!r}; "
-            "pass for instance seed=0"
-        )
-        raise SpecError(message)
-    return value
+__all__ = ["SampleRandom"]
 
 
 class SampleRandom:

@@ -27,9 +27,8 @@ class RepackFeed:
         self._engine = engine
         self._plan = recipe.planned
         self._batch = recipe.batch
-        size = recipe.batch.size or recipe.batch.global_size
-        assert size is not None
-        self._size = size
+        assert recipe.batch.size is not None
+        self._size = recipe.batch.size
         self._buffers: Buffers = replace(recipe.buffers, keep=False)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)

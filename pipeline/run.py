@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .compile import Recipe
 from .credits import Purse
 from .device import DeviceStage, ToDevice
 from .feed import Delivery
@@ -19,6 +18,7 @@ from .knob import Knob
 from .monitor import Reading, TrainerMeter, Window, difference
 from .observation import Observation
 from .plan import Cursor
+from .recipe import Recipe
 from .stamp import in_parts, stamped
 
 # What CUDA takes is loaded where there is such a device to copy to.

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from .connector import Connector
-from .fusion import SegmentRecipe
 from .knob import Knob
 from .observation import Move
+from .recipe import SegmentRecipe
 from .segment_state import FAR_LEASE_NS, LEASE_NS
 from .workers.crew import Crew
 from .workers.hiring import Kind

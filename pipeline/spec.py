@@ -12,17 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .. import config
 from .cache_stage import CacheStage
 from .device import DeviceStage
+from .errors import check
 from .printing import Bare, call, name_of
-from .staffing import (
-    Executor,
-    Workers,
-    check,
-    check_kind,
-    check_staff,
-    is_async,
-)
+from .recipe import Executor
+from .staffing import Workers, check_kind, check_staff, is_async
 
 __all__ = [
     "BatchStage",
@@ -52,6 +48,16 @@ class Defaults:
     cpu_cores: float = 1.0
     """Cores that all workers may keep busy together: as many children as that share
     the leases of a thread-safe segment."""
+
+    @classmethod
+    def now(cls) -> Defaults:
+        """Return what is set now."""
+        return cls(
+            config.get_num_parallel_workers(),
+            config.get_prefetch_size(),
+            config.get_seed(),
+            config.budget().cpu_cores,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -5,33 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from .errors import SpecError
+from .errors import check
 from .printing import name_of
+from .recipe import Executor
 
 __all__ = [
-    "Executor",
     "Workers",
-    "check",
     "check_kind",
     "check_staff",
     "is_async",
     "wanted_by",
 ]
 
-Executor = Literal["auto", "inline", "thread", "process", "async"]
 EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process", "async")
 Workers = int | tuple[int, int] | None
 """Exactly n; between lo and hi, starting at lo; or as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """Whose work can be broken off: of these `auto` then takes processes."""
-
-
-def check(condition: object, text: str) -> None:
-    """Raise `SpecError` with this text unless the condition holds."""
-    if not condition:
-        raise SpecError(text)
 
 
 def check_staff(workers: Workers, executor: Executor, timeout: float | None) -> None:

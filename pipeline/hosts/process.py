@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..compile import Recipe
 from ..credits import Purse
 from ..errors import SampleError, SpecError, WorkerError
 from ..feed import Delivery
 from ..knob import Knob, KnobName
 from ..monitor import Reading, TrainerMeter
 from ..plan import Cursor
+from ..recipe import Recipe
 from .child import Child
 from .messages import Batch, Begin, End, Failed, Knobs, Read, Said, Turn, View
 from .serving import recalled, serve

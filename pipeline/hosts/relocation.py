@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
-from ..compile import Recipe
 from ..credits import Purse
-from ..fusion import SegmentRecipe
 from ..monitor import TrainerMeter
+from ..recipe import Recipe, SegmentRecipe
 from ..segment import Segment
 from ..workers.hiring import Kind
 from .contention import Contention, Trial

@@ -14,11 +14,11 @@ from collections import deque
 from dataclasses import replace
 
 from ..chunk import Failure
-from ..compile import Recipe
 from ..credits import Purse
 from ..errors import SampleError
 from ..monitor import TrainerMeter
 from ..plan import Cursor
+from ..recipe import Recipe
 from ..workers.pipe import Pipe
 from ..workers.slabs import SlabPool
 from ..workers.task import recall, travel

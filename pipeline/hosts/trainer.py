@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..compile import Recipe
 from ..credits import Purse
 from ..drawn_feed import DrawnFeed
 from ..engine import Engine
@@ -13,6 +12,7 @@ from ..feed import Delivery, Feed, PlannedFeed
 from ..knob import Knob
 from ..monitor import Reading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
+from ..recipe import Recipe
 from ..repack import RepackFeed
 from ..workers.slabs import SlabPool
 

@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SpecError
-from ..randomness import checked_seed
+from ..errors import SpecError, checked_seed
 from .permutation import Permutation
 
 __all__ = ["Order", "Repeat", "Rows", "Select", "Shuffle", "Step", "Take"]

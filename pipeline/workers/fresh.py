@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from functools import partial
 from multiprocessing import util
 
-from ..options import StartMethod
 from ..program import Program
+from ..recipe import StartMethod
 from .nursery import (
     Post,
     fork_worker,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ..connector import Connector
-from ..fusion import SegmentRecipe
+from ..recipe import SegmentRecipe
 from .coroutines import Coroutines
 from .crew import Crew
 from .inline import Inline

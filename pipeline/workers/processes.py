@@ -21,8 +21,8 @@ from ..cached import Cached
 from ..chunk import Failure, Lease, Outcome
 from ..connector import Connector
 from ..errors import SampleError, WorkerError
-from ..fusion import SegmentRecipe
 from ..metrics import WorkerMeter
+from ..recipe import SegmentRecipe
 from ..segment_state import LEARNING
 from .bell import Bell
 from .blame import LIMIT, Blame

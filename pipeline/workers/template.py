@@ -19,8 +19,8 @@ from functools import partial
 
 import torch
 
-from ..options import StartMethod
 from ..program import Program
+from ..recipe import StartMethod
 from .forking import fork
 from .hands import Hands
 from .mailbox import Mailbox

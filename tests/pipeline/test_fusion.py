@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.pipeline.compile import Recipe
 from penstock.pipeline.fusion import MOST_WORKERS
 from penstock.pipeline.program import Filter, Map, Operation, Read, ReadOn
+from penstock.pipeline.recipe import Recipe
 from penstock.pipeline.sources import Folder
 from penstock.pipeline.spec import (
     BatchStage,

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.pipeline.compile import Recipe, compile_recipe
+from penstock.pipeline.compile import compile_recipe
 from penstock.pipeline.plan import Shard
+from penstock.pipeline.recipe import Recipe
 from penstock.pipeline.spec import Defaults, SourceStage, Stage
 
 __all__ = ["DATA", "compiled", "decode", "flip", "wanted"]
