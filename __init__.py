@@ -12,7 +12,6 @@ print(pipe.explain())
 import importlib as _importlib
 import typing as _typing
 
-from . import config
 from .config import (
     get_autotune_interval,
     get_enable_autotune,
@@ -27,9 +26,8 @@ from .config import (
     set_prefetch_size,
     set_seed,
 )
-from .dataloader import DataLoader
-from .pipe import Pipeline
-from .pipeline.errors import (
+from .engine.plan import BatchPlan, Shard
+from .errors import (
     BudgetError,
     PenstockError,
     SampleError,
@@ -37,7 +35,8 @@ from .pipeline.errors import (
     StateError,
     WorkerError,
 )
-from .pipeline.plan import BatchPlan, Shard
+from .pipeline.dataloader import DataLoader
+from .pipeline.pipeline import Pipeline
 
 if _typing.TYPE_CHECKING:
     from .pipeline import image, optim, schedule, testing

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .autotune.budget import Budget, parse_bytes
-from .pipeline.errors import SpecError, checked_seed
+from .errors import SpecError, checked_seed
+from .system.resources import Budget, parse_bytes
 
 __all__ = [
     "get_autotune_interval",

@@ -6,7 +6,7 @@ uses one only where its numbers say so.
 
 from __future__ import annotations
 
-from .decision import Decision, Outcome
+from .situation import Decision, Outcome
 
 __all__ = [
     "blocked_bottleneck",

@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipeline.errors import SpecError
-from ..pipeline.observation import Observation, SegmentObservation
-from .budget import Budget
+from ..engine.observe.observation import Observation, SegmentObservation
+from ..errors import SpecError
+from ..system.resources import Budget
 from .explain import Explanation, explain
 from .log import AutotuneLog
 from .policies import BottleneckLaw

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipeline.errors import SpecError
+from ..errors import SpecError
 
 __all__ = ["Report", "read_report"]
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any
 
-from ..pipeline.errors import SpecError
-from .decision import Row
+from ..errors import SpecError
 from .policies.per_regime import Values
-from .situation import KnobKey
+from .situation import KnobKey, Row
 
 __all__ = ["Saved", "load_saved"]
 

@@ -11,21 +11,18 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from ..pipeline.knob import Knob
-from ..pipeline.observation import Observation
+from ..engine.observe.knob import Knob
+from ..engine.observe.observation import Observation
+from ..system.resources import Budget
 from . import phrases
-from .budget import Budget
-from .decision import Decision, Outcome
 from .explain import bottleneck_phrase, explain, verdict_of
-from .log import AutotuneLog
-from .neighbours import Neighbours
-from .noise import MOST_WINDOWS, Noise
+from .host_peers import Neighbours
+from .log import AutotuneLog, Released, Spoken
 from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
-from .retelling import Released, Spoken
 from .saved import Saved
-from .situation import KnobKey, KnobView, Situation
-from .trial import Trial, Verdict
+from .situation import Decision, KnobKey, KnobView, Outcome, Situation
+from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
 from .window import enough, joined, moving, staff, wait_share, whole
 
 __all__ = ["Plant", "Tuner", "TunerThread"]
@@ -177,7 +174,7 @@ class Tuner(Generic[M]):
             self._quiet, self._base = 0, ()
             self._noise.cut()
             return
-        self._base = (*self._base, window)[-MOST_WINDOWS:]
+        self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
         self._speak(window)
         due = self._plant.steps - self._decided_at >= self._interval_steps
         if due and not moving(window) and len(self._base) >= self._noise.windows:

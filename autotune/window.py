@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
-from ..pipeline.observation import (
+from ..engine.observe.observation import (
     ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,
     ratio,
 )
-from .decision import Measure
+from .situation import Measure
 
 __all__ = [
     "cost_s",

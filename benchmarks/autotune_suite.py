@@ -28,14 +28,14 @@ from typing import Any
 from hill_climb import HillClimb
 from suite_rows import ROWS, Row
 
-from penstock.autotune.budget import Budget
-from penstock.autotune.decision import Decision, Outcome
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
+from penstock.autotune.situation import Decision, Outcome
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.pipeline.credits import Purse
-from penstock.pipeline.run import Run
+from penstock.engine.core.byte_budget import Purse
+from penstock.engine.run import Run
+from penstock.system.resources import Budget
 
 RUN_S = 24.0
 LAST_S = 8.0

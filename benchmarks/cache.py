@@ -36,9 +36,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from versus import show, versus
 
 import penstock as ps
+from penstock.cache.arena_registry import create
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
-from penstock.cache.meeting import create
 from penstock.cache.record import decode, encode, measure
 from penstock.pipeline.image.geometry import random_box
 from penstock.pipeline.sources import Folder

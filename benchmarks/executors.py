@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from burning import burn, rounds_for
 
 import penstock as ps
-from penstock.pipeline.credits import Purse
-from penstock.pipeline.observation import Move
-from penstock.pipeline.run import Run
+from penstock.engine.core.byte_budget import Purse
+from penstock.engine.observe.observation import Move
+from penstock.engine.run import Run
 
 BATCH = 32
 SLICE_S = 2.0

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.autotune.decision import Decision
+from penstock.autotune.policies.backoff import NO_HOLDS
 from penstock.autotune.policies.case import Case
-from penstock.autotune.policies.holds import NO_HOLDS
-from penstock.autotune.situation import Situation
-from penstock.pipeline.knob import KnobName
-from penstock.pipeline.observation import SegmentObservation, ratio
+from penstock.autotune.situation import Decision, Situation
+from penstock.engine.observe.knob import KnobName
+from penstock.engine.observe.observation import SegmentObservation, ratio
 
 __all__ = ["HillClimb"]
 

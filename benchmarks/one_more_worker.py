@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from os import getpid
 
 import penstock as ps
-from penstock.pipeline.knob import Knob
+from penstock.engine.observe.knob import Knob
 
 WORKERS = 4
 SAMPLE_S = 0.010

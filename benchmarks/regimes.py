@@ -29,12 +29,12 @@ from PIL import Image
 from suite_rows import SAMPLES, photograph
 
 import penstock as ps
-from penstock.autotune.budget import Budget
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.pipeline.credits import Purse
-from penstock.pipeline.run import Run
+from penstock.engine.core.byte_budget import Purse
+from penstock.engine.run import Run
+from penstock.system.resources import Budget
 
 BEFORE_S = 20.0
 AFTER_S = 24.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .disk import Disk, DiskError, Namespace
-from .here import FOLDER
+from .folder import DistrustError
 from .record import RecordError, check
-from .trust import DistrustError
+from .tiers import FOLDER
 
 __all__ = ["Entry", "NoCacheError", "Verdict", "clear", "entries", "verify"]
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .codec import CODECS, Codec, codec
-from .codec_choice import Facts, choose
+from .codec import CODECS, Codec, Facts, choose, codec
 from .record import describe, encode, encode_parts, measure
 
 __all__ = ["Picker"]

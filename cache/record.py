@@ -23,8 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from xxhash import xxh3_64
 
-from .codec import CODECS, Codec, Packed
-from .codec_choice import Measured
+from .codec import CODECS, Codec, Measured, Packed
 from .structure import ALIGNMENT, WRONG, Buffer, Reader, Taken, UnstorableError, aligned
 
 __all__ = [

@@ -1,242 +1,470 @@
-"""The levels, asked in order: RAM, then disk, then whoever computes the sample.
-
-A `Cache` travels to every process that works on samples; each opens the tiers for
-itself when it first asks. What is found on disk is stored in RAM, what is computed in
-both, and each sample is computed by one thread of the host while others wait for it.
-"""
+"""The tiers as one process has them open."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
 import threading
-import weakref
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from .counters import Counters
-from .disk import DiskError
-from .here import Here, Opening
-from .key import Keys
-from .meeting import Holder, join, leave, nameless
-from .memory import Arena
-from .statistics import CacheStatistics, TierStatistics, saved_s
-from .turn import Turn
+import psutil
 
-__all__ = ["Cache"]
+from ..system.file_locks import release, try_lock
+from .disk import Disk, DiskError
+from .folder import DistrustError
+from .memory import Arena, Full
+from .picking import Picker
+from .record import RecordError, decode
+from .statistics import Counters
+from .writer import Writer, let_go, shared_disk
+
+__all__ = [
+    "Claim",
+    "Claims",
+    "Found",
+    "Here",
+    "Opening",
+]
+
+# Who fetches a sample: one thread of one process of the host, all others wait.
+#
+# A claim is a locked byte of a file that all processes share, so it ends with the process
+# that holds it. Nobody who waits for one holds another that he has yet to work for, so
+# there is no circle; and who has waited for `PATIENCE_S` does the work himself: a process
+# that was stopped in the middle delays others, and holds up none.
+
+PATIENCE_S = 30.0
+FIRST_PAUSE_S = 0.0005
+LONGEST_PAUSE_S = 0.01
+"""A lock of another process cannot be waited for with a time limit, so it is looked at
+again and again: at first soon, then every hundredth of a second."""
+FIRST_BYTE = 1 << 60
+"""Locked bytes lie behind all content."""
+
+Wait = Future[None] | float | None
+"""What to wait for: the one of this process who is at it, or so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
-    """The shared memory of a cache, as the process that made it has it open."""
+class Claim:
+    """What came of asking for a key."""
 
-    counters: Holder | None = None
-    """None: each process counts for itself, as there is no memory to share."""
-    arena: Holder | None = None
-    why_none: str = ""
-    """Why there is no arena, where one was wanted."""
+    ours: bool
+    """Whether it is to be freed."""
+    waited: bool
+    """Whether others were at it meanwhile."""
 
 
-class Cache:
-    """What is stored between two stages of a pipeline.
+class Claims:
+    """The keys that this process is about to store.
 
     Args:
-        opening: the tiers, and what they hold.
-        keys: what a sample is stored under.
-        name: what processes of this host find the arena by; letters and digits.
-        ram: bytes of the tier in RAM; 0: there is none.
+        descriptor: of the file that all processes share, opened by this one.
     """
 
-    def __init__(self, opening: Opening, keys: Keys, name: str, ram: int) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._mine: dict[bytes, Future[None] | None] = {}
+        """What the others of this process wait for, where one does."""
+
+    def claim(self, key: bytes) -> Claim:
+        """Claim a key; wait while others have it, or until patience ends.
+
+        Returns:
+            whether it is ours now, and whether others had it before: then what they
+            made of it is to be looked for.
+        """
+        if self._try(key) is None:
+            return AT_ONCE
+        waited = False
+        for wait in self._waits(key):
+            if wait is None:
+                return Claim(ours=True, waited=waited)
+            waited = True
+            if isinstance(wait, float):
+                time.sleep(wait)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    wait.result(PATIENCE_S)
+        return Claim(ours=False, waited=waited)
+
+    async def claim_in_loop(self, key: bytes) -> Claim:
+        """Do the same while other coroutines go on."""
+        if self._try(key) is None:
+            return AT_ONCE
+        waited = False
+        for wait in self._waits(key):
+            if wait is None:
+                return Claim(ours=True, waited=waited)
+            waited = True
+            if isinstance(wait, float):
+                await asyncio.sleep(wait)
+            else:
+                await asyncio.wait([asyncio.wrap_future(wait)], timeout=PATIENCE_S)
+        return Claim(ours=False, waited=waited)
+
+    def free(self, key: bytes) -> None:
+        """Let others have what was claimed, and is ours."""
+        with self._lock:
+            waited_for = self._mine.pop(key)
+            release(self._descriptor, place(key))
+        if waited_for is not None:
+            waited_for.set_result(None)
+
+    def _waits(self, key: bytes) -> Iterator[Wait]:
+        """Yield what to wait for until patience ends; None once the key is ours."""
+        end_s = time.monotonic() + PATIENCE_S
+        pause_s = FIRST_PAUSE_S
+        while time.monotonic() <= end_s:
+            other = self._try(key)
+            if other is NOBODY:
+                yield pause_s
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                yield other
+
+    def _try(self, key: bytes) -> Future[None] | None:
+        """Claim it and return None, or who of this process has it, or `NOBODY`."""
+        with self._lock:
+            if key in self._mine:
+                other = self._mine[key]
+                if other is None:
+                    other = self._mine[key] = Future()
+                return other
+            if not try_lock(self._descriptor, place(key)):
+                return NOBODY
+            self._mine[key] = None
+            return None
+
+
+AT_ONCE = Claim(ours=True, waited=False)
+NOBODY: Future[None] = Future()
+"""Of this process: it is another that has the key."""
+
+
+def place(key: bytes) -> int:
+    """Return the byte that stands for a key."""
+    return FIRST_BYTE | int.from_bytes(key[8:16], "little") >> 4
+
+
+LOGGER = logging.getLogger("penstock")
+FOLDER = "penstock-cache"
+"""What is made in the folder that the user names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a process needs to open the tiers."""
+
+    name: str
+    """As `Cache(ID:2)`."""
+    about: str
+    """What is stored, for people: `Folder(500) > decode`."""
+    codec: str
+    samples: int
+    """How many there are."""
+    disk: Path | None
+    disk_limit: int | None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the database is."""
+        if self.disk is None or self.disk.name == FOLDER:
+            return self.disk
+        return self.disk / FOLDER
+
+
+class SpareCpu:
+    """The share of the machine's CPUs that nobody used since this was made."""
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def share(self) -> float:
+        """Return it, 0 to 1; 0 where the clock has not moved."""
+        before, now = self._before, psutil.cpu_times()
+        idle_s = now.idle - before.idle
+        all_s = sum(now) - sum(before)
+        return min(1.0, max(0.0, idle_s / all_s)) if all_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A sample that was stored."""
+
+    sample: Any
+    from_disk: bool
+
+
+class Here:
+    """Finds and keeps samples. Any thread of the process may use it.
+
+    Args:
+        opening: what is to be opened.
+        arena: the tier in RAM, this process' own view of it; closed by `close`.
+        counters: where all processes count; closed by `close`.
+    """
+
+    def __init__(
+        self, opening: Opening, arena: Arena | None, counters: Counters
+    ) -> None:
         self.opening = opening
-        self.keys = keys
-        self._name = name
-        self._ram = ram
-        self._members: Members | None = None
-        self._here: Here | None = None
-        self._pid = -1
-        """Whose `_here` is."""
-        self._last: CacheStatistics | None = None
+        self.arena = arena
+        self.counters = counters
+        self.disk: Disk | None = None
+        self._writer: Writer | None = None
+        self._spare = SpareCpu()
+        self._picker = Picker(
+            opening.codec,
+            opening.samples,
+            self._capacity,
+            from_disk=arena is None,
+            spare_cpu=self._spare.share,
+            owner=opening.name,
+        )
+        self._known: set[bytes] = set()
+        """Namespaces that were opened on disk."""
+        self.left: set[bytes] = set()
+        """Those of them in which an earlier run left records."""
+        self.sure = False
+        """Whether enough samples were computed twice, by whichever process."""
+        self._last_bytes = 0
+        self._stack = ExitStack()
+        self._stack.callback(counters.close)
+        if arena is not None:
+            self._stack.callback(arena.close)
+        self._open_disk()
+        self.claims = self._open_claims()
+        if self.disk is not None:
+            self._writer = Writer(
+                self.disk, opening.about, self._disk_off, self.warn_of_disk
+            )
+            self._stack.callback(self._writer.close)
 
-    def open(self) -> None:
-        """Make the shared memory: for the process that outlives all others."""
-        with opening():
-            if self._members is None:
-                self._make()
+    def find(self, key: bytes) -> Found | None:
+        """Return the sample under `key`; None: it is nowhere, or not whole."""
+        namespace = key[:8]
+        arena, disk = self.arena, self.disk  # other threads may give them up meanwhile
+        if arena is not None:
+            arena.note_use(namespace)
+            found = self._in_ram(key, arena)
+            if found is not None:
+                return found
+        return None if disk is None else self._on_disk(key, disk)
 
-    def sample(
-        self, index: int, image_size: int | None, compute: Callable[[int], Any]
-    ) -> Any:
-        """Return a sample: stored, or computed and then stored.
+    @property
+    def stored(self) -> object:
+        """What is another thing once anybody has stored something more."""
+        arena = self.arena
+        if arena is None or self.disk is not None:
+            return object()  # to look again costs no more than to ask LMDB whether to
+        return arena.evicted + arena.records
 
-        Args:
-            index: into the data set.
-            image_size: that it is made for.
-            compute: makes it, the n-th time (0, 1): two that differ mean that what is
-                to be stored is random.
+    def admits(self, key: bytes) -> bool:
+        """Whether a sample like the last one would be stored, if it were computed."""
+        if self.arena is not None and self.arena.admits(key, self._last_bytes):
+            return True
+        writer = self._writer
+        return writer is not None and not writer.full
+
+    def keep(
+        self, key: bytes, sample: Any, took_ns: int, done: Callable[[], object]
+    ) -> None:
+        """Store a sample that took so long to compute; `done` once others can see it.
 
         Raises:
-            RandomUpstreamError: it is another one each time.
             UnstorableError: it holds something that cannot be stored.
         """
-        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
-        if turn.wants_claim:
-            turn.claimed(turn.claims.claim(turn.key))
-        if turn.settled:
-            return turn.sample
-        with turn:
-            made = [compute(number) for number in turn.numbers()]
-            return turn.finish(made)
+        record, body_bytes = self._picker.encoded(sample, key, took_ns)
+        nbytes = self._last_bytes = sum(map(len, record))
+        in_ram = self._keep_in_ram(key, *record)
+        if in_ram:
+            done()
+        on_way = self._keep_on_disk(key, record, (lambda: None) if in_ram else done)
+        if in_ram or on_way:
+            self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
+        else:
+            self.counters.add(refused=1)
+            done()
 
-    async def sample_in_loop(
-        self,
-        index: int,
-        image_size: int | None,
-        compute: Callable[[int], Awaitable[Any]],
-    ) -> Any:
-        """Do the same in an event loop, where others go on while one waits."""
-        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
-        if turn.wants_claim:
-            turn.claimed(await turn.claims.claim_in_loop(turn.key))
-        if turn.settled:
-            return turn.sample
-        with turn:
-            made = [await compute(number) for number in turn.numbers()]
-            return turn.finish(made)
+    def records(self, namespace: bytes) -> int:
+        """Return how many are stored, whoever did that."""
+        if self.arena is not None and self.arena.records:
+            return self.arena.records
+        with suppress(DiskError):
+            if self.disk is not None:
+                found = self.disk.namespaces().get(namespace)
+                return 0 if found is None else found.records
+        return 0
 
-    def statistics(self) -> CacheStatistics | None:
-        """Return what all processes did; None before the first sample."""
-        if self._here is None or self._pid != os.getpid():
-            return self._last
-        here = self._here
-        counts = here.counters.totals()
-        share = counts.stored_bytes / counts.body_bytes if counts.body_bytes else 1.0
-        return CacheStatistics(
-            self.opening.name,
-            _tiers(here),
-            counts.misses,
-            counts.waits,
-            counts.refused,
-            counts.damaged,
-            share,
-        )
+    def vouch(self, namespace: bytes) -> None:
+        """What an earlier run left in a namespace is right."""
+        self.left.discard(namespace)
+        with suppress(DiskError):
+            if self.disk is not None:
+                self.disk.vouch(namespace)
 
-    def flush(self) -> None:
-        """Have what was computed here written before this process ends; not synced."""
-        if self._here is not None and self._pid == os.getpid():
-            self._here.close()
-            self._here = None
-
-    def close(self) -> None:
-        """Let go of all tiers; what is on disk stays. It may be used again."""
-        self._last = self.statistics()
-        if self._here is not None and self._pid == os.getpid():
-            self._here.close(sync=True)
-            self._here = None
-        members, self._members = self._members, None
-        arena = None if members is None else members.arena
-        if arena is not None and arena.pid == os.getpid():
-            leave(self._name, arena)
-
-    def _mine(self) -> Here:
-        """Return this process' view, opened now if this is its first sample."""
-        if self._pid == os.getpid():  # looked at first: it is written last
-            here = self._here
-            if here is not None:
-                return here
-        with opening():
-            if self._here is None or self._pid != os.getpid():
-                self._here = self._enter()
-                self._pid = os.getpid()
-            return self._here
-
-    def _make(self) -> None:
-        """Make or find what is shared; this process is the one others ask for it."""
-        counters, counted = new_counters()
-        arena = mine = None
-        why = ""
-        if self._ram:
+    def drop(self, namespace: bytes) -> None:
+        """Delete what an earlier run left in a namespace: it is no longer right."""
+        self.left.discard(namespace)
+        if self.arena is not None:
+            self.arena.clear()
+        if self.disk is not None:
             try:
-                arena, mine = join(self._name, self._ram, self.opening.samples)
-            except OSError as error:
-                why = str(error)
-        self._members = Members(counted, mine, why)
-        self._here = self._begun(counters, arena)
-        self._pid = os.getpid()
+                self.disk.clear(namespace)
+            except DiskError as error:
+                self._disk_off(str(error))
 
-    def _enter(self) -> Here:
-        """Open what another process made."""
-        members = self._members or Members()
-        found = None if members.counters is None else members.counters.open()
-        counters = new_counters()[0] if found is None else Counters(found)
-        found = None if members.arena is None else members.arena.open()
-        return self._begun(counters, None if found is None else Arena(found))
+    def close(self, *, sync: bool = False) -> None:
+        """Write what waits, and let go of everything. Idempotent.
 
-    def _begun(self, counters: Counters, arena: Arena | None) -> Here:
-        here = Here(self.opening, arena, counters)
-        if self._ram and arena is None:
-            why = self._members.why_none if self._members else ""
-            why = why or "it cannot be shared here"
-            here.warn(f"it goes on without RAM: {why}", "ram_warnings")
-        weakref.finalize(self, finish, here, os.getpid())
-        return here
+        Args:
+            sync: whether it shall survive a power cut: for the last to go.
+        """
+        if sync and self.disk is not None:
+            self._sync_after(self.disk)
+        self._stack.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
+    def _sync_after(self, disk: Disk) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        with suppress(DiskError):
+            disk.sync()
 
-    def __repr__(self) -> str:
-        return f"<Cache {self.opening.name}: {self.opening.about}>"
+    # RAM
 
+    def _in_ram(self, key: bytes, arena: Arena) -> Found | None:
+        began_ns = time.perf_counter_ns()
+        record = arena.get(key)
+        if record is None:
+            return None
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self.counters.add(damaged=1)
+            arena.forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(ram_hits=1, ram_ns=took_ns, ram_bytes=len(record))
+        return Found(sample, from_disk=False)
 
-def new_counters() -> tuple[Counters, Holder | None]:
-    """Return counters, and where others find them; None: no memory is to be had."""
-    with suppress(OSError), ExitStack() as stack:
-        descriptor = nameless("penstock-counters")
-        stack.callback(os.close, descriptor)
-        found = Counters(descriptor), Holder.me(descriptor)
-        stack.pop_all()
-        return found
-    return Counters(None), None
+    def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
+        if self.arena is None:
+            return False
+        try:
+            self.arena.put(key, *record)
+        except Full:
+            return False
+        except OSError as error:  # no memory to be had
+            self.warn(f"it goes on without RAM: {error}", "ram_warnings")
+            self.arena = None
+            return False
+        return True
 
+    # Disk
 
-def finish(here: Here, pid: int) -> None:
-    """Close what a cache had open that nobody holds any more."""
-    if os.getpid() == pid:
-        here.close(sync=True)
+    def _open_disk(self) -> None:
+        folder = self.opening.folder
+        if folder is None:
+            return
+        try:
+            self.disk = shared_disk(folder, self.opening.disk_limit)
+        except (DiskError, DistrustError) as error:
+            self.warn_of_disk(f"it goes on without its disk: {error}")
+            return
+        if self.disk.told is not None:
+            self.warn(self.disk.told)
+            self.disk.told = None
+        self._stack.callback(let_go, self.disk)
 
+    def _open_claims(self) -> Claims | None:
+        """Return what keeps two from computing one sample, on any tier."""
+        path = None if self.disk is None else self.disk.folder / "claims"
+        try:
+            if path is not None:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            elif self.arena is not None:
+                descriptor = self.arena.reopened()
+            else:
+                return None
+        except OSError as error:
+            self.warn(f"samples may be computed twice: {error}")
+            return None
+        self._stack.callback(os.close, descriptor)
+        return Claims(descriptor)
 
-def _tiers(here: Here) -> tuple[TierStatistics, ...]:
-    counts = here.counters.totals()
-    found = []
-    if here.arena is not None:
-        arena, hits = here.arena, counts.ram_hits
-        saved = saved_s(counts, hits, counts.ram_ns)
-        size = arena.records, arena.used, arena.capacity, arena.evicted
-        found.append(TierStatistics("RAM", hits, *size, saved))
-    disk, hits = here.disk, counts.disk_hits
-    if disk is not None:
-        saved = saved_s(counts, hits, counts.disk_ns)
-        with suppress(DiskError):  # it is told when it is next asked
-            records = sum(each.records for each in disk.namespaces().values())
-            size = records, disk.used, disk.limit, disk.evicted
-            found.append(TierStatistics("disk", hits, *size, saved))
-    return tuple(found)
+    def _on_disk(self, key: bytes, disk: Disk) -> Found | None:
+        writer = self._writer
+        began_ns = time.perf_counter_ns()
+        try:
+            self._know(key[:8], disk)
+            waiting = None if writer is None else writer.get(key)
+            record = waiting or disk.get(key)
+        except DiskError as error:
+            self._disk_off(str(error))
+            return None
+        if record is None:
+            return None
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self._forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(disk_hits=1, disk_ns=took_ns, disk_bytes=len(record))
+        self._keep_in_ram(key, record)
+        return Found(sample, from_disk=True)
 
+    def _know(self, namespace: bytes, disk: Disk) -> None:
+        """Look once what there is of a namespace, and say that it is in use."""
+        if namespace in self._known:
+            return
+        self._known.add(namespace)
+        before = disk.open_namespace(namespace, self.opening.about)
+        if before.records and before.session != disk.session:
+            self.left.add(namespace)
 
-_lock = threading.Lock()
+    def _forget(self, key: bytes) -> None:
+        self.counters.add(damaged=1)
+        if self.counters.total("damaged") == 1:
+            self.warn("a record was damaged; what is, is computed anew")
+        with suppress(DiskError):
+            if self.disk is not None:
+                self.disk.forget(key)
 
+    def _keep_on_disk(
+        self,
+        key: bytes,
+        record: Sequence[bytes | memoryview],
+        done: Callable[[], object],
+    ) -> bool:
+        writer = self._writer
+        return writer is not None and writer.offer(key, b"".join(record), done)
 
-def opening() -> threading.Lock:
-    """Return the lock under which caches are opened: of this very process."""
-    return _lock
+    def _disk_off(self, reason: str) -> None:
+        if self.disk is not None:
+            self.warn_of_disk(f"it goes on without its disk: {reason}")
+        self.disk = self._writer = None
 
+    def _capacity(self) -> int:
+        """Bytes of records that there is room for, in the largest tier."""
+        ram = 0 if self.arena is None else self.arena.capacity
+        return max(ram, 0 if self.disk is None else self.disk.limit)
 
-def _forget() -> None:
-    """In a forked child: the lock may have been taken when it forked."""
-    global _lock  # noqa: PLW0603 one a process
-    _lock = threading.Lock()
+    def warn(self, text: str, kind: str = "warnings") -> None:
+        """Tell it: the first of a kind, counted under its name, for all processes."""
+        if self.counters.first(kind):
+            LOGGER.warning("%s: %s", self.opening.name, text)
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    def warn_of_disk(self, text: str) -> None:
+        """Tell what is the matter with the disk."""
+        self.warn(text, "disk_warnings")

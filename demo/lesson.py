@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..pipe import Pipeline
-from ..pipeline.errors import SpecError
+from ..errors import SpecError
 from ..pipeline.image import decode_random_resized_crop
+from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources import Folder
 from ..pipeline.testing import draw_photos
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, IterableDataset
 
-from ..dataloader import DataLoader
-from .bypass import known_bypass
+from ..pipeline.dataloader import DataLoader, known_bypass
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

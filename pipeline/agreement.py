@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .errors import PenstockError
-from .plan import Shard
+from ..engine.plan import Shard
+from ..errors import PenstockError
 
 __all__ = ["agree"]
 

@@ -16,11 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SpecError, check
-from .printing import Bare
-from .recipe import Executor
+from ..engine.recipe import Executor
+from ..errors import SpecError, check
+from ..system.printing import Bare
 
-__all__ = ["AsyncFiles", "Files", "Store", "Urls", "find_files"]
+__all__ = [
+    "AsyncFiles",
+    "Files",
+    "Store",
+    "Urls",
+    "find_files",
+]
 
 Url = str | os.PathLike[str]
 Urls = Url | Sequence[Url]
@@ -129,7 +135,7 @@ class Files:
         Files of this machine are told by path, size and time of change; those of a
         store by their URL alone: to look at each would take a request.
         """
-        from ..cache.key import file_fingerprints, url_fingerprints
+        from ..cache.fingerprint.key import file_fingerprints, url_fingerprints
 
         if self.store.protocol in ("file", "local"):
             return file_fingerprints(self.paths, labels=self.labels)

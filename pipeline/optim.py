@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .errors import SpecError
-from .plan import BatchPlan
+from ..engine.plan import BatchPlan
+from ..errors import SpecError
 
 __all__ = ["Follow", "follow"]
 

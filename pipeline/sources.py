@@ -6,6 +6,7 @@ list, an array, an HF dataset. An iterable source is anything else with `__iter_
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from .errors import SpecError
+from ..errors import SpecError
+from .files import Files
 
-__all__ = ["Folder", "is_iterable", "list_images"]
+__all__ = [
+    "Folder",
+    "identity_of",
+    "is_iterable",
+    "list_images",
+]
 
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -72,7 +79,9 @@ class Folder(Sequence[tuple[bytes, int]]):
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
-        from ..cache.key import file_fingerprints  # loaded with the first cache
+        from ..cache.fingerprint.key import (
+            file_fingerprints,  # loaded with the first cache
+        )
 
         return file_fingerprints(self.paths, root=self.root, labels=self.labels)
 
@@ -136,3 +145,34 @@ def is_iterable(dataset: Any) -> bool:
         f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
         "list or an array"
     )
+
+
+# Which data set it is, as far as it says so: what a state is held against.
+
+
+def identity_of(dataset: Any) -> str | None:
+    """Return 32 hex digits; None where only its length can be told.
+
+    Folders and files are told by the names of their files, in order, from the folder
+    on: a copy elsewhere is the same. Other data sets by `__penstock_fingerprint__`, or
+    the `_fingerprint` of Hugging Face's; nothing else about an object is sure to be the
+    same in the next run, and a run that cannot be resumed is worse than one that can.
+    """
+    match dataset:
+        case Folder():
+            names = [os.path.relpath(path, dataset.root) for path in dataset.paths]
+            return digest(names)
+        case Files():
+            return digest(dataset.paths)
+    from ..cache.fingerprint.digest import said_fingerprint
+
+    said = said_fingerprint(dataset)
+    return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()
+
+
+def digest(names: Sequence[str]) -> str:
+    """Return the hash of names, each ended by a zero byte."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in names:
+        found.update(os.fsencode(name) + b"\0")
+    return found.hexdigest()

@@ -103,6 +103,8 @@ def modules(packages: dict[str, Path]) -> dict[str, Path]:
 def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test see what another has set for the whole process."""
     import penstock  # here, so that a test of importing it can be the first to
+    from penstock.engine.core import byte_budget
 
     monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
-    monkeypatch.setattr(penstock.config, "_purse", None)
+    monkeypatch.setattr(penstock.config, "_memory_bytes", None)
+    monkeypatch.setattr(byte_budget, "_purse", None)

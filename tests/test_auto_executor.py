@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.engine import Engine
-from penstock.pipeline.segment import Kind
+from penstock.engine.engine import Engine
+from penstock.engine.segment import Kind
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.hosts import contention, relocation
-from penstock.pipeline.hosts.process import ProcessHost
-from penstock.pipeline.hosts.trainer import TrainerHost
+from penstock.engine.host import contention, relocation
+from penstock.engine.host.local import TrainerHost
+from penstock.engine.host.process import ProcessHost
 from support.datasets import Numbers
 from support.functions import augment, digest, waits
 from support.leaks import children

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache.meeting import own_folder
-from penstock.cache.turn import COMPARED, REPEATED
+from penstock.cache.arena_registry import own_folder
+from penstock.cache.cache import COMPARED, REPEATED
 from support.cached_data import (
     EXECUTORS,
     TIERS,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.cache.cache import RandomUpstreamError
 from penstock.cache.structure import UnstorableError
-from penstock.cache.turn import RandomUpstreamError
 from support.cached_data import EXECUTORS, Drawing, Noted, doubled, statistics
 from support.datasets import Counting, Numbers
 from support.functions import BadSample, augment, fails_on, indices

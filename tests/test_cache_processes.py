@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache.turn import COMPARED, REPEATED
+from penstock.cache.cache import COMPARED, REPEATED
 from support.cached_data import (
     EXECUTORS,
     TIERS,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.workers import coroutines
+from penstock.engine.workers import coroutines
 from support.coroutines import hand_on, pipe_of
 from support.datasets import Sample
 from support.functions import BadSample, fails_on, indices

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.pipeline.knob import Knob
+from penstock.engine.observe.knob import Knob
 from support.coroutines import hand_on, pipe_of
 from support.datasets import WORKERS, Counting, Numbers, Sample
 from support.functions import augment, digest, indices

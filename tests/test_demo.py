@@ -17,8 +17,8 @@ from statistics import fmean
 import pytest
 
 from penstock.demo.lesson import Lesson, Remote, cached_photos, pipeline
-from penstock.demo.screen import Screen
-from penstock.pipeline.errors import SpecError
+from penstock.demo.story import Screen
+from penstock.errors import SpecError
 from penstock.pipeline.sources import Folder
 from penstock.pipeline.testing import draw_photos
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.pipeline.hosts import serving
+from penstock.engine.host import serving
 from support.datasets import KINDS, WORKERS, Numbers
 from support.functions import BadSample, digest, indices
 from support.hosted import (

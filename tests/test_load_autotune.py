@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.pipeline.errors import SpecError
+from penstock.errors import SpecError
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.pipeline.hosts.trainer import TrainerHost
+from penstock.engine.core.byte_budget import process_purse
+from penstock.engine.host.local import TrainerHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices
 
@@ -73,7 +74,7 @@ def test_a_slow_trainer_finds_the_budget_kept(kind: Kind, batches: float) -> Non
             assert index == [*range(8 * number, 8 * number + 8)]
             now, peak = held(pipe)
             assert 0 <= now <= peak <= budget + BATCH_BYTES
-    assert ps.config.purse().held_bytes == 0
+    assert process_purse().held_bytes == 0
 
 
 def test_prefetching_fills_the_budget_and_stops_there() -> None:
@@ -95,8 +96,8 @@ def test_two_pipelines_share_one_budget(kind: Kind) -> None:
         for number, (a, b) in enumerate(zip(one, two, strict=True)):
             expected = [*range(8 * number, 8 * number + 8)]
             assert a[1].tolist() == b[1].tolist() == expected
-            assert ps.config.purse().held_bytes <= budget + 2 * BATCH_BYTES
-    assert ps.config.purse().held_bytes == 0
+            assert process_purse().held_bytes <= budget + 2 * BATCH_BYTES
+    assert process_purse().held_bytes == 0
 
 
 def test_a_pipeline_goes_on_though_another_holds_the_whole_budget() -> None:
@@ -138,7 +139,7 @@ def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
         for _ in range(3):
             list(pipe)
         next(iter(pipe))
-    assert ps.config.purse().held_bytes == 0
+    assert process_purse().held_bytes == 0
 
 
 def test_what_a_trainer_lets_go_of_does_not_pile_up() -> None:
@@ -192,7 +193,7 @@ def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
 def test_a_pipeline_between_two_epochs_gives_its_bytes_to_one_that_trains(
     kind: Kind,
 ) -> None:
-    before = ps.config.purse().limit_bytes
+    before = process_purse().limit_bytes
     try:
         with pipe_of(kind, 80) as resting, pipe_of(kind, 4000) as training:
             first = [batch[1].tolist() for batch in resting]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune.report import read_report
-from penstock.pipeline.errors import SpecError
+from penstock.errors import SpecError
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plain_training.py"
 
@@ -62,7 +62,7 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.dataloader"
+    assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
     assert done.returncode == 3
     assert "nothing: no DataLoader was iterated" in done.stderr
 

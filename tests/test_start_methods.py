@@ -70,7 +70,9 @@ def test_where_cuda_is_in_use_nothing_is_forked_from_the_trainer(
         loop = iter(pipe)
         next(loop)
         (template,) = children()
-        assert "penstock.pipeline.workers.fresh" in " ".join(template.cmdline())
+        assert "penstock.engine.workers.process.fork_server" in " ".join(
+            template.cmdline()
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)

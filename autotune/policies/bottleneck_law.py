@@ -26,16 +26,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ...pipeline.knob import KnobName
-from ...pipeline.observation import Observation, SegmentObservation, ratio
+from ...engine.observe.knob import KnobName
+from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
-from ..decision import Decision
-from ..situation import KnobKey, KnobView, Situation
+from ..situation import Decision, KnobKey, KnobView, Situation
 from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
-from .case import Case
+from .backoff import NO_HOLDS, Holds
+from .case import CPU_USED, Case, cores_of, cpu_bound, spent
 from .curve import WORTH, Curve, efficiency, holds_still, probe, remembered
-from .holds import NO_HOLDS, Holds
-from .shortage import CPU_USED, cores_of, cpu_bound, spent
 
 __all__ = ["BottleneckLaw", "Memory"]
 

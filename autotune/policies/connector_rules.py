@@ -25,13 +25,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...pipeline.observation import SegmentObservation
+from ...engine.observe.observation import SegmentObservation
 from .. import phrases
-from ..decision import Decision
-from ..situation import KnobKey, Situation
+from ..situation import Decision, KnobKey, Situation
 from ..window import starving
+from .backoff import NO_HOLDS, Holds
 from .case import Case
-from .holds import NO_HOLDS, Holds
 
 __all__ = ["ConnectorRules", "Memory"]
 

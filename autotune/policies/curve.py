@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
-from ...pipeline.knob import KnobName
-from ..decision import Outcome
+from ...engine.observe.knob import KnobName
+from ..situation import Outcome
 
 __all__ = ["WORTH", "Curve", "efficiency", "holds_still", "probe", "remembered"]
 

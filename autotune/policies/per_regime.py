@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from .. import phrases
-from ..decision import Decision
-from ..situation import KnobKey, Situation
+from ..situation import Decision, KnobKey, Situation
 from .policy import Policy
 
 __all__ = ["Known", "PerRegime", "Regimes", "Values"]

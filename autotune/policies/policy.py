@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from ..decision import Decision
-from ..situation import Situation
+from ..situation import Decision, Situation
 
 __all__ = ["Policy"]
 

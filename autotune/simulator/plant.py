@@ -7,8 +7,8 @@ from functools import partial
 from operator import mul
 from typing import NamedTuple
 
-from ...pipeline.knob import Knob
-from ...pipeline.observation import Observation, TrainerObservation
+from ...engine.observe.knob import Knob
+from ...engine.observe.observation import Observation, TrainerObservation
 from .machine import Machine, Parts, Ranks
 from .station import Done, Station
 from .workload import Stage, Trainer, Workload

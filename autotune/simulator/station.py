@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...pipeline.knob import Knob
-from ...pipeline.observation import ConnectorObservation, SegmentObservation
+from ...engine.observe.knob import Knob
+from ...engine.observe.observation import ConnectorObservation, SegmentObservation
 from .machine import Parts
 from .workload import Stage, Workload
 

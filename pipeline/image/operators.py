@@ -13,10 +13,17 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import SpecError
+from ...errors import SpecError
 from .codec import decode_reduced, image_size
-from .geometry import Box, Range, central_box, random_box, short_side_size
-from .resampling import mirror, resize
+from .geometry import (
+    Box,
+    Range,
+    central_box,
+    mirror,
+    random_box,
+    resize,
+    short_side_size,
+)
 from .sample import Encoded, Image, Result, on_image, require_encoded, require_image
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError
+from ...errors import SampleError
 
 __all__ = ["Encoded", "Image", "Result", "on_image", "require_encoded", "require_image"]
 

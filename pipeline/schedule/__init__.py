@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import SpecError
+from ...errors import SpecError
 from .curves import Constant, Curve, Function, Ramp, Stages, Unit, as_curve, table_of
 from .policy import parse
 from .scheduled import Coupling, Scheduled

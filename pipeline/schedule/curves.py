@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
-from ..errors import SpecError
-from ..plan import Change, Place
+from ...engine.plan import Change, Place
+from ...errors import SpecError
 
 __all__ = [
     "Constant",

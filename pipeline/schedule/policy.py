@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import re
 
-from ..errors import SpecError
+from ...errors import SpecError
 
-__all__ = ["Stage", "parse"]
+__all__ = [
+    "Stage",
+    "parse",
+]
 
 STAGE = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*-\s*(\d+)\s*")
 EXAMPLE = 'write "END_EPOCH:IMAGE-BATCH,...", as in "20:128-224,38:224-224"'

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..errors import SpecError
-from ..plan import Change, Place, Setting
+from ...engine.plan import Change, Place, Setting
+from ...engine.plan.timeline import Timeline
+from ...errors import SpecError
 from .curves import Constant, Curve, Ramp, Stages
 
-__all__ = ["Coupling", "Resolved", "Scheduled"]
+__all__ = [
+    "Coupling",
+    "Resolved",
+    "Scheduled",
+    "preview",
+]
 
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
@@ -69,7 +75,7 @@ class Scheduled:
             epochs: up to which it goes; None: to where the schedule ends, or the epoch
                 after its last change.
         """
-        from .preview import preview
+        # MOVED
 
         return preview(self.resolve(world), samples, epochs or self.end_epoch)
 
@@ -172,3 +178,53 @@ def whole(name: str, value: float) -> int:
             " give a ramp `multiple_of=`"
         )
     return int(value)
+
+
+# A schedule as a table that people can check before they train.
+
+MOST_LINES = 60
+HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
+
+
+def preview(schedule: Resolved, samples: int, epochs: float | None) -> str:
+    """Return one line for each stretch of batches that are alike, and the steps in all.
+
+    Args:
+        schedule: of global batches.
+        samples: in an epoch.
+        epochs: that are looked at; None: up to one after the last change of size.
+    """
+    timeline = Timeline(schedule, samples, drop_last=False)
+    end = int(epochs or timeline.runs[-1].epoch + 1)
+    total = timeline.place(end, 0).step
+    lines: list[tuple[str, ...]] = []
+    before: tuple[str, ...] | None = None
+    for place in places(timeline, end):
+        shown = show(schedule.at(place))
+        if shown != before:
+            lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
+        before = shown
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 : -1] = [("...",) * len(HEAD)]
+    widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+    rows = ("  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines))
+    return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
+
+
+def places(timeline: Timeline, end: int) -> list[Place]:
+    """Return where to look: the start of each run, and of each epoch."""
+    starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
+    starts |= {(epoch, 0) for epoch in range(end)}
+    return [timeline.place(epoch, batch) for epoch, batch in sorted(starts)]
+
+
+def show(setting: Setting) -> tuple[str, ...]:
+    """Return the cells of a line."""
+    values = (
+        setting.global_size,
+        setting.image_size,
+        setting.lr_mult,
+        setting.momentum,
+        setting.strength,
+    )
+    return tuple("-" if value is None else f"{value:.6g}" for value in values)

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.autotune.decision import Decision, Measure, Outcome
 from penstock.autotune.policies.bottleneck_law import (
     PATIENCE_WINDOWS,
     BottleneckLaw,
     Memory,
 )
-from penstock.autotune.situation import Situation
-from penstock.pipeline.observation import ConnectorObservation, Observation
+from penstock.autotune.situation import Decision, Measure, Outcome, Situation
+from penstock.engine.observe.observation import ConnectorObservation, Observation
 from support.windows import DECODE, READ, at_ease, computing, situation, starved
 
 POLICY = BottleneckLaw()

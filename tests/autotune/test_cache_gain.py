@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.cache_gain import cache_points
-from penstock.pipeline.observation import Observation, PartObservation
+from penstock.autotune.explain import cache_points
+from penstock.engine.observe.observation import Observation, PartObservation
 from support.windows import starved
 
 READ = PartObservation("Folder(ID:0) read", 0.0001, 100 * 1024, 1000)

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from penstock.autotune.decision import Decision, Measure, Outcome
 from penstock.autotune.policies.connector_rules import ConnectorRules, Memory
-from penstock.autotune.situation import Situation
-from penstock.pipeline.observation import Observation, TrainerObservation
+from penstock.autotune.situation import Decision, Measure, Outcome, Situation
+from penstock.engine.observe.observation import Observation, TrainerObservation
 from support.windows import (
     DECODE,
     READ,

@@ -3,9 +3,9 @@
 import json
 from dataclasses import replace
 
-from penstock.autotune.budget import Budget
 from penstock.autotune.explain import explain
-from penstock.pipeline.observation import Observation, TrainerObservation
+from penstock.engine.observe.observation import Observation, TrainerObservation
+from penstock.system.resources import Budget
 from support.windows import DECODE, READ, at_ease, computing, connector, starved
 
 

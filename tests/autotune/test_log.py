@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune import phrases
-from penstock.autotune.decision import Decision, Measure, Outcome
 from penstock.autotune.log import AutotuneLog, show_by_default
 from penstock.autotune.saved import Saved
-from penstock.autotune.situation import KnobKey, Situation
+from penstock.autotune.situation import Decision, KnobKey, Measure, Outcome, Situation
 from support.windows import DECODE, READ, situation, starved
 
 DECISION = Decision(

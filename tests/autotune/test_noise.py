@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.noise import MOST_WINDOWS, Noise
+from penstock.autotune.trial import MAX_NOISE_WINDOWS, Noise
 from support.windows import starved
 
 
@@ -34,7 +34,7 @@ def test_a_steady_pipeline_is_judged_by_one_window() -> None:
 def test_the_more_windows_differ_the_more_it_takes() -> None:
     # Of 60 and 90 in turn, each differs from the next by 40 %: 28 % of noise, aim 10 %.
     assert after(*[60, 90] * 8).windows == 8
-    assert after(*[20, 90] * 8).windows == MOST_WINDOWS
+    assert after(*[20, 90] * 8).windows == MAX_NOISE_WINDOWS
 
 
 def test_a_change_of_knobs_is_no_noise() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.autotune.budget import Budget
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, PerRegime
 from penstock.autotune.policies.bottleneck_law import Memory
@@ -16,6 +15,7 @@ from penstock.autotune.saved import load_saved
 from penstock.autotune.simulator import Machine, Simulated, Stage, Trainer, Workload
 from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner
+from penstock.system.resources import Budget
 from support.windows import READ, at_ease, situation, starved
 
 SMALL, LARGE = "batches of 32 of 128 px", "batches of 32 of 224 px"

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.autotune.budget import Budget
+from penstock.autotune.host_peers import Neighbours
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.neighbours import Neighbours
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
 from penstock.autotune.simulator import (
     Machine,
@@ -26,6 +25,7 @@ from penstock.autotune.simulator import (
     Workload,
 )
 from penstock.autotune.tuner import Tuner
+from penstock.system.resources import Budget
 from support.workloads import Case, case
 
 LAW = BottleneckLaw()

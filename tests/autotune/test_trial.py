@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.autotune.decision import Decision
+from penstock.autotune.situation import Decision
 from penstock.autotune.trial import Trial, Verdict
 from penstock.autotune.window import cost_s, enough, joined
-from penstock.pipeline.observation import Observation, TrainerObservation
+from penstock.engine.observe.observation import Observation, TrainerObservation
 from support.windows import READ, at_ease, starved
 
 GROWTH = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)

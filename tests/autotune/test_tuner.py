@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from penstock.autotune.budget import Budget
-from penstock.autotune.decision import Decision
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
 from penstock.autotune.policies.connector_rules import Memory
-from penstock.autotune.situation import Situation
+from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.pipeline.knob import Knob
-from penstock.pipeline.observation import Move, MoveOutcome, Observation
+from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import Move, MoveOutcome, Observation
+from penstock.system.resources import Budget
 from support.fluid_plant import FluidPlant, Work, steady
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.admission import RESTING_S, all_idle, victims
+from penstock.cache.memory import RESTING_S, all_idle, victims
 
 NOW_S = 1e9
 HELD = st.dictionaries(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import claims as module
-from penstock.cache.claims import Claim, Claims
+from penstock.cache import tiers as module
+from penstock.cache.cache import Claim, Claims
 from support.forked import End, forked
 
 KEY = bytes(range(16))

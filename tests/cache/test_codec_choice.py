@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.codec_choice import SLIGHT, TIE, Facts, Measured, choose, expected
+from penstock.cache.codec import SLIGHT, TIE, Facts, Measured, choose, expected
 
 PHOTOGRAPHS = (
     Measured("raw", 1.0, 15_000, 15_000),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import admission
+from penstock.cache import memory as admission
 from penstock.cache.disk import Disk, DiskError, room_of
-from penstock.cache.lease import leased
+from penstock.cache.folder import leased
 from penstock.cache.memory import Full
-from penstock.cache.registry import let_go, shared_disk
+from penstock.cache.writer import let_go, shared_disk
 from support.forked import End, forked
 
 

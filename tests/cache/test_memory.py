@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.cache.meeting import nameless
+from penstock.cache.arena_registry import nameless
 from penstock.cache.memory import (
     _LOOKUPS,
     GROUPS,

@@ -21,11 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.cache import admission
+from penstock.cache import memory as admission
+from penstock.cache.cache import Cache, Here
 from penstock.cache.disk import Disk
-from penstock.cache.here import Here
 from penstock.cache.record import RecordError, check
-from penstock.cache.tiers import Cache
 from support.forked import End, forked
 from support.tiers import Computing, a_cache
 

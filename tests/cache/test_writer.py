@@ -11,8 +11,7 @@ import pytest
 
 from penstock.cache import writer as module
 from penstock.cache.disk import Disk
-from penstock.cache.folder_state import FolderState
-from penstock.cache.lease import leased
+from penstock.cache.folder import FolderState, leased
 from penstock.cache.writer import Writer
 
 LIMIT = 1 << 20

@@ -74,7 +74,7 @@ def test_batches_that_are_skipped_are_not_loaded() -> None:
 def test_a_loader_that_is_bypassed_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.integrations.bypass import BYPASS
+    from penstock.pipeline.dataloader import BYPASS
 
     monkeypatch.setattr(BYPASS, "known", False)
     caplog.set_level(logging.INFO, logger="penstock.autotune")

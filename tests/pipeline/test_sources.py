@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from penstock.pipeline.errors import SpecError
+from penstock.errors import SpecError
 from penstock.pipeline.sources import Folder, is_iterable, list_images
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from penstock.pipeline.errors import SpecError
+from penstock.errors import SpecError
 from penstock.pipeline.testing import draw_photos
 
 SMALL = (64, 48)

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from penstock.cache.arena_registry import Holder, own_folder
+from penstock.cache.cache import FOLDER
 from penstock.cache.disk import Disk
-from penstock.cache.here import FOLDER
-from penstock.cache.meeting import Holder, own_folder
 from support.cache_faults import (
     FEW,
     RAM,

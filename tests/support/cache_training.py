@@ -80,7 +80,7 @@ def main() -> None:
         limit = described.pop("file_bytes")
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     if described.pop("to_the_last_byte", False):
-        from penstock.cache import spare
+        from penstock.cache import folder as spare
 
         spare.SPARE = -(1 << 40)
     if described.pop("until_killed", False):

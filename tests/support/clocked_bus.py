@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.pipeline.to_device.bus import Mark
+from penstock.engine.to_device.cuda import Mark
 
 __all__ = ["ClockedBus"]
 

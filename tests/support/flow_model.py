@@ -11,12 +11,10 @@ import itertools
 from collections.abc import Iterator
 from itertools import count
 
-from penstock.pipeline.chunk import Lease, Outcome
-from penstock.pipeline.credits import Account, Purse
-from penstock.pipeline.flight import Flight
-from penstock.pipeline.flow import FEED, Flow
-from penstock.pipeline.metrics import Gauge, Wait
-from penstock.pipeline.segment_state import SegmentState
+from penstock.engine.core.byte_budget import Account, Purse
+from penstock.engine.core.chunk import Flight, Lease, Outcome
+from penstock.engine.core.core import FEED, Flow, SegmentState
+from penstock.engine.observe.metrics import Gauge, Wait
 from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
 from support.flow_sight import Address, rows_of, sight_of
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.pipeline.chunk import Failure, Lease, Outcome
-from penstock.pipeline.plan import BatchPlan, Rows
+from penstock.engine.core.chunk import Failure, Lease, Outcome
+from penstock.engine.plan import BatchPlan, Rows
 
 __all__ = ["DONE", "SOURCE", "Batch", "Place", "Script", "Settling", "Tray"]
 

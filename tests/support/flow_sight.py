@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.pipeline.flow import Flow
+from penstock.engine.core.core import Flow
 
 from .flow_script import SOURCE, Place
 

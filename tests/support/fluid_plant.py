@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.pipeline.knob import Knob
-from penstock.pipeline.observation import (
+from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import (
     ConnectorObservation,
     Move,
     Observation,

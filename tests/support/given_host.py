@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from penstock.pipeline.device import DeviceStage, ToDevice
-from penstock.pipeline.feed import Delivery
-from penstock.pipeline.plan import Cursor
-from penstock.pipeline.to_device.lane import Lane
+from penstock.engine.feed import Delivery
+from penstock.engine.plan import Cursor
+from penstock.engine.to_device.device import DeviceStage, ToDevice
+from penstock.engine.to_device.lane import Lane
 
 from .clocked_bus import ClockedBus
 from .flow_script import Script

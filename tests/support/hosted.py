@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import penstock as ps
-from penstock.pipeline.run import Run
+from penstock.engine.run import Run
 
 from .datasets import WORKERS, Numbers, Sample
 from .functions import augment, digest, fails_on

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.pipeline.compile import compile_recipe
-from penstock.pipeline.plan import Shard
-from penstock.pipeline.recipe import Recipe
-from penstock.pipeline.spec import Defaults, SourceStage, Stage
+from penstock.engine.plan import Shard
+from penstock.engine.recipe import Recipe
+from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.stages import Defaults, SourceStage, Stage
 
 __all__ = ["DATA", "compiled", "decode", "flip", "wanted"]
 

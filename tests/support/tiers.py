@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.here import Opening
-from penstock.cache.key import Fingerprint, Keys
-from penstock.cache.tiers import Cache
+from penstock.cache.cache import Cache, Opening
+from penstock.cache.fingerprint.key import Fingerprint, Keys
 
 __all__ = ["Computing", "a_cache", "is_right", "sample_of"]
 

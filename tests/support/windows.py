@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.budget import Budget
 from penstock.autotune.situation import KnobKey, KnobView, Situation
-from penstock.pipeline.observation import (
+from penstock.engine.observe.observation import (
     ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,
 )
+from penstock.system.resources import Budget
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
 BATCH = 64

@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from penstock.pipeline.errors import SampleError
+from penstock.errors import SampleError
 from penstock.pipeline.image import decode
 from penstock.pipeline.image.codec import decode_reduced, image_size
 from penstock.pipeline.image.sample import Image

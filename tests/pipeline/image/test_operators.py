@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 import torch
 
-from penstock.pipeline.errors import SampleError, SpecError
+from penstock.errors import SampleError, SpecError
 from penstock.pipeline.image import (
     center_crop,
     decode,

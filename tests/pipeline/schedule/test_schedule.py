@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pipeline.plan import Place
-from penstock.pipeline.plan.timeline import Timeline
+from penstock.engine.plan import Place
+from penstock.engine.plan.timeline import Timeline
 from penstock.pipeline.schedule.curves import Curve, as_curve
 
 LENGTH = 1000

@@ -1,0 +1,181 @@
+"""How the processes of a host find one another's arena. No server, no named memory.
+
+An arena is a file without a name. Who has it open can be asked for it through /proc,
+so all that is written down is who that is: one small file for each cache in a folder of
+this user's own, guarded by `flock`. When the last process is gone, so is the memory,
+however it ended; the file that named it is overwritten by the next who looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .memory import Arena
+
+__all__ = [
+    "Holder",
+    "join",
+    "leave",
+    "nameless",
+    "own_folder",
+]
+
+MOST_BYTES = 1 << 20
+"""Of a list of holders: longer ones are not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that has an arena open, and which file that is."""
+
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+
+    @classmethod
+    def me(cls, descriptor: int) -> Holder:
+        """This process."""
+        status = os.fstat(descriptor)
+        return cls(os.getpid(), descriptor, status.st_dev, status.st_ino)
+
+    def open(self) -> int | None:
+        """Return a descriptor of that file; None: it is not there any more."""
+        path = f"/proc/{self.pid}/fd/{self.descriptor}"
+        try:
+            found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        status = os.fstat(found)
+        if (status.st_dev, status.st_ino) == (self.device, self.inode):
+            return found
+        os.close(found)
+        return None
+
+
+def own_folder() -> Path | None:
+    """Return a folder that this user alone may write to; None: there is none."""
+    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    place = Path(root, f"penstock-cache-{os.getuid()}")
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        status = place.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return None
+    return None if status.st_mode & 0o022 else place
+
+
+def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
+    """Return the arena of that name: another process', or a new one.
+
+    Args:
+        name: of the cache; letters and digits.
+        capacity: bytes of records, of a new one.
+        samples: how many records to expect, of a new one.
+
+    Raises:
+        OSError: there is no memory to be had.
+    """
+    place = own_folder()
+    if place is None or not Path("/proc/self/fd").is_dir():
+        return create(capacity, samples)
+    with listed(place / name) as holders:
+        for holder in holders:
+            descriptor = holder.open()
+            if descriptor is None:
+                continue
+            with contextlib.suppress(ValueError):
+                arena = Arena(descriptor)
+                mine = Holder.me(descriptor)
+                holders[:] = [*alive(holders), mine]
+                return arena, mine
+            os.close(descriptor)
+        arena, mine = create(capacity, samples)
+        holders[:] = [mine]
+        return arena, mine
+
+
+def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
+    """Return a new arena, which nobody else knows of."""
+    descriptor = nameless("penstock-cache")
+    try:
+        return Arena(descriptor, capacity, samples), Holder.me(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def nameless(name: str) -> int:
+    """Return the descriptor of a new file in memory; `name` is shown in /proc."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def leave(name: str, holder: Holder) -> None:
+    """Take this process off the list of those that have an arena open."""
+    place = own_folder()
+    if place is not None and (place / name).exists():
+        with listed(place / name) as holders:
+            holders[:] = [each for each in alive(holders) if each != holder]
+
+
+def alive(holders: list[Holder]) -> list[Holder]:
+    """Return those who still have their file open."""
+    found = []
+    for holder in holders:
+        descriptor = holder.open()
+        if descriptor is not None:
+            os.close(descriptor)
+            found.append(holder)
+    return found
+
+
+@contextmanager
+def listed(path: Path) -> Iterator[list[Holder]]:
+    """Read the list, alone; what it is at the end is written."""
+    descriptor = opened(path)
+    try:
+        holders = read(descriptor)
+        yield holders
+        text = json.dumps([asdict(holder) for holder in holders]).encode()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text, 0)
+        if not holders:
+            path.unlink(missing_ok=True)
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open
+        os.close(descriptor)
+
+
+def opened(path: Path) -> int:
+    """Return the list's descriptor, locked: of the file that has that name then."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        descriptor = os.open(path, flags, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                return descriptor
+        os.close(descriptor)  # its last reader removed it while we waited
+
+
+def read(descriptor: int) -> list[Holder]:
+    """Return who is on the list; whoever wrote something else is nobody."""
+    try:
+        entries = json.loads(os.pread(descriptor, MOST_BYTES, 0) or b"[]")
+        return [Holder(**{k: int(v) for k, v in each.items()}) for each in entries]
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return []

@@ -1,0 +1,392 @@
+"""The levels, asked in order: RAM, then disk, then whoever computes the sample.
+
+A `Cache` travels to every process that works on samples; each opens the tiers for
+itself when it first asks. What is found on disk is stored in RAM, what is computed in
+both, and each sample is computed by one thread of the host while others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from .arena_registry import Holder, join, leave, nameless
+from .disk import DiskError
+from .fingerprint.key import Keys
+from .memory import Arena
+from .record import same
+from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
+from .tiers import Claim, Claims, Found, Here, Opening
+
+__all__ = [
+    "COMPARED",
+    "REPEATED",
+    "Cache",
+    "RandomUpstreamError",
+    "Turn",
+]
+
+# One sample's way through the tiers, between the moments at which it is waited for.
+
+REPEATED = 3
+"""Samples that are computed twice, to see whether that makes a difference."""
+COMPARED = 16
+"""Records of an earlier run that are computed once more."""
+
+
+class RandomUpstreamError(ValueError):
+    """What is to be stored is another thing each time it is computed."""
+
+
+class Turn:
+    """Whether a sample is there; if not, who computes it, and what becomes of it.
+
+    Within a `with` it is being computed: what was claimed is let go of at its end.
+    """
+
+    def __init__(self, here: Here, key: bytes, index: int) -> None:
+        self._here = here
+        self.key = key
+        self._index = index
+        self._stored_before = here.stored
+        self._found = here.find(key)
+        self._claim: Claim | None = None
+        self._handed_on = False
+        self._took_ns = 0
+
+    @property
+    def wants_claim(self) -> bool:
+        """Whether it is to be computed here, and stored."""
+        here = self._here
+        return self._found is None and here.claims is not None and here.admits(self.key)
+
+    @property
+    def claims(self) -> Claims:
+        """Where it is claimed."""
+        assert self._here.claims is not None
+        return self._here.claims
+
+    def claimed(self, claim: Claim) -> None:
+        """Note whose it is to compute; look again, as others may be through with it."""
+        here = self._here
+        self._claim = claim
+        if claim.waited:
+            here.counters.add(waits=1)
+        if here.stored != self._stored_before:
+            self._found = here.find(self.key)
+        if self._found is not None:
+            self._free()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was found, and is to be believed."""
+        return self._found is not None and not self._doubted(self._found)
+
+    @property
+    def sample(self) -> Any:
+        """What was found."""
+        assert self._found is not None
+        return self._found.sample
+
+    def numbers(self) -> Iterator[int]:
+        """Yield a number for each time that it is to be computed, one after another."""
+        began_ns = time.perf_counter_ns()
+        yield 0
+        self._took_ns = time.perf_counter_ns() - began_ns
+        if self._found is None and self._repeats():
+            yield 1
+
+    def finish(self, made: Sequence[Any]) -> Any:
+        """Compare and store what was computed, and return it.
+
+        Raises:
+            RandomUpstreamError: it is another one each time.
+            UnstorableError: it holds something that cannot be stored.
+        """
+        here = self._here
+        if self._found is not None:
+            self._compare(self._found, made[0])
+            return made[0]
+        here.counters.add(misses=1, compute_ns=self._took_ns)
+        if len(made) > 1:
+            if not same(*made):
+                raise RandomUpstreamError(RANDOM.format(here.opening.name, self._index))
+            here.counters.add(repeated=1)  # not before: the next is to be looked at too
+        if self._claim is not None and self._claim.ours:
+            here.keep(self.key, made[0], self._took_ns, self._free)
+            self._handed_on = True
+        elif self._claim is None and here.claims is not None:
+            here.counters.add(refused=1)
+        return made[0]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._handed_on:
+            self._free()
+
+    def _free(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None and claim.ours:
+            self.claims.free(self.key)
+
+    def _doubted(self, found: Found) -> bool:
+        """Whether it is one of those of an earlier run that are looked at again."""
+        return found.from_disk and self.key[:8] in self._here.left
+
+    def _repeats(self) -> bool:
+        """Whether it is computed twice: it is among the first of all to be stored."""
+        here = self._here
+        if self._claim is None or here.sure:
+            return False
+        enough = here.counters.total("repeated") >= REPEATED
+        here.sure = enough or here.records(self.key[:8]) >= REPEATED
+        return not here.sure
+
+    def _compare(self, found: Found, made: Any) -> None:
+        here = self._here
+        here.counters.add(compared=1)
+        if not same(found.sample, made):
+            here.drop(self.key[:8])
+            here.warn(CHANGED.format(self._index))
+        elif here.counters.total("compared") >= COMPARED:
+            here.vouch(self.key[:8])
+
+
+RANDOM = (
+    "{}: computed twice, sample index {} is not the same, so what stands before the"
+    " cache is random (an augmentation in the data set's __getitem__, most likely);"
+    " move what is random into a map() that takes `rng`, behind .cache()"
+)
+CHANGED = (
+    "sample index {}, stored by an earlier run, is not what is computed now, though"
+    " code and data look the same; all that it left is dropped and computed anew (say"
+    " .cache(version=...) when something changes that cannot be seen from here)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The shared memory of a cache, as the process that made it has it open."""
+
+    counters: Holder | None = None
+    """None: each process counts for itself, as there is no memory to share."""
+    arena: Holder | None = None
+    why_none: str = ""
+    """Why there is no arena, where one was wanted."""
+
+
+class Cache:
+    """What is stored between two stages of a pipeline.
+
+    Args:
+        opening: the tiers, and what they hold.
+        keys: what a sample is stored under.
+        name: what processes of this host find the arena by; letters and digits.
+        ram: bytes of the tier in RAM; 0: there is none.
+    """
+
+    def __init__(self, opening: Opening, keys: Keys, name: str, ram: int) -> None:
+        self.opening = opening
+        self.keys = keys
+        self._name = name
+        self._ram = ram
+        self._members: Members | None = None
+        self._here: Here | None = None
+        self._pid = -1
+        """Whose `_here` is."""
+        self._last: CacheStatistics | None = None
+
+    def open(self) -> None:
+        """Make the shared memory: for the process that outlives all others."""
+        with opening():
+            if self._members is None:
+                self._make()
+
+    def sample(
+        self, index: int, image_size: int | None, compute: Callable[[int], Any]
+    ) -> Any:
+        """Return a sample: stored, or computed and then stored.
+
+        Args:
+            index: into the data set.
+            image_size: that it is made for.
+            compute: makes it, the n-th time (0, 1): two that differ mean that what is
+                to be stored is random.
+
+        Raises:
+            RandomUpstreamError: it is another one each time.
+            UnstorableError: it holds something that cannot be stored.
+        """
+        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
+        if turn.wants_claim:
+            turn.claimed(turn.claims.claim(turn.key))
+        if turn.settled:
+            return turn.sample
+        with turn:
+            made = [compute(number) for number in turn.numbers()]
+            return turn.finish(made)
+
+    async def sample_in_loop(
+        self,
+        index: int,
+        image_size: int | None,
+        compute: Callable[[int], Awaitable[Any]],
+    ) -> Any:
+        """Do the same in an event loop, where others go on while one waits."""
+        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
+        if turn.wants_claim:
+            turn.claimed(await turn.claims.claim_in_loop(turn.key))
+        if turn.settled:
+            return turn.sample
+        with turn:
+            made = [await compute(number) for number in turn.numbers()]
+            return turn.finish(made)
+
+    def statistics(self) -> CacheStatistics | None:
+        """Return what all processes did; None before the first sample."""
+        if self._here is None or self._pid != os.getpid():
+            return self._last
+        here = self._here
+        counts = here.counters.totals()
+        share = counts.stored_bytes / counts.body_bytes if counts.body_bytes else 1.0
+        return CacheStatistics(
+            self.opening.name,
+            _tiers(here),
+            counts.misses,
+            counts.waits,
+            counts.refused,
+            counts.damaged,
+            share,
+        )
+
+    def flush(self) -> None:
+        """Have what was computed here written before this process ends; not synced."""
+        if self._here is not None and self._pid == os.getpid():
+            self._here.close()
+            self._here = None
+
+    def close(self) -> None:
+        """Let go of all tiers; what is on disk stays. It may be used again."""
+        self._last = self.statistics()
+        if self._here is not None and self._pid == os.getpid():
+            self._here.close(sync=True)
+            self._here = None
+        members, self._members = self._members, None
+        arena = None if members is None else members.arena
+        if arena is not None and arena.pid == os.getpid():
+            leave(self._name, arena)
+
+    def _mine(self) -> Here:
+        """Return this process' view, opened now if this is its first sample."""
+        if self._pid == os.getpid():  # looked at first: it is written last
+            here = self._here
+            if here is not None:
+                return here
+        with opening():
+            if self._here is None or self._pid != os.getpid():
+                self._here = self._enter()
+                self._pid = os.getpid()
+            return self._here
+
+    def _make(self) -> None:
+        """Make or find what is shared; this process is the one others ask for it."""
+        counters, counted = new_counters()
+        arena = mine = None
+        why = ""
+        if self._ram:
+            try:
+                arena, mine = join(self._name, self._ram, self.opening.samples)
+            except OSError as error:
+                why = str(error)
+        self._members = Members(counted, mine, why)
+        self._here = self._begun(counters, arena)
+        self._pid = os.getpid()
+
+    def _enter(self) -> Here:
+        """Open what another process made."""
+        members = self._members or Members()
+        found = None if members.counters is None else members.counters.open()
+        counters = new_counters()[0] if found is None else Counters(found)
+        found = None if members.arena is None else members.arena.open()
+        return self._begun(counters, None if found is None else Arena(found))
+
+    def _begun(self, counters: Counters, arena: Arena | None) -> Here:
+        here = Here(self.opening, arena, counters)
+        if self._ram and arena is None:
+            why = self._members.why_none if self._members else ""
+            why = why or "it cannot be shared here"
+            here.warn(f"it goes on without RAM: {why}", "ram_warnings")
+        weakref.finalize(self, finish, here, os.getpid())
+        return here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.opening.name}: {self.opening.about}>"
+
+
+def new_counters() -> tuple[Counters, Holder | None]:
+    """Return counters, and where others find them; None: no memory is to be had."""
+    with suppress(OSError), ExitStack() as stack:
+        descriptor = nameless("penstock-counters")
+        stack.callback(os.close, descriptor)
+        found = Counters(descriptor), Holder.me(descriptor)
+        stack.pop_all()
+        return found
+    return Counters(None), None
+
+
+def finish(here: Here, pid: int) -> None:
+    """Close what a cache had open that nobody holds any more."""
+    if os.getpid() == pid:
+        here.close(sync=True)
+
+
+def _tiers(here: Here) -> tuple[TierStatistics, ...]:
+    counts = here.counters.totals()
+    found = []
+    if here.arena is not None:
+        arena, hits = here.arena, counts.ram_hits
+        saved = saved_s(counts, hits, counts.ram_ns)
+        size = arena.records, arena.used, arena.capacity, arena.evicted
+        found.append(TierStatistics("RAM", hits, *size, saved))
+    disk, hits = here.disk, counts.disk_hits
+    if disk is not None:
+        saved = saved_s(counts, hits, counts.disk_ns)
+        with suppress(DiskError):  # it is told when it is next asked
+            records = sum(each.records for each in disk.namespaces().values())
+            size = records, disk.used, disk.limit, disk.evicted
+            found.append(TierStatistics("disk", hits, *size, saved))
+    return tuple(found)
+
+
+_lock = threading.Lock()
+
+
+def opening() -> threading.Lock:
+    """Return the lock under which caches are opened: of this very process."""
+    return _lock
+
+
+def _forget() -> None:
+    """In a forked child: the lock may have been taken when it forked."""
+    global _lock  # noqa: PLW0603 one a process
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

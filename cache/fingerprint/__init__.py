@@ -1,0 +1,1 @@
+"""cache/fingerprint: see the README."""

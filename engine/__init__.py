@@ -1,0 +1,1 @@
+"""engine: see the README."""

@@ -1,0 +1,1 @@
+"""engine/batch: see the README."""

@@ -1,0 +1,240 @@
+"""Buffers: a batch being filled, row by row, by whoever has rows for it.
+
+The layout of a batch is learned from the first sample placed, once for each image size;
+from then on samples are written straight into the batch's memory. Distinct rows are
+written by distinct workers, so writing needs no lock; only the opening of the memory
+does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from ..core.chunk import Failure, Flight
+from ..plan import BatchPlan
+from .layout import (
+    Allocate,
+    Layout,
+    Misfit,
+    learn,
+    odd_ones,
+    size_of,
+    spread,
+    write_rows,
+)
+
+__all__ = [
+    "BatchBuffer",
+    "Buffers",
+    "Collate",
+    "Failed",
+    "Finished",
+    "Lend",
+    "heap",
+]
+
+Collate = Callable[[list[Any]], Any]
+
+
+Lend = Callable[[Layout, int], tuple[Any, Allocate]]
+"""Lends memory for a batch of so many rows: what it is part of, and an allocator."""
+
+
+def heap(_: Layout, __: int) -> tuple[None, Allocate]:
+    """Lend ordinary memory."""
+    return None, lambda shape, dtype: torch.empty(shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch ready for the trainer."""
+
+    data: Any
+    failures: tuple[Failure, ...] = ()
+    """Rows that carry another sample's data, since their own failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch that cannot be had: the trainer gets the error when it is due."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """How batches are made: opens one buffer a batch, and finishes it.
+
+    Args:
+        stage: what errors of collation are reported under, as `Batch(ID:3)`.
+        collate: the user's `collate_fn`; None: torch's default, in place.
+        keep: batches stay lists of samples in row order (a later step makes batches).
+        substitute: fill rows that failed from the batch's next healthy row.
+    """
+
+    stage: str
+    collate: Collate | None = None
+    keep: bool = False
+    substitute: bool = False
+    lend: Lend = heap
+    """Where batches' memory comes from."""
+    layouts: dict[int | None, Layout | None] = field(default_factory=dict)
+    """Learned, by image size; None: default_collate has to do it."""
+
+    def of(self, plan: BatchPlan) -> BatchBuffer:
+        """Open the buffer of one batch."""
+        return BatchBuffer(self, plan)
+
+    def finish(self, flight: Flight) -> Finished | Failed:
+        """Make the batch of a flight whose rows are done: runs the user's collate."""
+        plan, buffer = flight.plan, flight.buffer
+        assert isinstance(buffer, BatchBuffer)
+        failures = sorted(flight.failures, key=lambda failure: failure.row)
+        flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
+        fatal = self._fatal(failures, plan)
+        if fatal is not None:
+            return Failed(fatal.annotated(plan.epoch, plan.step))
+        rows = tuple(failure.row for failure in failures)
+        try:
+            return Finished(buffer.collect(rows), tuple(failures))
+        except Exception as error:  # noqa: BLE001 what the user's raises is the batch
+            error.add_note(buffer.blame(plan, flight.rows.indices))
+            return Failed(error)
+
+    def _fatal(self, failures: list[Failure], plan: BatchPlan) -> Failure | None:
+        """Return the failure that the trainer must be told of, if there is one."""
+        for failure in failures:
+            if not isinstance(failure.error, Exception):
+                return failure  # SystemExit and its like are no bad samples
+        healthy = self.keep or len(failures) < plan.n_rows
+        return None if self.substitute and healthy else next(iter(failures), None)
+
+
+class BatchBuffer:
+    """One batch being filled.
+
+    The lock guards the opening of `_memory`; rows are written without it.
+    """
+
+    __slots__ = (
+        "_layout",
+        "_lock",
+        "_loose",
+        "_memory",
+        "_opened",
+        "_size",
+        "maker",
+        "rows",
+        "slab",
+    )
+
+    def __init__(self, maker: Buffers, plan: BatchPlan) -> None:
+        self.maker = maker
+        self.rows = plan.n_rows
+        self.slab: Any = None
+        self._size = plan.image_size
+        self._lock = threading.Lock()
+        self._opened = maker.keep or maker.collate is not None
+        self._layout: Layout | None = None
+        self._memory: Any = None
+        self._loose: dict[int, Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch's memory; 0 where samples are kept as they came."""
+        return self._layout.row_bytes * self.rows if self._layout else 0
+
+    def layout(self) -> Layout | None:
+        """Return how rows lie, where that is known already."""
+        if self._opened:
+            return self._layout
+        return self.maker.layouts.get(self._size)
+
+    def open(self, layout: Layout | None) -> None:
+        """Open the memory for rows of this layout, unless it is open already."""
+        with self._lock:
+            if self._opened:
+                return
+            if layout is not None:
+                self.slab, allocate = self.maker.lend(layout, self.rows)
+                self._memory = layout.open(self.rows, allocate)
+            self._layout = layout
+            self._opened = True
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
+        if not self._opened:
+            layouts = self.maker.layouts
+            if self._size not in layouts:
+                layouts.setdefault(self._size, learn(samples[0]))
+            self.open(layouts[self._size])
+        layout = self._layout
+        if layout is not None:
+            try:
+                write_rows(layout, self._memory, rows, samples)
+            except Misfit:
+                pass
+            else:
+                return layout.row_bytes * len(rows)
+        self._loose.update(zip(rows, samples, strict=True))
+        return sum(map(size_of, samples))
+
+    def collect(self, failed: tuple[int, ...]) -> Any:
+        """Return the batch, its failed rows filled in."""
+        layout = self._layout
+        if layout is None or self._loose:
+            return self._gather(failed)
+        if failed:
+            for row, donor in donors(failed, self.rows):
+                layout.write(self._memory, row, [layout.read(self._memory, donor)])
+        return layout.seal(self._memory)
+
+    def blame(self, plan: BatchPlan, indices: NDArray[np.int64] | None) -> str:
+        """Say, for an error of collation, in which batch and which samples are odd."""
+        where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
+        if self.maker.collate is not None:
+            seen = spread(self._samples(()), indices)
+            return f"penstock: in the collate_fn of {where}: {seen}"
+        return f"penstock: in {where}: {odd_ones(self._samples(()), indices)}"
+
+    def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
+        """Return the samples by row, those in the batch's memory too."""
+        loose, layout = dict(self._loose), self._layout
+        if layout is not None:
+            for row in range(self.rows):
+                if row not in loose and row not in failed:
+                    loose[row] = layout.read(self._memory, row)
+        return dict(sorted(loose.items()))
+
+    def _gather(self, failed: tuple[int, ...]) -> Any:
+        """Collect the samples in row order and collate them all at once."""
+        samples = self._samples(failed)
+        if self.maker.keep:
+            return samples
+        samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
+        collate = self.maker.collate or default_collate
+        return collate([samples[row] for row in range(self.rows)])
+
+
+def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
+    """Pair each failed row with the next healthy one, around the end.
+
+    A pure function of which rows failed, so the batch is the same however it was
+    loaded.
+    """
+    bad = set(failed)
+    pairs = []
+    for row in failed:
+        donor = (row + 1) % rows
+        while donor in bad:
+            donor = (donor + 1) % rows
+        pairs.append((row, donor))
+    return pairs

@@ -1,0 +1,445 @@
+"""How one sample lies in a batch: learned from a sample, used to write rows in place.
+
+A layout is a tree of the containers of a sample with a *leaf* for each array or number.
+It gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch
+at once; what it does not know is left to default_collate itself (`learn` returns None,
+or `write` raises `Misfit`), so the bytes, types and errors are torch's in every case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..core.chunk import runs
+
+__all__ = [
+    "ALIGN",
+    "Allocate",
+    "Layout",
+    "Misfit",
+    "block_bytes",
+    "describe",
+    "learn",
+    "odd_ones",
+    "size_of",
+    "write_rows",
+]
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
+
+TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(name): getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+NUMBERS: dict[type, torch.dtype] = {
+    int: torch.int64,
+    float: torch.float64,
+    bool: torch.bool,
+}
+
+
+JOINED_BYTES = 1 << 18
+"""Up to here a second copy of the bytes costs less than numpy's care for each array."""
+
+
+class Misfit(Exception):
+    """A sample does not lie as the layout says; default_collate must do it."""
+
+
+ALIGN = 64
+"""Leaves of a batch in one block of memory start on a cache line each."""
+
+
+class Layout(Protocol):
+    """One node of the tree. Frozen, so it travels to other processes as it is."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes one sample takes in the batch."""
+        ...
+
+    @property
+    def solid(self) -> bool:
+        """Whether all of it lies in memory from `allocate`, none in Python objects."""
+        ...
+
+    def open(self, rows: int, allocate: Allocate) -> Any:
+        """Return the batch's memory, empty, in the shape of the batch."""
+        ...
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        """Put samples into rows `first`, `first` + 1, ... of `memory`."""
+        ...
+
+    def read(self, memory: Any, row: int) -> Any:
+        """Return the sample that lies in `row` (a view)."""
+        ...
+
+    def seal(self, memory: Any) -> Any:
+        """Return the batch, all rows written, as default_collate has it."""
+        ...
+
+
+def same(facts: list[Any], fact: Any) -> None:
+    """Raise `Misfit` unless all `facts`, one a sample, are this one.
+
+    Counting in a list is the cheapest way in Python to look at many samples.
+    """
+    if facts.count(fact) != len(facts):
+        raise Misfit
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLeaf:
+    """A numpy array of at least one dimension: stacked, as `as_tensor` + `stack` do."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def solid(self) -> bool:
+        return True
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        shape, rows = self.shape, memory.numpy()[first : first + len(samples)]
+        try:
+            same([sample.dtype for sample in samples], self.dtype)
+            if len(shape) > 1:
+                same([sample.shape for sample in samples], shape)
+            else:
+                same([sample.ndim for sample in samples], 1)
+                same(list(map(len, samples)), shape[0])
+        except AttributeError as error:  # not arrays
+            raise Misfit from error
+        if rows.nbytes <= JOINED_BYTES:
+            try:
+                rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), self.dtype)
+            except (BufferError, TypeError):  # one that is not contiguous
+                pass
+            else:
+                return
+        # Joined along their first axis, the samples are the block itself.
+        np.concatenate(samples, out=rows.reshape((-1, *shape[1:])))
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory.numpy()[row]
+
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A dense CPU tensor: stacked."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def solid(self) -> bool:
+        return True
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows, *self.shape), self.dtype)
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(list(map(type, samples)), torch.Tensor)
+        for sample in samples:
+            if sample.shape != self.shape or not _plain(sample, self.dtype):
+                raise Misfit
+        torch.stack(list(samples), out=memory[first : first + len(samples)])
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory[row]
+
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeaf:
+    """A Python int, float or bool: int64, float64 or bool, as torch has it."""
+
+    kind: type
+
+    @property
+    def row_bytes(self) -> int:
+        return NUMBERS[self.kind].itemsize
+
+    @property
+    def solid(self) -> bool:
+        return True
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows,), NUMBERS[self.kind])
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(list(map(type, samples)), self.kind)
+        rows = memory.numpy()[first : first + len(samples)]
+        try:
+            rows[:] = np.fromiter(samples, rows.dtype, len(samples))
+        except OverflowError as error:
+            raise Misfit from error
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory[row].item()
+
+    def seal(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLeaf:
+    """Text or bytes: a list, as default_collate leaves them."""
+
+    kind: type
+
+    @property
+    def row_bytes(self) -> int:
+        return 64
+
+    @property
+    def solid(self) -> bool:
+        return False
+
+    def open(self, rows: int, allocate: Allocate) -> list[Any]:  # noqa: ARG002
+        return [None] * rows
+
+    def write(self, memory: list[Any], first: int, samples: Sequence[Any]) -> None:
+        same(list(map(type, samples)), self.kind)
+        memory[first : first + len(samples)] = samples
+
+    def read(self, memory: list[Any], row: int) -> Any:
+        return memory[row]
+
+    def seal(self, memory: list[Any]) -> list[Any]:
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """A tuple, list or namedtuple: collated member by member.
+
+    A plain tuple becomes a list, a list stays one and a namedtuple its own type, as
+    default_collate has it.
+    """
+
+    kind: type
+    members: tuple[Layout, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(member.row_bytes for member in self.members)
+
+    @property
+    def solid(self) -> bool:
+        return all(member.solid for member in self.members)
+
+    def open(self, rows: int, allocate: Allocate) -> Any:
+        opened = [member.open(rows, allocate) for member in self.members]
+        return self.kind(*opened) if hasattr(self.kind, "_fields") else opened
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        # Like default_collate, by the first sample's type: others need its length
+        # alone.
+        if type(samples[0]) is not self.kind:
+            raise Misfit
+        try:
+            columns = list(zip(*samples, strict=True))
+        except (TypeError, ValueError) as error:
+            raise Misfit from error
+        if len(columns) != len(self.members):
+            raise Misfit
+        for member, part, column in zip(self.members, memory, columns, strict=True):
+            member.write(part, first, column)
+
+    def read(self, memory: Any, row: int) -> Any:
+        parts = zip(self.members, memory, strict=True)
+        read = [member.read(part, row) for member, part in parts]
+        return self.kind(*read) if hasattr(self.kind, "_fields") else self.kind(read)
+
+    def seal(self, memory: Any) -> Any:
+        parts = zip(self.members, memory, strict=True)
+        # default_collate hands on the columns of a sequence as zip makes them.
+        sealed = [
+            tuple(part) if isinstance(member, ObjectLeaf) else member.seal(part)
+            for member, part in parts
+        ]
+        return self.kind(*sealed) if hasattr(self.kind, "_fields") else sealed
+
+
+@dataclass(frozen=True, slots=True)
+class MappingNode:
+    """A dict: collated key by key, in the order of the first sample's keys."""
+
+    members: tuple[tuple[Any, Layout], ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(member.row_bytes for _, member in self.members)
+
+    @property
+    def solid(self) -> bool:
+        return all(member.solid for _, member in self.members)
+
+    def open(self, rows: int, allocate: Allocate) -> dict[Any, Any]:
+        return {key: member.open(rows, allocate) for key, member in self.members}
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        same(list(map(type, samples)), dict)
+        if set(map(tuple, samples)) != {tuple(key for key, _ in self.members)}:
+            raise Misfit
+        for key, member in self.members:
+            column = [sample[key] for sample in samples]
+            member.write(memory[key], first, column)
+
+    def read(self, memory: Any, row: int) -> Any:
+        return {key: member.read(memory[key], row) for key, member in self.members}
+
+    def seal(self, memory: Any) -> Any:
+        return {key: member.seal(memory[key]) for key, member in self.members}
+
+
+def write_rows(
+    layout: Layout, memory: Any, rows: Sequence[int], samples: Sequence[Any]
+) -> None:
+    """Put one sample into each of `rows` (ascending) of a batch's memory."""
+    if isinstance(rows, range):
+        layout.write(memory, rows.start, samples)
+        return
+    for start, stop, first in runs(list(rows), len(rows)):
+        layout.write(memory, first, samples[start:stop])
+
+
+def block_bytes(layout: Layout, rows: int) -> int:
+    """Bytes of one block of memory that holds a batch, its leaves aligned."""
+    total = 0
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nonlocal total
+        total += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
+        return torch.empty(0, dtype=dtype)
+
+    layout.open(rows, allocate)
+    return total
+
+
+def learn(sample: Any) -> Layout | None:
+    """Return how `sample` lies in a batch; None: default_collate must do it."""
+    try:
+        return _learn(sample)
+    except Misfit:
+        return None
+
+
+def _learn(sample: Any) -> Layout:
+    kind = type(sample)
+    if kind is np.ndarray and sample.ndim and sample.dtype in TORCH_DTYPES:
+        return ArrayLeaf(sample.dtype, sample.shape)
+    if kind is torch.Tensor and _plain(sample, sample.dtype):
+        return TensorLeaf(sample.dtype, tuple(sample.shape))
+    if kind in NUMBERS:
+        return NumberLeaf(kind)
+    if kind in (str, bytes):
+        return ObjectLeaf(kind)
+    if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return SequenceNode(kind, tuple(_members(sample)))
+    if kind is dict:
+        keys = tuple(sample)
+        return MappingNode(tuple(zip(keys, _members(sample.values()), strict=True)))
+    raise Misfit
+
+
+def _members(samples: Any) -> Iterator[Layout]:
+    for sample in samples:
+        yield _learn(sample)
+
+
+def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    return (
+        tensor.dtype == dtype
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+    )
+
+
+# What can be told of a sample without knowing what it is: its bytes, its look.
+
+
+def size_of(sample: Any) -> int:
+    """Bytes a sample holds: arrays, tensors, text and bytes; 64 for anything else."""
+    nbytes = getattr(sample, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(sample, (bytes, bytearray, str)):
+        return len(sample)
+    if isinstance(sample, (tuple, list)):
+        return sum(map(size_of, sample))
+    if isinstance(sample, dict):
+        return sum(map(size_of, sample.values()))
+    return 64
+
+
+def describe(sample: Any) -> str:
+    """Say what a sample is, in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
+    shape = getattr(sample, "shape", None)
+    if shape is not None:
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(shape)}"
+    if isinstance(sample, (tuple, list)):
+        return f"({', '.join(map(describe, sample))})"
+    if isinstance(sample, dict):
+        inner = ", ".join(f"{key}: {describe(value)}" for key, value in sample.items())
+        return f"{{{inner}}}"
+    return type(sample).__name__
+
+
+def odd_ones(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
+    """Name the samples of a batch that differ from most, and the cure: see `spread`."""
+    return (
+        f"the samples of a batch must be of one shape and type;"
+        f" {spread(samples, indices)}. Bring them to one shape in a map(), or give"
+        " batch(collate_fn=...) a function that pads"
+    )
+
+
+def spread(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
+    """Say what most samples of a batch are, and name some that are something else.
+
+    Args:
+        samples: by row of the batch.
+        indices: of the dataset, by row; None where they are not known.
+    """
+    looks = {row: describe(sample) for row, sample in samples.items()}
+    usual = Counter(looks.values()).most_common(1)[0][0]
+    odd = [
+        f"sample index {indices[row]}: {look}" if indices is not None else look
+        for row, look in looks.items()
+        if look != usual
+    ][:5]
+    return f"most are {usual}, but {'; '.join(odd)}" if odd else f"all are {usual}"

@@ -1,0 +1,115 @@
+"""Stamped batches: what collate gives, with its `.plan` attached.
+
+A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples
+come as subclasses of their type that have one. Anything else keeps its type and gets
+the attribute if it can hold one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import SpecError
+from ..plan import BatchPlan
+
+__all__ = [
+    "in_parts",
+    "map_tensors",
+    "stamped",
+]
+
+
+class StampedList(list[Any]):
+    """A list with a `.plan`."""
+
+    __slots__ = ("plan",)
+
+
+class StampedDict(dict[Any, Any]):
+    """A dict with a `.plan`."""
+
+    __slots__ = ("plan",)
+
+
+class StampedTuple(tuple[Any, ...]):  # noqa: SLOT001 a tuple's cannot hold any
+    """A tuple with a `.plan`."""
+
+
+_types: dict[type, type] = {}
+
+
+def _with_plan(kind: type) -> type:
+    """Return a subclass of a namedtuple whose instances can hold a `.plan`."""
+    if kind not in _types:
+        names = {"__module__": kind.__module__, "__reduce__": _without_plan}
+        _types[kind] = type(kind.__name__, (kind,), names)
+    return _types[kind]
+
+
+def _without_plan(batch: Any) -> tuple[type, tuple[Any, ...]]:
+    """Pickle a namedtuple's subclass, which nobody could import, as what it is of."""
+    return type(batch).__bases__[0], tuple(batch)
+
+
+def stamped(data: Any, plan: BatchPlan) -> Any:
+    """Return the batch with its plan attached."""
+    kind = type(data)
+    if kind is list:
+        data = StampedList(data)
+    elif kind is dict:
+        data = StampedDict(data)
+    elif kind is tuple:
+        data = StampedTuple(data)
+    elif isinstance(data, tuple) and hasattr(kind, "_fields"):
+        data = _with_plan(kind)(*data)
+    with contextlib.suppress(AttributeError):
+        data.plan = plan
+    return data
+
+
+def in_parts(data: Any, count: int) -> list[Any]:
+    """Return a batch as a list of `count` batches of as many rows each: views.
+
+    Raises:
+        SpecError: something in it is no tensor.
+    """
+
+    def part(at: int) -> Any:
+        return map_tensors(data, lambda tensor: tensor.chunk(count)[at], refuse)
+
+    return [part(at) for at in range(count)]
+
+
+def refuse(leaf: Any) -> Any:
+    """Raise `SpecError`: it cannot be taken apart by rows."""
+    raise SpecError(
+        f"microbatches are made of tensors, not of {type(leaf).__name__}; leave it out"
+        " in a map(), or give batch(collate_fn=...) a function that does"
+    )
+
+
+def map_tensors(
+    data: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[Any], Any] = lambda leaf: leaf,
+) -> Any:
+    """Return `data` with each tensor in its lists, tuples and dicts changed.
+
+    What is neither of these goes through `other`.
+    """
+    if isinstance(data, torch.Tensor):
+        return change(data)
+    if isinstance(data, dict):
+        moved = copy.copy(data)  # of its own type, as default_collate keeps it
+        moved.update({k: map_tensors(v, change, other) for k, v in data.items()})
+        return moved
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_tensors(value, change, other) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(map_tensors(value, change, other) for value in data)
+    return other(data)

@@ -1,0 +1,255 @@
+"""Credits: the bytes that batches in flight may hold, one purse for a whole process.
+
+A batch is charged an estimate when its first row is handed out, in ticket order, trued
+up as its rows are finished, and let go when the trainer takes it. The oldest batch of a
+pipeline is always granted, so every pipeline can move whatever the others hold: the
+bytes held stay under the budget plus one batch of each pipeline, and nothing can
+deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ... import config
+
+__all__ = [
+    "Account",
+    "AccountStatistics",
+    "Purse",
+    "process_purse",
+]
+
+
+class Purse:
+    """A number of bytes that several pipelines share.
+
+    The lock guards `held_bytes`, `limit_bytes`, who waits and who rests. It is taken
+    inside an engine's lock and never the other way round: nothing is called while it is
+    held.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self._limit = limit_bytes
+        self._held = 0
+        self._refused: set[Callable[[], None]] = set()
+        self._resting: set[Callable[[], None]] = set()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The budget."""
+        return self._limit
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes now charged."""
+        return self._held
+
+    def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
+        """Change the budget; return whom to tell, as `change` does."""
+        with self.lock:
+            self._limit = limit_bytes
+            return self._take_refused()
+
+    def charge(self, nbytes: int, poke: Callable[[], None] | None) -> bool:
+        """Charge `nbytes` if they fit; without `poke`, in any case.
+
+        One who is refused will be poked when bytes come free.
+        """
+        with self.lock:
+            if poke is not None and self._held + nbytes > self._limit:
+                self._refused.add(poke)
+                return False
+            self._held += nbytes
+            return True
+
+    def rest(self, park: Callable[[], None]) -> None:
+        """A pipeline is between two epochs: `park` takes back what it prefetched."""
+        with self.lock:
+            self._resting.add(park)
+
+    def rouse(self, park: Callable[[], None]) -> None:
+        """It goes on, or is gone."""
+        with self.lock:
+            self._resting.discard(park)
+
+    def resting(self) -> list[Callable[[], None]]:
+        """Return whom to park where others are short, once the caller holds no lock."""
+        with self.lock:
+            return list(self._resting)
+
+    def release(self, nbytes: int) -> list[Callable[[], None]]:
+        """Give back; return whom to poke, once the caller holds no lock."""
+        with self.lock:
+            self._held -= nbytes
+            return self._take_refused() if self._refused else []
+
+    def forget(self, poke: Callable[[], None]) -> None:
+        """A pipeline is gone and needs not be told any more."""
+        with self.lock:
+            self._refused.discard(poke)
+
+    def _take_refused(self) -> list[Callable[[], None]]:
+        refused = list(self._refused)
+        self._refused.clear()
+        return refused
+
+    def __repr__(self) -> str:
+        return f"<Purse {self._held} of {self._limit} bytes held>"
+
+
+_purse: Purse | None = None
+_making = threading.Lock()
+"""Guards the making of `_purse`."""
+
+
+def process_purse() -> Purse:
+    """Return the bytes that all pipelines of this process share."""
+    global _purse  # noqa: PLW0603 one a process, made when first wanted
+    with _making:
+        if _purse is None:
+            _purse = Purse(config.memory_bytes())
+        return _purse
+
+
+def _resize(limit_bytes: int) -> None:
+    for poke in process_purse().resize(limit_bytes):
+        poke()
+
+
+def _after_fork() -> None:
+    """Give a forked child its own purse: it runs none of the parent's pipelines."""
+    global _making, _purse
+    _making, _purse = threading.Lock(), None
+
+
+config.watch_memory(_resize)
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountStatistics:
+    """What one pipeline holds."""
+
+    held_bytes: int
+    peak_bytes: int
+    """Most it held at any time."""
+    batch_bytes: int
+    """What one batch is expected to hold; 0 while none is known."""
+
+
+@dataclass(slots=True)
+class _Charge:
+    """What one batch in flight is charged, holds, and held at its fullest."""
+
+    charged: int
+    held: int = 0
+    high: int = 0
+
+
+class Account:
+    """One pipeline's dealings with the purse. Guarded by its engine's lock."""
+
+    def __init__(self, purse: Purse, poke: Callable[[], None]) -> None:
+        self.purse = purse
+        self._poke = poke
+        self._charges: dict[int, _Charge] = {}
+        self._image_size: int | None = None
+        self._batch_bytes: int | None = None
+        self._total = self._peak = 0
+        self.pokes: list[Callable[[], None]] = []
+        """Those to call, once no lock is held, as bytes came free."""
+
+    def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
+        """Charge for a batch about to start; False: it has to wait for credit.
+
+        While no batch has been seen whole nobody can tell what one holds, so only the
+        oldest is granted.
+        """
+        expected = self.expected(image_size)
+        if not oldest and expected is None:
+            return False
+        nbytes = expected or 0
+        if not self.purse.charge(nbytes, None if oldest else self._poke):
+            self.pokes += self.purse.resting()
+            return False
+        self._charges[step] = _Charge(nbytes)
+        self._grow(nbytes)
+        return True
+
+    def expected(self, image_size: int | None) -> int | None:
+        """Bytes a batch will hold at its fullest; None while none has been seen.
+
+        For a larger image than the last batch's, in proportion to the area.
+        """
+        known, nbytes = self._image_size, self._batch_bytes
+        if nbytes and known and image_size and image_size > known:
+            return int(nbytes * (image_size / known) ** 2)
+        return nbytes
+
+    def hold(self, step: int, nbytes: int) -> None:
+        """The batch grew (or shrank) by so many bytes: true up."""
+        charge = self._charges[step]
+        charge.held += nbytes
+        charge.high = max(charge.high, charge.held)
+        excess = charge.held - charge.charged
+        if excess > 0:
+            self.purse.charge(excess, None)
+            charge.charged += excess
+            self._grow(excess)
+
+    def complete(
+        self, step: int, image_size: int | None, *, whole: bool = True
+    ) -> None:
+        """All rows are in: charge what is really held, remember what it took.
+
+        An epoch's short last batch, not `whole`, tells nothing of the next ones.
+        """
+        charge = self._charges[step]
+        if whole or self._batch_bytes is None:
+            self._learn(charge.high, image_size)
+        spare, charge.charged = charge.charged - charge.held, charge.held
+        self._let_go(spare)
+
+    def close(self, step: int) -> None:
+        """The batch left, or was given up."""
+        charge = self._charges.pop(step, None)
+        if charge is not None:
+            self._let_go(charge.charged)
+
+    def close_all(self) -> None:
+        """Give everything back."""
+        for step in list(self._charges):
+            self.close(step)
+        self.purse.forget(self._poke)
+
+    def take_pokes(self) -> list[Callable[[], None]]:
+        """Return `pokes`, and forget them."""
+        pokes, self.pokes = self.pokes, []
+        return pokes
+
+    def statistics(self) -> AccountStatistics:
+        """Return what is held now, and was at most."""
+        return AccountStatistics(self._total, self._peak, self._batch_bytes or 0)
+
+    def _learn(self, high: int, image_size: int | None) -> None:
+        """Up at once, down by an eighth: one light batch must not let ten heavy in."""
+        known = self._batch_bytes
+        if known is None or high > known or image_size != self._image_size:
+            self._batch_bytes = high
+        else:
+            self._batch_bytes = known - (known - high) // 8
+        self._image_size = image_size
+
+    def _grow(self, nbytes: int) -> None:
+        self._total += nbytes
+        self._peak = max(self._peak, self._total)
+
+    def _let_go(self, nbytes: int) -> None:
+        if nbytes:
+            self._total -= nbytes
+            self.pokes += self.purse.release(nbytes)

@@ -1,0 +1,196 @@
+"""What is handed over: a chunk of planned rows, the lease on it, and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan import BatchPlan, Rows
+from ..plan.batch_plan import Context
+
+__all__ = [
+    "Buffer",
+    "Chunk",
+    "Failure",
+    "Flight",
+    "Lease",
+    "Outcome",
+    "Signal",
+    "runs",
+]
+
+
+class Signal(Enum):
+    """What a worker may be told instead of being given work."""
+
+    RETIRE = "retire"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive rows of one batch of one rank. Never crosses a batch."""
+
+    step: int
+    first_row: int
+    indices: NDArray[np.int64]
+    """`int64 [rows]`: what to ask the dataset for."""
+    rounds: NDArray[np.int64]
+    """`int64 [rows]`: which pass over the data each row belongs to (keys its random
+    stream)."""
+    context: Context
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = self.indices.tobytes(), self.rounds.tobytes()
+        context = self.context
+        told = (context.epoch, context.step, context.image_size, context.strength)
+        return _chunk, (self.step, self.first_row, *rows, told)
+
+    def split(self, rows: int) -> tuple[Chunk, Chunk]:
+        """Return the first `rows` rows, and the rest."""
+        return self.part(0, rows), self.part(rows, len(self))
+
+    def part(self, start: int, stop: int) -> Chunk:
+        """Return the rows from `start` up to `stop`, counted within this chunk."""
+        return Chunk(
+            self.step,
+            self.first_row + start,
+            self.indices[start:stop],
+            self.rounds[start:stop],
+            self.context,
+        )
+
+
+def _chunk(
+    step: int,
+    first_row: int,
+    indices: bytes,
+    rounds: bytes,
+    context: tuple[int, int, int | None, float | None],
+) -> Chunk:
+    """Return a chunk from what `Chunk.__reduce__` tells of it."""
+    rows = np.frombuffer(indices, np.int64), np.frombuffer(rounds, np.int64)
+    return Chunk(step, first_row, *rows, Context(*context))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a stage's function, and where it happened."""
+
+    error: BaseException
+    stage: str
+    index: int
+    """Index into the dataset of the sample in hand."""
+    row: int
+    """Its row of the batch."""
+
+    def annotated(self, epoch: int, step: int) -> BaseException:
+        """Return the exception, with a note that says which sample it was."""
+        note = (
+            f"penstock: in {self.stage}, sample index {self.index} "
+            f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
+        )
+        if note not in getattr(self.error, "__notes__", ()):
+            self.error.add_note(note)
+        return self.error
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A chunk in a worker's hands: to be settled once, and idempotently."""
+
+    segment: int
+    chunk: Chunk
+    inputs: list[Any] | None
+    """One sample a row, as the segment before left it; None for a source."""
+    flight: Flight
+    """The batch it is part of."""
+    input_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the first `done` rows of a lease; the rest were not touched."""
+
+    done: int
+    offsets: list[int] | None = None
+    """Rows of the chunk that `outputs` are for; None: all of the first `done`."""
+    outputs: list[Any] | None = None
+    """Samples for the next segment; None where they were placed in the batch."""
+    nbytes: int = 0
+    """Bytes of the outputs, or of the rows placed."""
+    failures: list[Failure] = field(default_factory=list)
+    dropped: int = 0
+    """Rows that a filter turned down."""
+    ended: bool = False
+    """The source has no more samples (iterables alone)."""
+    run_ns: int = 0
+    cpu_ns: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
+    """Of several operations each: the nanoseconds it took, and the bytes of a sample
+    that it made."""
+
+
+def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
+    """Cut `offsets` where they jump: (start, stop, first offset) of each run.
+
+    Start and stop count within the list; None stands for 0, 1, 2, ... `count`.
+    """
+    if offsets is None:
+        return [(0, count, 0)]
+    found = []
+    for _, group in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
+        members = list(group)
+        start = members[0][0]
+        found.append((start, start + len(members), members[0][1]))
+    return found
+
+
+# A flight: one batch on its way from the plan to the trainer.
+
+
+class Buffer(Protocol):
+    """Where a batch's rows go; the flow only carries it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory, if that is open."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch on its way."""
+
+    plan: BatchPlan
+    rows: Rows
+    buffer: Buffer
+    remaining: list[int]
+    """Rows still to be finished, by segment."""
+    next_row: int = 0
+    """First row the source has not handed out."""
+    called: int = 0
+    """Workers woken for those rows that have not come yet."""
+    failures: list[Failure] = field(default_factory=list)
+    dropped: int = 0
+    ended: bool = False
+    """The source ran dry within this batch (iterables alone)."""
+
+    def chunk(self, start: int, stop: int) -> Chunk:
+        """Return rows `start` to `stop` as work for the first segment."""
+        rows = self.rows
+        return Chunk(
+            self.plan.step,
+            start,
+            rows.indices[start:stop],
+            rows.rounds[start:stop],
+            self.plan.ctx,
+        )

@@ -1,0 +1,529 @@
+"""The engine's pure core: which rows are where, who may work on what, what is ready.
+
+No lock, no clock, no thread: every event comes in with its time, and what has to be
+woken is left in `wakes` for the shell (connector.py) to act on. Segments are numbered
+along the data; rows wait between them as *pieces*, kept by address (step, row), so work
+may finish in any order. What holds for every state:
+
+- a row opened is in exactly one place: not yet handed out, a piece of one segment, one
+  lease, or finished (placed, failed or dropped);
+- a lease is settled once: a second settling, or one from before `restart`, changes
+  nothing;
+- the oldest unfinished batch may always be worked on, in every segment, whatever the
+  bounds and credits say, so something can always move (the proof is in `_limit` and
+  `Account.open`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..observe.metrics import Gauge, Wait
+from ..plan import BatchPlan, Rows
+from .byte_budget import Account
+from .chunk import Buffer, Chunk, Flight, Lease, Outcome, runs
+
+__all__ = [
+    "FEED",
+    "Batches",
+    "Flow",
+    "Piece",
+    "SegmentState",
+]
+
+# One segment's share of the flow: what waits before it, how far it may go. Pure.
+
+LEASE_NS = 1_500_000
+"""Work in one lease: long against the hand-over (some 20 us), short against a batch."""
+FAR_LEASE_NS = 20_000_000
+"""The same where the hand-over is to another process: some 300 us of CPU, all told."""
+PATIENCE_NS = 200_000_000
+"""A lease that waits more than it computes: worth its hand-over only when longer."""
+LEARNING = 0.3
+"""Weight of the latest lease in what a row is taken to cost."""
+
+Piece = tuple[int, int, Chunk, list[Any] | None, int]
+"""(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
+
+
+class SegmentState:
+    """One segment's share of the flow: what waits before it, how far it may go."""
+
+    __slots__ = (
+        "cpu_ns_per_row",
+        "gauge",
+        "head",
+        "lease_ns",
+        "ns_per_row",
+        "pieces",
+        "prefetch",
+        "waiting",
+        "workers",
+    )
+
+    def __init__(self, head: int, prefetch: int, workers: int, gauge: Gauge) -> None:
+        self.head = head
+        """Oldest step it has not finished."""
+        self.prefetch = prefetch
+        """Batches it may work ahead of its reader."""
+        self.workers = workers
+        self.pieces: list[Piece] = []
+        """A heap: rows ready to be worked on."""
+        self.waiting = 0
+        """Rows in `pieces`."""
+        self.lease_ns = LEASE_NS
+        self.ns_per_row: float | None = None
+        self.cpu_ns_per_row = 0.0
+        self.gauge = gauge
+        """Rows waiting behind it: for the next segment, or finished for the trainer."""
+
+    def lease_rows(self, rows: int) -> int:
+        """How many rows make a lease; one, until the first has told what it costs.
+
+        What pays for the hand-over is CPU time. So rows that mostly wait may make a
+        longer lease, as long as all workers still find one in what may be prefetched.
+        """
+        if self.ns_per_row is None:
+            return 1
+        per_row = max(self.ns_per_row, 1.0)
+        paid = self.lease_ns / max(self.cpu_ns_per_row, 1.0)
+        share = self.prefetch * rows // self.workers
+        longer = min(paid, PATIENCE_NS / per_row, share)
+        return max(1, min(rows, int(max(self.lease_ns / per_row, longer))))
+
+    def window(self, rows: int) -> int:
+        """Batches it may be ahead: as asked, and those its workers have in hand."""
+        return self.prefetch + self.span(rows) - 1
+
+    def span(self, rows: int) -> int:
+        """Batches of so many rows that its workers have in hand at once."""
+        return -(-self.workers * self.lease_rows(rows) // rows)
+
+    def learn(self, run_ns: int, cpu_ns: int, rows: int, batch_rows: int = 1) -> bool:
+        """Take a settled lease of so many rows into account for the size of the next.
+
+        Returns:
+            Whether its workers span more of batches of `batch_rows` than they did.
+        """
+        before = self.span(batch_rows)
+        seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
+        if known is None:
+            known, self.cpu_ns_per_row = seen, cpu_seen
+        self.ns_per_row = known + LEARNING * (seen - known)
+        self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
+        return self.span(batch_rows) > before
+
+    def push(self, piece: Piece) -> None:
+        """Let rows wait here."""
+        heapq.heappush(self.pieces, piece)
+        self.waiting += len(piece[2])
+
+    def pop(self, flight: Flight) -> Piece:
+        """Take the earliest rows, as many as make a lease, all of this flight."""
+        piece = heapq.heappop(self.pieces)
+        wanted = self.lease_rows(len(flight.rows.indices))
+        if len(piece[2]) > wanted:
+            piece = self._split(piece, wanted)
+        else:
+            piece = self._join(piece, flight, wanted)
+        self.waiting -= len(piece[2])
+        return piece
+
+    def _split(self, piece: Piece, wanted: int) -> Piece:
+        step, first, chunk, inputs, nbytes = piece
+        chunk, rest = chunk.split(wanted)
+        kept = nbytes * wanted // (wanted + len(rest))
+        left = None if inputs is None else inputs[wanted:]
+        heapq.heappush(self.pieces, (step, rest.first_row, rest, left, nbytes - kept))
+        taken = None if inputs is None else inputs[:wanted]
+        return step, first, chunk, taken, kept
+
+    def _join(self, piece: Piece, flight: Flight, wanted: int) -> Piece:
+        """Add the pieces that follow without a gap, while they fit."""
+        step, first, chunk, inputs, nbytes = piece
+        pieces, stop = self.pieces, first + len(chunk)
+        while (
+            pieces
+            and pieces[0][:2] == (step, stop)
+            and stop - first + len(pieces[0][2]) <= wanted
+        ):
+            _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
+            stop += len(more)
+            nbytes += more_bytes
+            if inputs is not None and more_inputs is not None:
+                inputs = inputs + more_inputs
+        if stop - first > len(chunk):
+            chunk = flight.chunk(first, stop)
+        return step, first, chunk, inputs, nbytes
+
+
+FEED = -1
+"""Stands for the trainer's end among the segment numbers in `wakes`."""
+
+
+class Batches(Protocol):
+    """Where work comes from: a plan (pipeline/plan)."""
+
+    def batch(self, step: int) -> BatchPlan:
+        """Return the batch of a global step."""
+        ...
+
+    def rows(self, plan: BatchPlan, /) -> Rows:
+        """Return this rank's samples of it."""
+        ...
+
+
+class Flow:
+    """The state machine over all segments, the outbox and the account."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        buffer_of: Callable[[BatchPlan], Buffer],
+        segments: list[SegmentState],
+        account: Account,
+        step: int,
+    ) -> None:
+        self.batches = batches
+        self.buffer_of = buffer_of
+        self.segments = segments
+        self.account = account
+        self.closed = False
+        self.holding = False
+        """The source is given no more rows for now."""
+        self.until: int | None = None
+        """The first step that may not be begun yet; None: there is none."""
+        self.still = False
+        """Nobody is given work for now."""
+        self.finishing = 0
+        """Batches out of `settle`, not yet back in `deliver`: one is collating them."""
+        self.outbox: dict[int, Any] = {}
+        """Finished batches by step: popped in order, the only reordering there is."""
+        self.flights: dict[int, Flight] = {}
+        self.leases: set[Lease] = set()
+        self.head = step
+        """The step the trainer takes next."""
+        self.next_step = step
+        """The step the source opens next."""
+        self.wakes: dict[int, int] = {}
+        """How many waiters of which segment (or FEED) may find something to do."""
+        self.batch_rows = 1
+
+    # What a worker does
+
+    def take(self, at: int, now_ns: int) -> Lease | Wait:
+        """Hand out the earliest rows that segment `at` may work on."""
+        state = self.segments[at]
+        if self.still:
+            return Wait.CREDIT
+        if state.pieces:
+            if state.pieces[0][0] <= self._limit(at):
+                return self._lease_pieces(at, state, now_ns)
+            return Wait.CREDIT
+        if at > 0:
+            return Wait.INPUT
+        flight = None if self.holding else self._frontier()
+        if flight is None:
+            return Wait.CREDIT
+        return self._lease_rows(flight, state)
+
+    def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
+        """Take back a lease; return its batch when this finished the last row of it."""
+        if self.still:
+            self._wake(FEED)
+        if lease not in self.leases:
+            return None
+        self.leases.discard(lease)
+        if self.holding:
+            self._wake(FEED)
+        flight, at = lease.flight, lease.segment
+        used = self._put_back(lease, outcome, now_ns)
+        if not outcome.done:
+            return None
+        spent = outcome.run_ns, outcome.cpu_ns
+        if self.segments[at].learn(*spent, outcome.done, self.batch_rows):
+            self._widened(at)
+        self.account.hold(flight.plan.step, outcome.nbytes - used)
+        flight.failures += outcome.failures
+        flight.dropped += outcome.dropped
+        flight.ended = flight.ended or outcome.ended
+        if outcome.outputs is not None:
+            self._pass_on(lease, outcome, now_ns)
+        self._count(flight, at, outcome)
+        if flight.remaining[-1]:
+            return None
+        self.finishing += 1
+        return flight
+
+    def deliver(self, flight: Flight, batch: Any, now_ns: int) -> None:
+        """Put a finished batch into the outbox."""
+        step = flight.plan.step
+        self.finishing -= 1
+        if self.still:
+            self._wake(FEED)
+        if self.closed or self.flights.get(step) is not flight:
+            return
+        whole = len(flight.rows.indices) >= self.batch_rows
+        self.account.complete(step, flight.plan.image_size, whole=whole)
+        self.outbox[step] = (flight, batch)
+        self._show_outbox(now_ns)
+        self._wake(FEED)
+        self._wake(0, 1)
+
+    # What the trainer's end does
+
+    def pop(self, now_ns: int) -> tuple[Flight, Any] | None:
+        """Take the next batch in order, or None while it is not ready."""
+        if self.head not in self.outbox:
+            return None
+        step = self.head
+        ready: tuple[Flight, Any] = self.outbox.pop(step)
+        del self.flights[step]
+        self.account.close(step)
+        self.head = step + 1
+        self._show_outbox(now_ns)
+        self._wake_before(len(self.segments))
+        return ready
+
+    def restart(self, step: int, now_ns: int) -> None:
+        """Forget everything in flight, and go on at `step`."""
+        self.leases.clear()
+        self.flights.clear()
+        self.outbox.clear()
+        self.account.close_all()
+        self.head = self.next_step = step
+        for at, state in enumerate(self.segments):
+            state.head = step
+            state.pieces.clear()
+            state.waiting = 0
+            state.gauge.move(0, now_ns)
+            self._wake(at)
+
+    def resume(self) -> None:
+        """Nobody was given work for a while: let all look again."""
+        self.still = False
+        for at in range(len(self.segments)):
+            self._wake(at)
+
+    def close(self) -> None:
+        """Nobody is given work any more."""
+        self.closed = True
+        self.leases.clear()
+        self.flights.clear()
+        self.outbox.clear()
+        self.account.close_all()
+        for at in range(FEED, len(self.segments)):
+            self._wake(at)
+
+    # What the tuner does
+
+    def set_prefetch(self, at: int, batches: int) -> None:
+        """Let segment `at` work so many batches ahead.
+
+        Its leases may be longer then.
+        """
+        self.segments[at].prefetch = batches
+        self._set_capacity(at)
+        self._wake(at)
+        self._widened(at)
+
+    def set_workers(self, at: int, workers: int, lease_ns: int = LEASE_NS) -> None:
+        """Tell how many workers segment `at` has, and how long their leases pay.
+
+        Both widen its window if needed.
+        """
+        self.segments[at].workers = workers
+        self.segments[at].lease_ns = lease_ns
+        self._wake(at)
+        self._widened(at)
+
+    # What the monitor and the engine ask
+
+    @property
+    def reading(self) -> bool:
+        """Whether a worker is reading from the source."""
+        return any(lease.segment == 0 for lease in self.leases)
+
+    def row_bytes(self, at: int) -> float:
+        """Bytes of one row that waits behind segment `at`, on average."""
+        if at + 1 < len(self.segments):
+            behind = self.segments[at + 1]
+            waiting = sum(piece[4] for piece in behind.pieces)
+            return waiting / behind.waiting if behind.waiting else 0.0
+        return self.account.statistics().batch_bytes / self.batch_rows
+
+    # The parts of these
+
+    def _limit(self, at: int) -> int:
+        """The last step segment `at` may work on.
+
+        The reader behind it is at step `head`, and as many more as its workers span, so
+        the step at `head` is always within the limit: the oldest unfinished batch is
+        never held back by a bound.
+
+        Of a batch that was dropped whole its reader has nothing to do, and its `head`
+        moves on unasked. So it counts only as far as the reader may go itself: what
+        finds nothing, as behind the end of an iterable, is no further ahead of the
+        trainer than what finds all.
+        """
+        rows = self.batch_rows
+        limit = self.head - 1
+        reader: SegmentState | None = None
+        for state in reversed(self.segments[at:]):
+            if reader is not None:
+                limit = min(reader.head, limit + 1) + reader.span(rows) - 1
+            limit += state.window(rows)
+            reader = state
+        return limit
+
+    def _frontier(self) -> Flight | None:
+        """The batch whose rows the source hands out next, opened if it may be."""
+        flight = self.flights.get(self.next_step - 1)
+        if flight is not None and flight.next_row < len(flight.rows.indices):
+            return flight
+        until = self.until
+        if self.next_step > self._limit(0) or self.next_step == until:
+            return None
+        return self._open(self.next_step)
+
+    def _open(self, step: int) -> Flight | None:
+        plan = self.batches.batch(step)
+        oldest = step == self.head
+        if not self.account.open(step, plan.image_size, oldest=oldest):
+            return None
+        rows = self.batches.rows(plan)
+        count = len(rows.indices)
+        self.flights[step] = flight = Flight(
+            plan, rows, self.buffer_of(plan), [count] * len(self.segments)
+        )
+        self.next_step = step + 1
+        if count != self.batch_rows:
+            self._resize_batch(count, whole=plan.last)
+        return flight
+
+    def _resize_batch(self, rows: int, *, whole: bool) -> None:
+        """Batches have another size now; an epoch's short tail does not count."""
+        if whole and rows < self.batch_rows:
+            return
+        self.batch_rows = rows
+        for at in range(len(self.segments)):
+            self._set_capacity(at)
+            if len(self.flights) > 1:  # those in flight may be worked on further
+                self._wake(at, 1)
+
+    def _widened(self, at: int) -> None:
+        """A segment's workers may span more now: it and its writers may go further."""
+        self._wake(at, 1)
+        self._wake_before(at)
+
+    def _wake_before(self, at: int) -> None:
+        """Wake whose limits follow from where segment `at` (or the trainer) is."""
+        for number, state in enumerate(self.segments[:at]):
+            if number in (0, at - 1) or state.pieces:
+                self._wake(number, 1)
+
+    def _set_capacity(self, at: int) -> None:
+        state = self.segments[at]
+        state.gauge.capacity = state.prefetch * self.batch_rows
+
+    def _lease_rows(self, flight: Flight, state: SegmentState) -> Lease:
+        """Hand out planned rows; wake whom the rest of them, or the next, may occupy.
+
+        So who opens a batch calls all that it takes, and the last one calls one to open
+        the next: of many that wait, no more are woken than there is work for.
+        """
+        start, rows = flight.next_row, len(flight.rows.indices)
+        size = state.lease_rows(rows)
+        flight.next_row = min(rows, start + size)
+        flight.called -= 1
+        left = rows - flight.next_row
+        if left == 0:
+            self._wake(0, 1)
+        elif flight.called <= 0:
+            flight.called = -(-left // size)
+            self._wake(0, flight.called)
+        return self._lend(Lease(0, flight.chunk(start, flight.next_row), None, flight))
+
+    def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
+        flight = self.flights[state.pieces[0][0]]
+        _, _, chunk, inputs, nbytes = state.pop(flight)
+        self._show_waiting(at, now_ns)
+        if state.pieces:
+            self._wake(at, 1)  # one was woken, maybe, for what makes several leases
+        return self._lend(Lease(at, chunk, inputs, flight, nbytes))
+
+    def _lend(self, lease: Lease) -> Lease:
+        self.leases.add(lease)
+        return lease
+
+    def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
+        """Return unfinished rows to the front; tell how much input was used up."""
+        done, rows = outcome.done, len(lease.chunk)
+        if done == rows:
+            return lease.input_bytes
+        at, state = lease.segment, self.segments[lease.segment]
+        rest = lease.chunk.part(done, rows)
+        used = lease.input_bytes * done // rows
+        inputs = None if lease.inputs is None else lease.inputs[done:]
+        piece = (rest.step, rest.first_row, rest, inputs, lease.input_bytes - used)
+        state.push(piece)
+        self._show_waiting(at, now_ns)
+        self._wake(at, 1)
+        return used
+
+    def _pass_on(self, lease: Lease, outcome: Outcome, now_ns: int) -> None:
+        """Give the outputs to the next segment, in runs of neighbouring rows."""
+        outputs, offsets = outcome.outputs or [], outcome.offsets
+        if not outputs:
+            return
+        at = lease.segment + 1
+        each = max(0, outcome.nbytes) // len(outputs)
+        state = self.segments[at]
+        for start, stop, first in runs(offsets, len(outputs)):
+            chunk = lease.chunk.part(first, first + stop - start)
+            samples = outputs if stop - start == len(outputs) else outputs[start:stop]
+            nbytes = each * (stop - start)
+            state.push((chunk.step, chunk.first_row, chunk, samples, nbytes))
+            self._wake(at, 1)
+        self._show_waiting(at, now_ns)
+
+    def _count(self, flight: Flight, at: int, outcome: Outcome) -> None:
+        """Take off finished rows; those failed or dropped are finished for all."""
+        gone = len(outcome.failures) + outcome.dropped
+        remaining = flight.remaining
+        remaining[at] -= outcome.done
+        for later in range(at + 1, len(remaining)):
+            remaining[later] -= gone
+        for number, state in enumerate(self.segments[at:], at):
+            if state.head == flight.plan.step and remaining[number] == 0:
+                self._advance(number, state)
+
+    def _advance(self, number: int, state: SegmentState) -> None:
+        flights = self.flights
+        while (flight := flights.get(state.head)) and flight.remaining[number] == 0:
+            state.head += 1
+        self._wake_before(number)
+
+    def _show_waiting(self, at: int, now_ns: int) -> None:
+        if at > 0:
+            self.segments[at - 1].gauge.move(self.segments[at].waiting, now_ns)
+
+    def _show_outbox(self, now_ns: int) -> None:
+        """What the trainer may take now: none behind a batch that is not ready."""
+        ready = self.head
+        while ready in self.outbox:
+            ready += 1
+        self.segments[-1].gauge.move((ready - self.head) * self.batch_rows, now_ns)
+
+    def _wake(self, at: int, count: int = 1 << 30) -> None:
+        self.wakes[at] = self.wakes.get(at, 0) + count
+
+    def __repr__(self) -> str:
+        waiting = " ".join(str(state.waiting) for state in self.segments)
+        return (
+            f"<Flow step {self.head}: {len(self.flights)} batches in flight, "
+            f"{len(self.leases)} leases, rows waiting {waiting}, "
+            f"{len(self.outbox)} batches ready>"
+        )

@@ -1,0 +1,314 @@
+"""The feed: the engine's end. Takes batches in order, and says what each one is."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from .batch.buffer import BatchBuffer, Buffers, Failed, Finished
+from .core.chunk import Failure
+from .engine import Engine
+from .plan import BatchPlan, Cursor, DrawnPlan, Plan
+
+__all__ = [
+    "Delivery",
+    "DrawnFeed",
+    "Faults",
+    "Feed",
+    "PlannedFeed",
+    "RepackFeed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One batch, and what it is; stamped and on its device once a run has it."""
+
+    data: Any
+    plan: BatchPlan
+
+
+class Feed(Protocol):
+    """Hands over one epoch's batches after the other."""
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        ...
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`; what is in flight for elsewhere is dropped."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        ...
+
+
+class Faults:
+    """The samples that failed and were replaced, held against a budget.
+
+    Args:
+        share: of an epoch's samples that may fail, 0 to 1; the next one is raised.
+        length: of an epoch; None where nobody knows: then the share is of what was read
+            so far, and of a thousand samples at least.
+    """
+
+    def __init__(self, share: float, length: int | None) -> None:
+        self._share = share
+        self._length = length
+        self._epoch = -1
+        self._count = 0
+
+    def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
+        """Note failures; raise the first one's exception if the budget is spent."""
+        if plan.epoch != self._epoch:
+            self._epoch, self._count = plan.epoch, 0
+        self._count += len(failures)
+        length = self._length or max(1000, plan.start + plan.n_rows)
+        allowed = int(self._share * length)
+        if self._count > allowed:
+            error = failures[0].annotated(plan.epoch, plan.step)
+            error.add_note(
+                f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
+                f"the error budget allows {allowed}; mend them, leave them out "
+                "with select(), or raise batch(error_budget=...)"
+            )
+            raise error
+
+
+class PlannedFeed:
+    """The feed of a pipeline whose batches are all known in the plan."""
+
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+        recipe = engine.recipe
+        self._engine = engine
+        self._plan = recipe.planned
+        length = recipe.planned.order.epoch_length
+        self.faults = Faults(recipe.batch.error_budget, length)
+        self._start = cursor
+        self._last: BatchPlan | None = None
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        last = self._last
+        return self._start if last is None else self._plan.cursor_after(last)
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`; free when that is where the prefetching already is."""
+        self._engine.begin_epoch(cursor.epoch)
+        if cursor.step != self._engine.head:
+            self._engine.restart(cursor.step)
+        self._start, self._last = cursor, None
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end.
+
+        Raises:
+            Exception: whatever a stage's function raised for a sample of this batch. A
+                further call goes on with the batch after it.
+        """
+        if self._left == 0:
+            return None
+        flight, finished = self._engine.pop()
+        self._left -= 1
+        plan = flight.plan
+        if isinstance(finished, Failed):
+            try:
+                raise finished.error
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del finished, flight
+        plan = self._note(plan, finished)
+        self._last = plan
+        return Delivery(finished.data, plan)
+
+    def _note(self, plan: BatchPlan, finished: Finished) -> BatchPlan:
+        if not finished.failures:
+            return plan
+        self.faults.add(finished.failures, plan)
+        rows = tuple(failure.row for failure in finished.failures)
+        return replace(plan, substituted=rows)
+
+
+# Batches from what is left over at run time: after a filter, or from an iterable.
+#
+# The engine loads blocks of planned tickets; here the samples that survived are dealt
+# into batches of the size asked for, in ticket order. So batches do not depend on where
+# blocks begin, and a state needs nothing but the number of tickets used up.
+
+
+class RepackFeed:
+    """The feed of a pipeline with a filter, or over an iterable."""
+
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+        recipe = engine.recipe
+        self._engine = engine
+        self._plan = recipe.planned
+        self._batch = recipe.batch
+        assert recipe.batch.size is not None
+        self._size = recipe.batch.size
+        self._buffers: Buffers = replace(recipe.buffers, keep=False)
+        length = None if recipe.iterable else recipe.planned.order.epoch_length
+        self.faults = Faults(recipe.batch.error_budget, length)
+        self._samples: deque[tuple[int, Any]] = deque()
+        self._over = False
+        self._clean = True
+        self._cursor = cursor
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts: `position` counts tickets, `batch` batches."""
+        return self._cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`."""
+        self._engine.begin_epoch(cursor.epoch)
+        recipe = self._engine.recipe
+        length = recipe.planned.order.epoch_length
+        step, skip = place(self._plan, cursor)
+        if recipe.iterable:
+            # An iterable has no index: what was read before is read again, and left
+            # out.
+            if not (self._clean and cursor.position == 0):
+                self._engine.restart(step, cursor.position - skip)
+        elif step != self._engine.head:
+            self._engine.restart(step)
+        self._clean = False
+        self._samples.clear()
+        self._over = cursor.position >= length
+        self._cursor = cursor
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end.
+
+        Raises:
+            Exception: whatever a stage's function raised for a sample.
+        """
+        while len(self._samples) < self._size and not self._over:
+            self._pull()
+        count = min(self._size, len(self._samples))
+        short = count < self._size
+        if count == 0 or (short and self._batch.drop_last):
+            self._samples.clear()
+            return None
+        taken = [self._samples.popleft() for _ in range(count)]
+        return self._deliver(taken)
+
+    def _pull(self) -> None:
+        """Take the survivors of one block."""
+        flight, finished = self._engine.pop()
+        self._over = flight.plan.last or flight.ended
+        if isinstance(finished, Failed):
+            try:
+                raise finished.error
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del finished, flight
+        if finished.failures:
+            self.faults.add(finished.failures, flight.plan)
+        start, used = flight.plan.start, self._cursor.position
+        self._samples.extend(
+            (start + row, sample)
+            for row, sample in finished.data.items()
+            if start + row >= used
+        )
+
+    def _deliver(self, taken: list[tuple[int, Any]]) -> Delivery:
+        cursor, count = self._cursor, len(taken)
+        plan = BatchPlan(
+            epoch=cursor.epoch,
+            step=cursor.step,
+            batch=cursor.batch,
+            start=taken[0][0],
+            last=False,
+            n_global=count,
+            n_rows=count,
+            n_local=count,
+            loss_weight=1.0,
+            image_size=None,
+            lr_mult=1.0,
+            momentum=None,
+        )
+        self._cursor = Cursor(
+            cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
+        )
+        data = self._collate(plan, [sample for _, sample in taken])
+        return Delivery(data, plan)
+
+    def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
+        buffer: BatchBuffer = self._buffers.of(plan)
+        buffer.place(range(len(samples)), samples)
+        try:
+            return buffer.collect(())
+        except (
+            Exception
+        ) as error:  # whatever collate raises, with the odd samples named
+            error.add_note(buffer.blame(plan, None))
+            raise
+
+
+def block_rows(plan: Plan) -> int:
+    """Tickets in a block: the batch size asked for."""
+    return plan.batch(0).n_rows
+
+
+def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
+    """Return the block that a cursor's tickets lie in, and how many of it are used."""
+    block, skip = divmod(cursor.position, block_rows(plan))
+    return plan.first_step(cursor.epoch) + block, skip
+
+
+# The feed of batches that torch's samplers draw: it draws, and knows the end.
+
+
+class DrawnFeed:
+    """The feed of a `DrawnPlan`, which the face begins before each epoch."""
+
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+        plan = engine.recipe.plan
+        assert isinstance(plan, DrawnPlan)
+        self._engine = engine
+        self._plan = plan
+        self._cursor = cursor
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return self._cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`, where the plan has begun."""
+        self._engine.begin_epoch(cursor.epoch)
+        self._engine.restart(cursor.step)
+        self._engine.gate.extend(self._plan.stop)
+        self._cursor = cursor
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end.
+
+        Raises:
+            Exception: whatever the data set, its sampler or its collate_fn raised. A
+                further call goes on with the batch after it.
+        """
+        self._draw()
+        plan = self._plan
+        if self._engine.head == plan.stop:
+            return None
+        flight, finished = self._engine.pop()
+        stamp = flight.plan
+        self._cursor = plan.cursor_after(stamp)
+        if isinstance(finished, Failed):
+            try:
+                raise finished.error
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del finished, flight
+        if plan.exhausted and self._engine.head == plan.stop:
+            stamp = replace(stamp, last=True)
+        return Delivery(finished.data, stamp)
+
+    def _draw(self) -> None:
+        if self._plan.draw(self._engine.head):
+            self._engine.gate.extend(self._plan.stop)

@@ -1,0 +1,319 @@
+"""How a batch crosses from the child to the trainer: arrays in slabs, the rest pickled.
+
+    child     Packer.pack(data) ─▶ Packed, descriptors of slabs that are new
+    trainer   Unpacker.unpack(packed, descriptors) ─▶ data
+
+A dense tensor of the CPU, or a large numpy array, that lies in a slab crosses as its
+place there; others are copied into one slab more. Whatever else a batch is made of is
+pickled: it comes from our own child, over our own pipe.
+
+A slab is the trainer's while an array over it lives there. What the trainer keeps for
+long is given away, as SlabPool does: both sides let go of it, its arrays live on.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..batch.layout import ALIGN
+from ..workers.process.slabs import Block, Slab, SlabPool, map_shared
+
+__all__ = [
+    "Packed",
+    "Packer",
+    "Part",
+    "Unpacker",
+]
+
+WORTH_BYTES = 4096
+"""A numpy array of fewer is pickled faster than it is placed."""
+KEEP = 40
+"""Slabs that the trainer may hold, those of batches it has not taken yet included; the
+oldest beyond are with one that keeps them."""
+
+Array = torch.Tensor | NDArray[Any]
+
+
+class Part(NamedTuple):
+    """One array of a batch."""
+
+    key: int
+    """The slab it lies in."""
+    offset: int
+    """Its first byte there."""
+    dtype: torch.dtype | np.dtype[Any]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    """In elements; None for a numpy array, whose rows lie one after the other."""
+
+
+class Packed(NamedTuple):
+    """A batch on its way."""
+
+    body: bytes
+    """Its tree, pickled, with a number in the place of each part."""
+    parts: tuple[Part, ...]
+    new: tuple[tuple[int, int], ...]
+    """Keys and bytes of slabs that the trainer has not mapped yet."""
+    forget: tuple[int, ...]
+    """Keys of slabs that will not be written again."""
+
+
+class Packer:
+    """The child's side.
+
+    Args:
+        slabs: what batches are made in, and what else is copied into. It must leave the
+            giving away to the packer, which knows what the trainer holds.
+    """
+
+    def __init__(self, slabs: SlabPool) -> None:
+        self._slabs = slabs
+        self._out: dict[int, list[Array]] = {}
+        """By slab: what holds it for the trainer; the oldest first."""
+        self._mapped: set[int] = set()
+        """Keys of the slabs that the trainer has mapped for good."""
+        self._room = 0
+        """Bytes of slabs for copies; the same for batches of nearly as many."""
+        self.nbytes = 0
+        """Bytes of the slabs that the last batch lies in."""
+
+    def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
+        """Return a batch fit to be sent, and descriptors to be sent with it.
+
+        Raises:
+            Exception: whatever pickling what is no array raises.
+        """
+        file = io.BytesIO()
+        pickler = Pickler(file)
+        pickler.dump(data)
+        parts, slabs = self._place(pickler.arrays)
+        self.nbytes = sum(slab.nbytes for slab in slabs.values())
+        new = [slab for slab in slabs.values() if slab.key not in self._mapped]
+        self._mapped.update(slabs)
+        self._give_away()
+        forget = self._mapped - self._slabs.keys()
+        self._mapped -= forget
+        # One that is given away the moment it is sent is mapped, for its arrays alone.
+        sizes = tuple((slab.key, slab.nbytes) for slab in new)
+        packed = Packed(file.getvalue(), tuple(parts), sizes, tuple(forget))
+        return packed, tuple(slab.descriptor for slab in new)
+
+    def take_back(self, keys: Iterable[int]) -> None:
+        """The trainer's arrays over these slabs have died."""
+        for key in keys:
+            self._out.pop(key, None)
+
+    def _place(self, arrays: list[Array]) -> tuple[list[Part], dict[int, Slab]]:
+        """Find where each array lies, once those that lie in no slab are copied."""
+        found = [self._slabs.at(address_of(array)) for array in arrays]
+        loose = [array for array, slab in zip(arrays, found, strict=True) if not slab]
+        spare, copies = self._copy(loose)
+        rest = iter(copies)
+        parts, slabs = [], {}
+        for array, home in zip(arrays, found, strict=True):
+            slab, placed = (home, array) if home else (spare, next(rest))
+            assert slab is not None
+            offset = address_of(placed) - slab.address
+            parts.append(part_of(placed, slab.key, offset))
+            slabs[slab.key] = slab
+            self._out.setdefault(slab.key, []).append(placed)
+        return parts, slabs
+
+    def _copy(self, arrays: list[Array]) -> tuple[Slab | None, list[Array]]:
+        """Copy arrays into one slab."""
+        if not arrays:
+            return None, []
+        room = sum(-(-nbytes_of(array) // ALIGN) * ALIGN for array in arrays)
+        if not room <= self._room <= 2 * room:
+            self._room = room + room // 8
+        slab, allocate = self._slabs.lend_bytes(self._room)
+        copies: list[Array] = []
+        for array in arrays:
+            memory = allocate((nbytes_of(array),), torch.uint8)
+            copies.append(copied(array, memory))
+        return slab, copies
+
+    def _give_away(self) -> None:
+        while len(self._out) > KEEP:
+            key = next(iter(self._out))
+            self._slabs.give_away(key)
+            del self._out[key]
+
+
+class Unpacker:
+    """The trainer's side."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}
+        self._marks: dict[int, Mark] = {}
+        self._died: deque[Mark] = deque()
+
+    def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
+        """Return the batch; takes the descriptors that came with it.
+
+        Raises:
+            Exception: whatever unpickling what is no array raises.
+        """
+        for key, nbytes in packed.new:
+            descriptor = descriptors.popleft()
+            try:
+                self._blocks[key] = map_shared(descriptor, nbytes)
+            finally:
+                os.close(descriptor)
+        memories = {key: self._open(key) for key in {part.key for part in packed.parts}}
+        for key in packed.forget:
+            self._blocks.pop(key, None)
+        arrays = [array_of(part, memories[part.key]) for part in packed.parts]
+        return Unpickler(packed.body, arrays).load()
+
+    def take_died(self) -> tuple[int, ...]:
+        """Return the keys of slabs whose arrays have died since the last call."""
+        keys = []
+        while self._died:
+            key = self._died.popleft().key
+            del self._marks[key]
+            keys.append(key)
+        return tuple(keys)
+
+    def _open(self, key: int) -> NDArray[np.uint8]:
+        """Return the array over a slab that all arrays of a batch are views of."""
+        memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
+        # The callback is C alone: one in Python could swallow a Ctrl-C.
+        mark = self._marks[key] = Mark(memory, self._died.append)
+        mark.key = key
+        return memory
+
+
+class Mark(weakref.ref[NDArray[np.uint8]]):
+    """Tells when all arrays over a slab have died."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Pickler(pickle.Pickler):
+    """Sets arrays aside, in `arrays`, and writes their numbers."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.arrays: list[Array] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Return the number of an array that has a place of its own."""
+        if not (is_dense(obj) or is_large(obj)):
+            return None
+        number = self._numbers.setdefault(id(obj), len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(obj)
+        return number
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Take sparse tensors apart; torch's own way keeps each one for ever."""
+        if type(obj) is torch.Tensor and obj.layout is torch.sparse_coo:
+            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
+            return _coordinates, (*parts, obj.is_coalesced())
+        return NotImplemented
+
+
+class Unpickler(pickle.Unpickler):
+    """Puts the arrays back in their places."""
+
+    def __init__(self, body: bytes, arrays: list[Array]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._arrays = arrays
+
+    def persistent_load(self, pid: Any) -> Array:
+        """Return the array of this number."""
+        array: Array = self._arrays[pid]
+        return array
+
+
+def _coordinates(
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, *coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=coalesced[0]
+    )
+
+
+def is_dense(value: Any) -> bool:
+    """Whether it is a plain tensor of the CPU, all there is to it its elements."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.numel() > 0
+        and not value.requires_grad
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.__dict__
+    )
+
+
+def is_large(value: Any) -> bool:
+    """Whether it is a plain numpy array that is worth a place of its own."""
+    return (
+        type(value) is np.ndarray
+        and value.nbytes >= WORTH_BYTES
+        and not value.dtype.hasobject
+        and value.flags.c_contiguous
+    )
+
+
+def address_of(array: Array) -> int:
+    """Return where the first element lies; 0 where there is none."""
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr()
+    return int(array.ctypes.data)
+
+
+def nbytes_of(array: Array) -> int:
+    """Return the bytes of all elements."""
+    return int(array.nbytes)
+
+
+def part_of(array: Array, key: int, offset: int) -> Part:
+    """Describe an array that lies in a slab."""
+    if isinstance(array, torch.Tensor):
+        shape, stride = tuple(array.shape), tuple(array.stride())
+        return Part(key, offset, array.dtype, shape, stride)
+    return Part(key, offset, array.dtype, array.shape, None)
+
+
+def copied(array: Array, memory: torch.Tensor) -> Array:
+    """Copy an array into memory of its size, laid out as it was where that is dense."""
+    if isinstance(array, torch.Tensor):
+        stride = torch.empty_like(array, device="meta").stride()
+        place = memory.view(array.dtype).as_strided(array.shape, stride)
+        place.copy_(array)
+        return place
+    target = np.ndarray(array.shape, array.dtype, memory.numpy())
+    target[...] = array
+    return target
+
+
+def array_of(part: Part, memory: NDArray[np.uint8]) -> Array:
+    """Return the array that a part is, over its slab's memory."""
+    dtype = part.dtype
+    if isinstance(dtype, np.dtype):
+        array: Array = np.ndarray(part.shape, dtype, memory, part.offset)
+        return array
+    assert part.stride is not None
+    span = 1
+    for size, step in zip(part.shape, part.stride, strict=True):
+        span += (size - 1) * step
+    line = torch.frombuffer(memory, dtype=dtype, count=span, offset=part.offset)
+    return line if part.stride == (1,) else line.as_strided(part.shape, part.stride)

@@ -1,0 +1,155 @@
+"""`host="trainer"`: the engine and its threads run in this very process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ..core.byte_budget import Purse
+from ..engine import Engine
+from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
+from ..observe.knob import Knob
+from ..observe.monitor import Reading, TrainerMeter
+from ..plan import Cursor, DrawnPlan
+from ..recipe import Recipe
+from ..workers.process.slabs import SlabPool
+
+__all__ = [
+    "NOTE_NS",
+    "Host",
+    "TrainerHost",
+]
+
+# What a run asks of wherever its engine lives.
+
+
+class Host(Protocol):
+    """An engine with its feed, here or elsewhere.
+
+    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread; `read` and
+    `knobs` may be called from any, at the same time.
+    """
+
+    @property
+    def era(self) -> int:
+        """Changes when all counters begin anew, as the engine is another one."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        ...
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, not yet stamped; None at its end."""
+        ...
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`; what is in flight for elsewhere is dropped."""
+        ...
+
+    def read(self) -> Reading:
+        """Return all totals as of now, or as of lately where the engine is silent."""
+        ...
+
+    def glance(self) -> Reading | None:
+        """Return totals once a second or so, where they cost the trainer nothing."""
+        ...
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return everything that may be turned."""
+        ...
+
+    def is_free(self) -> bool:
+        """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything. Idempotent in each of its steps."""
+        ...
+
+
+NOTE_NS = 1_000_000_000
+"""One reading a second is enough for what is told of the last ten."""
+
+
+class TrainerHost:
+    """One engine with its feed.
+
+    Args:
+        recipe: what to run.
+        purse: the bytes it may hold.
+        cursor: where the first batch starts.
+        trainer: the instrument of whoever calls `next`.
+        slabs: where batches' memory comes from, if another process is to have them.
+    """
+
+    era = 0
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        purse: Purse,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+        slabs: SlabPool | None = None,
+    ) -> None:
+        self.engine = Engine(recipe, purse, cursor.step, trainer=trainer, slabs=slabs)
+        self._feed: Feed = _feed(recipe)(self.engine, cursor)
+        self._feed.begin(cursor)
+        self.engine.__enter__()
+        self._noted_ns = time.perf_counter_ns()
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._feed.cursor
+
+    def next(self) -> Delivery | None:
+        delivery = self._feed.next()
+        if delivery is None and _begins_ahead(self.engine.recipe):
+            self.engine.gate.rest()
+        return delivery
+
+    def begin(self, cursor: Cursor) -> None:
+        self.engine.gate.rouse()
+        self._feed.begin(cursor)
+
+    def read(self) -> Reading:
+        return self.engine.monitor.read()
+
+    def glance(self) -> Reading | None:
+        now_ns = time.perf_counter_ns()
+        if now_ns - self._noted_ns < NOTE_NS:
+            return None
+        self._noted_ns = now_ns
+        return self.read()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return self.engine.knobs()
+
+    def is_free(self) -> bool:
+        return self.engine.is_free()
+
+    def close(self) -> None:
+        self.engine.gate.leave()
+        self.engine.close()
+
+    def __repr__(self) -> str:
+        return f"<TrainerHost at {self.cursor}: {self.engine!r}>"
+
+
+def _begins_ahead(recipe: Recipe) -> bool:
+    """Whether the next epoch is begun before it is asked for, and may be dropped.
+
+    An iterable's place would be lost.
+    """
+    planned = not isinstance(recipe.plan, DrawnPlan) and not recipe.iterable
+    return planned and recipe.options.persistent_workers
+
+
+def _feed(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
+    """Return what feeds a pipeline of its kind."""
+    if isinstance(recipe.plan, DrawnPlan):
+        return DrawnFeed
+    return RepackFeed if recipe.repack else PlannedFeed

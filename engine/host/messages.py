@@ -1,0 +1,169 @@
+"""What crosses the two pipes between the trainer and the child that hosts its engine.
+
+    data      Begin, Taken ─▶          ◀─ Batch, Failed, End, Said
+    control   (number, question) ─▶    ◀─ (number, answer)
+
+`turn` counts the calls of `begin`: what was on its way before one is told from what
+answers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+from ..observe.knob import Knob, KnobName
+from ..observe.monitor import Reading
+from ..plan import BatchPlan, Cursor
+from .handover import Packed
+from .local import TrainerHost
+
+__all__ = [
+    "Batch",
+    "Begin",
+    "End",
+    "Failed",
+    "Knobs",
+    "Question",
+    "Read",
+    "Said",
+    "Taken",
+    "Turn",
+    "View",
+]
+
+FACTS = attrgetter(*(field.name for field in fields(BatchPlan)))
+POSITION = attrgetter(*(field.name for field in fields(Cursor)))
+
+
+class Begin(NamedTuple):
+    """Go on at `cursor`."""
+
+    turn: int
+    cursor: Cursor
+
+
+class Taken(NamedTuple):
+    """The trainer has so many batches more, so there is room for others."""
+
+    turn: int
+    batches: int
+    keys: tuple[int, ...]
+    """Slabs whose arrays have died."""
+
+
+class Batch(NamedTuple):
+    """One batch, its arrays in slabs."""
+
+    turn: int
+    facts: tuple[Any, ...]
+    """The fields of its plan: these are unpickled ten times faster than a dataclass."""
+    position: tuple[int, ...]
+    """Where the next batch starts: the fields of a cursor."""
+    packed: Packed
+    reading: Reading | None
+
+    @classmethod
+    def of(
+        cls,
+        turn: int,
+        plan: BatchPlan,
+        cursor: Cursor,
+        packed: Packed,
+        reading: Reading | None,
+    ) -> Batch:
+        """Make it of what it says."""
+        return cls(turn, FACTS(plan), POSITION(cursor), packed, reading)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What it is."""
+        return BatchPlan(*self.facts)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return Cursor(*self.position)
+
+
+class Failed(NamedTuple):
+    """A batch that cannot be had."""
+
+    turn: int
+    error: BaseException
+
+
+class End(NamedTuple):
+    """The epoch is over."""
+
+    turn: int
+    cursor: Cursor
+    reading: Reading
+
+
+class Said(NamedTuple):
+    """What was logged in the child, for the trainer to log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Question(Protocol):
+    """What may be asked of the child, at any time."""
+
+    def answer(self, host: TrainerHost) -> Any:
+        """In the child: find the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How do all counters stand?"""
+
+    def answer(self, host: TrainerHost) -> Reading:
+        """Return a reading; its trainer is the child's own, not the one that asks."""
+        return host.read()
+
+
+class View(NamedTuple):
+    """A knob, as it can be sent."""
+
+    operator: str
+    name: KnobName
+    lower: int
+    upper: int
+    tunable: bool
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Which knobs are there, and how do they stand?"""
+
+    def answer(self, host: TrainerHost) -> tuple[View, ...]:
+        """Return them all."""
+        return tuple(map(_view, host.knobs()))
+
+
+def _view(knob: Knob) -> View:
+    return View(
+        knob.operator, knob.name, knob.lower, knob.upper, knob.tunable, knob.value
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Turn a knob to `value`; None: only look at it."""
+
+    operator: str
+    name: KnobName
+    value: int | None = None
+
+    def answer(self, host: TrainerHost) -> int | None:
+        """Return where it stands then; None if there is no such knob any more."""
+        for knob in host.knobs():
+            if (knob.operator, knob.name) == (self.operator, self.name):
+                return knob.value if self.value is None else knob.turn(self.value)
+        return None

@@ -1,0 +1,351 @@
+"""What several threads must not share, looked for in a dataset or a function.
+
+Types are known by name, so no library is loaded to look for its objects.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import threading
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = [
+    "Finding",
+    "Part",
+    "find_unsafe",
+    "parts_of",
+    "walk",
+]
+
+POSITION = "has one position, which every read moves"
+HANDLE = "may be used by one thread at a time"
+ITERATOR = "hands out what it holds once, in order"
+
+TYPES: Mapping[str, str] = {
+    "zipfile.ZipFile": POSITION,
+    "zipfile.ZipExtFile": POSITION,
+    "tarfile.TarFile": POSITION,
+    "h5py.HLObject": HANDLE,  # files, groups and datasets
+    "netCDF4.Dataset": HANDLE,
+    "netCDF4.Variable": HANDLE,
+    "tables.File": HANDLE,
+    "tables.Node": HANDLE,
+    "sqlite3.Connection": HANDLE,
+    "sqlite3.Cursor": HANDLE,
+    # Threads may share an environment if each begins transactions of its own, which
+    # cannot be seen from here.
+    "lmdb.Environment": HANDLE,
+    "lmdb.Transaction": HANDLE,
+    "lmdb.Cursor": HANDLE,
+    "pyarrow.NativeFile": POSITION,
+    "rasterio.DatasetReaderBase": HANDLE,
+    "_csv.reader": ITERATOR,
+    "soundfile.SoundFile": POSITION,
+    "cv2.VideoCapture": POSITION,
+    "decord.VideoReader": POSITION,
+    "decord.AVReader": POSITION,
+    "av.Container": POSITION,
+    "torchvision.VideoReader": POSITION,
+    "torchcodec.VideoDecoder": POSITION,
+    "torchcodec.AudioDecoder": POSITION,
+    "imageio.Reader": POSITION,
+    "imageio.PluginV3": POSITION,
+}
+"""The package and the name of a class (where in the package changes), and why."""
+
+NAMELESS = {
+    f"builtins.{name}": f"lmdb.{name}"
+    for name in ("Environment", "Transaction", "Cursor")
+}
+"""lmdb's types in C do not say whose they are."""
+
+ITERATORS = frozenset(
+    (
+        types.GeneratorType,
+        *(type(iter(kind())) for kind in (bytes, dict, list, set, str, tuple)),
+        *map(type, (iter({}.values()), iter({}.items()), iter(range(0)))),
+        *(enumerate, filter, map, reversed, zip),
+        *(
+            each
+            for each in vars(itertools).values()
+            if isinstance(each, type) and issubclass(each, Iterator)
+        ),
+    )
+) - {itertools.count, itertools.repeat}  # a step of these is one, whoever takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that threads must not share."""
+
+    path: str
+    """`dataset.reader.file`"""
+    type_name: str
+    """`_io.BufferedReader`"""
+    why: str
+
+    def __str__(self) -> str:
+        return f"`{self.path}` (a {self.type_name}) {self.why}"
+
+
+def find_unsafe(thing: Any, name: str) -> Finding | None:
+    """Return what is nearest to `thing`, called `name`, of what threads must not share.
+
+    None if nothing known is found; that it is safe is not proved by that.
+    """
+    for part in walk(thing, name):
+        why = _why(part.thing)
+        if why is not None:
+            return Finding(part.path, _type_name(part.thing), why)
+    return None
+
+
+def _why(thing: Any) -> str | None:
+    kind = type(thing)
+    if kind in ITERATORS:
+        return ITERATOR
+    if issubclass(kind, io.IOBase):
+        return POSITION if _is_read(thing) else None
+    return next((TYPES[name] for name in _names(kind) if name in TYPES), None)
+
+
+def _names(kind: type) -> Iterator[str]:
+    """Yield `package.Name` of a class and of those it is derived from."""
+    for each in kind.__mro__:
+        name = f"{str(each.__module__).partition('.')[0]}.{each.__name__}"
+        yield NAMELESS.get(name, name)
+
+
+def _is_read(file: Any) -> bool:
+    """Whether an open file is one to read from; asks nothing of the user's own types.
+
+    A stream that is only written to is left out: all of a process share stderr.
+    """
+    kind = type(file)
+    with suppress(ValueError):  # closed, or taken apart
+        if kind is io.TextIOWrapper:
+            return _is_read(file.buffer)
+        if kind in (io.BufferedReader, io.BufferedRandom):
+            return _is_read(file.raw)
+        if kind in (io.FileIO, io.BytesIO, io.StringIO):
+            return bool(file.readable())
+        return kind not in (io.BufferedWriter, io.BufferedRWPair)
+    return False
+
+
+def _type_name(thing: Any) -> str:
+    kind = type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return NAMELESS.get(name, name).removeprefix("builtins.")
+
+
+# What an object is made of, by names as code would write them.
+#
+# Whoever looks into a user's dataset or function must run none of it: a property may open
+# a file, a `__getattr__` may raise. So attributes are taken from where the interpreter
+# keeps them and containers are read by the built-in types' own methods. How much is
+# looked at is bounded, however large the object is.
+
+MEMBERS = 32
+"""Of a container, from its start: what these are, the others are most likely too."""
+ATTRIBUTES = 256
+"""Of an instance."""
+DEPTH = 10
+"""A file in a list of readers of a dataset within a dataset is at 5."""
+MOST_PARTS = 500
+"""In a whole walk: a few milliseconds."""
+
+PLAIN = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
+)
+WHOLE: frozenset[type] = PLAIN | {
+    type,
+    types.ModuleType,
+    np.ndarray,
+    np.generic,
+    np.dtype,
+    torch.Tensor,
+    torch.dtype,
+    threading.local,  # every thread has its own
+    logging.Logger,  # leads to the streams of the whole process, each behind a lock
+    logging.LoggerAdapter,
+    logging.Handler,
+}
+ITERABLE = (list, tuple, deque, set, frozenset)
+BARE = frozenset((*ITERABLE, dict))
+"""Whose objects have no attributes."""
+ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
+"""Methods by which a worker enters an object of the user's."""
+
+Named = tuple[str, Any]
+
+
+class Part(NamedTuple):
+    """Something that a walk came by."""
+
+    path: str
+    """`dataset.readers[0].file`"""
+    thing: Any
+
+
+def walk(thing: Any, name: str) -> Iterator[Part]:
+    """Yield `thing`, here called `name`, and all it is made of, the nearest first.
+
+    Every object comes once, so cycles end.
+    """
+    seen = {id(thing): thing}  # kept alive, or a new object may get its id
+    level = [Part(name, thing)]
+    for _ in range(DEPTH):
+        yield from level
+        level = [
+            Part(part.path + step, inner)
+            for part in level
+            for step, inner in _unseen(part.thing, seen)
+        ]
+
+
+def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
+    """Yield and note the parts that are new, while there is room for more."""
+    for step, part in parts_of(thing):
+        if len(seen) >= MOST_PARTS:
+            return
+        if id(part) not in seen:
+            seen[id(part)] = part
+            yield step, part
+
+
+def parts_of(thing: Any) -> Iterator[Named]:
+    """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
+
+    What a function takes from around it comes as `.<closure>.x`, `.<globals>.x` and
+    `.<defaults>.x`. Numbers and text are left out; arrays, tensors, classes and modules
+    have no parts.
+    """
+    if WHOLE.isdisjoint(type(thing).__mro__):
+        yield from (named for named in _parts(thing) if type(named[1]) not in PLAIN)
+
+
+def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Do as `isinstance`, which also asks `__class__`, that may be a property."""
+    return issubclass(type(thing), kinds)
+
+
+def _parts(thing: Any) -> Iterable[Named]:
+    if type(thing) in BARE:
+        return _members(thing)
+    if is_a(thing, types.FunctionType):
+        return chain(_around(thing), _attributes(thing))
+    if is_a(thing, types.MethodType):
+        return (".__self__", thing.__self__), (".__func__", thing.__func__)
+    if is_a(thing, (types.BuiltinMethodType, types.MethodWrapperType)):
+        return ((".__self__", thing.__self__),)
+    return chain(_members(thing), _attributes(thing), _entries(thing))
+
+
+def _members(thing: Any) -> Iterable[Named]:
+    """Return what a container or a partial function holds."""
+    if is_a(thing, dict):
+        return ((f"[{_key(key)}]", value) for key, value in _items(thing, MEMBERS))
+    if is_a(thing, (set, frozenset)):
+        return (("<member>", each) for each in _first(thing))
+    if is_a(thing, ITERABLE):
+        return ((f"[{at}]", each) for at, each in enumerate(_first(thing)))
+    if is_a(thing, partial):
+        names = "func", "args", "keywords"
+        return ((f".{name}", vars(partial)[name].__get__(thing)) for name in names)
+    return ()
+
+
+def _first(thing: Any) -> list[Any]:
+    """Return the first members, past any `__iter__` of a subclass."""
+    kind = next(each for each in type(thing).__mro__ if each in ITERABLE)
+    with suppress(RuntimeError):  # another thread has changed it meanwhile
+        return list(islice(kind.__iter__(thing), MEMBERS))
+    return []
+
+
+def _items(mapping: dict[Any, Any], most: int) -> list[tuple[Any, Any]]:
+    with suppress(RuntimeError):  # another thread has changed it meanwhile
+        return list(islice(dict.items(mapping), most))
+    return []
+
+
+def _key(key: Any) -> str:
+    """Print a key; of the user's own types only the name, as `__repr__` is theirs."""
+    return f"{key!r:.60}" if type(key) in PLAIN else f"<{type(key).__name__}>"
+
+
+def _attributes(thing: Any) -> Iterator[Named]:
+    """Yield what stands in `__dict__` and in slots."""
+    for name, value in _items(_dict_of(thing), ATTRIBUTES):
+        yield f".{name}", value
+    for owner in type(thing).__mro__:
+        if "__slots__" in owner.__dict__:
+            yield from _slots(thing, owner)
+
+
+def _dict_of(thing: Any) -> dict[Any, Any]:
+    """Return its `__dict__`, past a property of that name."""
+    for owner in type(thing).__mro__:
+        descriptor = owner.__dict__.get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType:
+            found: dict[Any, Any] = descriptor.__get__(thing)
+            return found
+    return {}
+
+
+def _slots(thing: Any, owner: type) -> Iterator[Named]:
+    for name, slot in owner.__dict__.items():
+        if type(slot) is types.MemberDescriptorType:
+            with suppress(AttributeError):  # not set
+                yield f".{name}", slot.__get__(thing)
+
+
+def _entries(thing: Any) -> Iterator[Named]:
+    """Yield the methods that workers call: they may use globals of their module."""
+    for name in ENTRIES:
+        owners = (owner.__dict__ for owner in type(thing).__mro__)
+        method = next((each[name] for each in owners if name in each), None)
+        if type(method) is types.FunctionType:
+            yield f".{name}", method
+
+
+def _around(function: types.FunctionType) -> Iterator[Named]:
+    """Yield what a function's code uses that is neither its argument nor its own."""
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # empty: not assigned yet
+            yield f".<closure>.{name}", cell.cell_contents
+    for at, value in enumerate(function.__defaults__ or ()):
+        yield f".<defaults>[{at}]", value
+    for name, value in _items(function.__kwdefaults__ or {}, MEMBERS):
+        yield f".<defaults>.{name}", value
+    for name in dict.fromkeys(_part_names(function.__code__)):
+        value = function.__globals__.get(name)
+        # A function of another module is that module's matter, as the module itself is.
+        if type(value) is not types.FunctionType or _neighbours(function, value):
+            yield f".<globals>.{name}", value
+
+
+def _part_names(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code may look up, that of inner functions included."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if type(inner) is types.CodeType:
+            yield from _part_names(inner)
+
+
+def _neighbours(one: types.FunctionType, other: types.FunctionType) -> bool:
+    return one.__globals__ is other.__globals__

@@ -1,0 +1,1 @@
+"""engine/observe: see the README."""

@@ -1,0 +1,47 @@
+"""What is loaded and when, decided beforehand: pure, and O(1) in the data set.
+
+    order.py        Order: which sample stands at which position of an epoch
+    permutation.py  Permutation: a keyed shuffle with random access
+    schedule.py     Schedule: batch size, image size, learning rate, momentum by place
+    timeline.py     Timeline: batch numbers to positions and back, across sizes
+    shard.py        Shard: this rank's part of a global batch
+    plan.py         Plan: all of these together, asked by step
+    batch_plan.py   BatchPlan: the stamp that a batch carries
+    cursor.py       Cursor: where the next batch starts, and its state dict
+    drawn.py        DrawnPlan: batches that torch's samplers draw: neither pure nor O(1)
+    drawing.py      Drawing: what an epoch of these was drawn from, and its state dict
+    reader.py       RowReader: several batches' rows at a time
+
+Only the names below are used from outside.
+"""
+
+from __future__ import annotations
+
+from .batch_plan import BatchPlan, Context
+from .cursor import Cursor, read_state, write_state
+from .drawn import Drawing, DrawnPlan
+from .order import Order, Permutation, Rows
+from .plan import Plan, Tail
+from .shard import Shard
+from .timeline import Change, Constant, Place, Schedule, Setting
+
+__all__ = [
+    "BatchPlan",
+    "Change",
+    "Constant",
+    "Context",
+    "Cursor",
+    "Drawing",
+    "DrawnPlan",
+    "Order",
+    "Permutation",
+    "Place",
+    "Plan",
+    "Rows",
+    "Schedule",
+    "Setting",
+    "Shard",
+    "Tail",
+    "read_state",
+    "write_state",
+]

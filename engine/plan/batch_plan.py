@@ -1,0 +1,81 @@
+"""The stamp of a batch: what it is, decided before anything of it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+__all__ = [
+    "BatchPlan",
+    "Context",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a function that takes `ctx` is given, the same for a batch's samples."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    image_size: int | None
+    """Pixels a side; None where no schedule sets it."""
+    strength: float | None = None
+    """Of augmentation; None where no schedule sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One rank's view of one global batch."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    batch: int
+    """Its number within its epoch."""
+    start: int
+    """Its first position within its epoch."""
+    last: bool
+    """Whether it is the last batch of its epoch."""
+    n_global: int
+    """Samples that count, over all ranks."""
+    n_rows: int
+    """Rows that this rank delivers, padding included."""
+    n_local: int
+    """Samples among them that count: the first `n_local` rows. May be 0."""
+    loss_weight: float
+    """Factor on this rank's mean loss that makes the mean over ranks exact.
+
+    Data-parallel training averages gradients over `world` ranks as if each had the same
+    number of samples. With w_r = n_local_r * world / n_global,
+    (1 / world) * sum_r(w_r * mean_r) = sum_r(sum of losses of r) / n_global:
+    the mean over the global batch. 1.0 where all ranks have equally many.
+    """
+    image_size: int | None
+    """Pixels a side; None where no schedule sets it."""
+    lr_mult: float
+    momentum: float | None
+    """None leaves the optimiser's own."""
+    substituted: tuple[int, ...] = ()
+    """Rows of this rank that hold another sample because their own failed."""
+    strength: float | None = None
+    """Of augmentation; None where no schedule sets it."""
+
+    @property
+    def padded(self) -> int:
+        """Rows at the end that repeat others and do not count."""
+        return self.n_rows - self.n_local
+
+    @property
+    def regime(self) -> str:
+        """What it is like to load, of all that a schedule sets."""
+        size = "" if self.image_size is None else f" of {self.image_size} px"
+        return f"batches of {self.n_global}{size}"
+
+    @property
+    def ctx(self) -> Context:
+        """What functions that take `ctx` are given for this batch."""
+        return Context(self.epoch, self.step, self.image_size, self.strength)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the fields as JSON can hold them."""
+        return {**asdict(self), "substituted": list(self.substituted)}

@@ -1,0 +1,114 @@
+"""Where a run through the data stands, and how that is written down.
+
+    {"version": 1, "plan": HASH, "facts": {NAME: int | str},
+     "epoch": int, "batch": int, "step": int, "position": int}
+
+A state is O(1), plain JSON and the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from ...errors import StateError
+
+__all__ = [
+    "STATE_VERSION",
+    "Cursor",
+    "Facts",
+    "read_state",
+    "write_state",
+]
+
+STATE_VERSION = 1
+"""Raised when a state can no longer be read as before."""
+
+Facts = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the next batch starts; after an epoch's last one, that epoch's end."""
+
+    epoch: int
+    batch: int
+    """Batches of the epoch that are consumed."""
+    step: int
+    """Batches consumed over all epochs."""
+    position: int
+    """Positions of the epoch that are consumed."""
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the fields as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, object]) -> Cursor:
+        """Read the fields out of `state`; `StateError` where one is no count."""
+        names = ("epoch", "batch", "step", "position")
+        return cls(*(count(name, state.get(name)) for name in names))
+
+
+def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, object]:
+    """Return the state of `cursor` under the plan of that hash and those facts."""
+    return {
+        "version": STATE_VERSION,
+        "plan": plan_hash,
+        "facts": dict(facts),
+        **cursor.to_dict(),
+    }
+
+
+def read_state(
+    state: Mapping[str, object], plan_hash: str, facts: Facts, *, override: bool = False
+) -> Cursor:
+    """Return the cursor in `state`; `override`: of whatever plan it is.
+
+    Raises:
+        StateError: not a state, of another version, or of another plan.
+    """
+    if not isinstance(state, Mapping):
+        message = f"a state must be a dict, got {type(state).__name__}; {CURE}"
+        raise StateError(message)
+    version = state.get("version")
+    if type(version) is not int or version != STATE_VERSION:
+        message = (
+            f"state `version` must be {STATE_VERSION}, got {version!r}; "
+            "load it with the release of penstock that wrote it"
+        )
+        raise StateError(message)
+    if state.get("plan") != plan_hash and not override:
+        raise StateError(difference(state.get("facts"), facts))
+    return Cursor.from_dict(state)
+
+
+CURE = "pass what state_dict() returned, whole"
+
+
+def count(name: str, value: object) -> int:
+    """Return `value` if it is an int >= 0, or raise `StateError`."""
+    if type(value) is not int or value < 0:
+        message = f"state `{name}` must be an int >= 0, got {value!r}; {CURE}"
+        raise StateError(message)
+    return value
+
+
+def difference(saved: object, facts: Facts) -> str:
+    """Say in which facts the plan of a state differs from this one."""
+    differing = (
+        [
+            f"{name}: saved {saved.get(name)!r}, now {value!r}"
+            for name, value in facts.items()
+            if saved.get(name) != value
+        ]
+        if isinstance(saved, Mapping)
+        else []
+    )
+    if not differing:
+        return f"the state is damaged: its `plan` and `facts` do not agree; {CURE}"
+    return (
+        f"the state belongs to another plan ({'; '.join(differing)}); "
+        "build the pipeline as it was when the state was saved, or go on in this one "
+        "from the same sample of the epoch with load_state_dict(state, override=True)"
+    )

@@ -1,0 +1,324 @@
+"""A plan that is drawn, not computed: batches as torch's samplers give them.
+
+Who draws is the trainer's thread, as in torch, and a bounded number of batches ahead of
+what is consumed; workers look up what is drawn. The order is that of one epoch alone:
+a sampler may say anything in the next one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import SpecError, StateError
+from .batch_plan import BatchPlan
+from .cursor import CURE, Cursor, count
+from .order import Rows
+
+__all__ = [
+    "Drawing",
+    "DrawnPlan",
+]
+
+# What an epoch's order was drawn from, and how much of it is consumed.
+#
+#     {"version": 1, "kind": "drawn", "epoch": int, "batch": int,
+#      "torch": BASE64 | None, "generator": BASE64 | None,
+#      "workers": int | None, "data": whatever the data set's own state is | None}
+#
+# torch's samplers draw from its global generator, or from one of their own: with the
+# state that these had before, the same order is drawn again. A state is some 7 kB, 14
+# with a generator of the loader's own, however long the epoch.
+
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Drawing:
+    """One epoch. The trainer's thread counts what it is given."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches consumed."""
+    torchs: bytes | None = None
+    """State of torch's global generator before anything was drawn; None: not begun."""
+    own: bytes | None = None
+    """That of the loader's own generator, if it has one."""
+    workers: int | None = None
+    """How many an iterable is loaded by: what order it comes in depends on them."""
+    data: Any = None
+    """The state of an iterable that keeps its own place, not loaded yet."""
+    whole: bool = False
+    """Whether that was all, and nobody has asked further."""
+    keeper: Any = None
+    """What keeps that place, while it is read."""
+
+    def on(self, workers: int | None) -> None:
+        """It goes on with so many workers, or with any number.
+
+        Raises:
+            StateError: it was begun with another number, and that matters.
+        """
+        if self.workers is not None and workers is not None and self.batch:
+            check_workers(self.workers, workers)
+        self.workers = workers
+
+    def restore(self, generator: torch.Generator | None) -> bool:
+        """Set the generators to where this epoch began; False where it has not."""
+        if self.torchs is None:
+            return False
+        torch.default_generator.set_state(_tensor(self.torchs))
+        if generator is not None and self.own is not None:
+            generator.set_state(_tensor(self.own))
+        return True
+
+    @contextlib.contextmanager
+    def drawn_again(self, generator: torch.Generator | None) -> Iterator[None]:
+        """Draw within as when this epoch began; if it begins only now, take note.
+
+        The global generator is the trainer's: it goes on as it was.
+        """
+        before = torch.default_generator.get_state()
+        if not self.restore(generator):
+            self.note(generator)
+            yield
+            return
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+
+    def note(self, generator: torch.Generator | None) -> None:
+        """The epoch begins: note the states of the generators."""
+        self.torchs = _bytes(torch.default_generator)
+        self.own = None if generator is None else _bytes(generator)
+
+    def noted(self, generator: torch.Generator | None) -> Drawing:
+        """Return it as if it began now."""
+        self.note(generator)
+        return self
+
+    def end(self) -> None:
+        """The epoch is over: the next one has not begun."""
+        self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
+        self.whole, self.data, self.keeper = False, None, None
+
+    def to_state(self) -> dict[str, object]:
+        """Return it as JSON can hold it."""
+        return {
+            "version": VERSION,
+            "kind": "drawn",
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "torch": _text(self.torchs),
+            "generator": _text(self.own),
+            "workers": self.workers,
+            "data": self.data if self.keeper is None else self.keeper.state_dict(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Drawing:
+        """Read what `to_state` wrote.
+
+        Raises:
+            StateError: it is no such state, damaged, or of another version.
+        """
+        if not isinstance(state, Mapping) or state.get("kind") != "drawn":
+            text = f"this is no state of a DataLoader: {state!r:.80}; {CURE}"
+            raise StateError(text)
+        if state.get("version") != VERSION:
+            text = (
+                f"state `version` must be {VERSION}, got {state.get('version')!r};"
+                " load it with the release of penstock that wrote it"
+            )
+            raise StateError(text)
+        return cls(
+            count("epoch", state.get("epoch")),
+            count("batch", state.get("batch")),
+            _read("torch", state.get("torch")),
+            _read("generator", state.get("generator")),
+            None if (n := state.get("workers")) is None else count("workers", n),
+            state.get("data"),
+        )
+
+
+def check_workers(before: int, now: int) -> None:
+    """Raise `StateError` where an iterable's order is another one now."""
+    if before != now:
+        raise StateError(
+            f"the state of an iterable data set was taken with num_workers={before},"
+            f" this loader has {now}, with which its samples come in another order;"
+            f" load it with num_workers={before}, or begin the epoch anew"
+        )
+
+
+def _bytes(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _text(state: bytes | None) -> str | None:
+    return None if state is None else base64.b64encode(state).decode()
+
+
+def _read(name: str, text: object) -> bytes | None:
+    """Return the state of a generator, or raise `StateError`."""
+    if text is None:
+        return None
+    with contextlib.suppress(binascii.Error, ValueError, TypeError, RuntimeError):
+        state = base64.b64decode(text, validate=True)  # type: ignore[arg-type]
+        torch.Generator().set_state(_tensor(state))  # it says if it is none
+        return state
+    message = f"state `{name}` is no state of a torch generator; {CURE}"
+    raise StateError(message)
+
+
+AHEAD = 128
+"""Batches drawn ahead of the one the trainer takes next."""
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class DrawnPlan:
+    """The batches of the epoch under way.
+
+    `begin` and `draw` belong to the trainer's thread, `batch` and `rows` to any. Steps
+    go on over all epochs, as workers do.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
+        """By step; an entry is made once, and taken out when nobody asks any more."""
+        self._kept = 0
+        """The first step that is in `_drawn`, if any is."""
+        self._batches: Iterator[Iterable[int]] = iter(())
+        self._epoch = self._first = self._position = self._seed = 0
+        self.exhausted = True
+        """Whether the samplers have no more for this epoch."""
+        self.stop = 0
+        """The first step that is not drawn yet."""
+
+    def begin(
+        self, epoch: int, batches: Iterator[Iterable[int]], seed: int, skip: int = 0
+    ) -> Cursor:
+        """Draw another epoch from here on; return where its first batch starts.
+
+        Args:
+            epoch: its number.
+            batches: indices into the data set, a batch each.
+            seed: of the epoch: keys the random streams of its samples.
+            skip: batches that are consumed already.
+        """
+        self._drawn.clear()
+        self._batches, self._epoch, self._seed = batches, epoch, seed
+        self._position = sum(len(list(each)) for each in islice(batches, skip))
+        self._first, self._kept = self.stop - skip, self.stop
+        self.exhausted = False
+        cursor = Cursor(epoch, skip, self.stop, self._position)
+        self.draw(self.stop)
+        return cursor
+
+    def draw(self, head: int) -> bool:
+        """Draw what may be wanted while the trainer is at step `head`; True if any."""
+        before = self.stop
+        while not self.exhausted and self.stop < head + AHEAD:
+            indices = next(self._batches, None)
+            if indices is None:
+                self.exhausted = True
+            else:
+                self._add(_numbers(indices))
+        while self._kept < head - 1:
+            self._drawn.pop(self._kept, None)
+            self._kept += 1
+        return self.stop > before
+
+    def regime(self, step: int) -> str:
+        """Return that of a batch; empty where it is not drawn."""
+        found = self._drawn.get(step)
+        return found[0].regime if found is not None else ""
+
+    def _add(self, indices: NDArray[np.int64]) -> None:
+        count = len(indices)
+        if count == 0:
+            text = (
+                f"batch {self.stop - self._first} of the batch sampler is empty; it"
+                " must name at least one sample"
+            )
+            raise SpecError(text)
+        plan = BatchPlan(
+            epoch=self._epoch,
+            step=self.stop,
+            batch=self.stop - self._first,
+            start=self._position,
+            last=False,
+            n_global=count,
+            n_rows=count,
+            n_local=count,
+            loss_weight=1.0,
+            image_size=None,
+            lr_mult=1.0,
+            momentum=None,
+        )
+        positions = np.arange(self._position, self._position + count)
+        self._drawn[self.stop] = plan, Rows(indices, seeds(self._seed, positions))
+        self._position += count
+        self.stop += 1
+
+    # What an engine asks of any plan
+
+    def batch(self, step: int) -> BatchPlan:
+        """Return the batch of a step that is drawn."""
+        return self._drawn[step][0]
+
+    def rows(self, plan: BatchPlan) -> Rows:
+        """Return its samples; `rounds` are the seeds of their random streams."""
+        return self._drawn[plan.step][1]
+
+    def first_step(self, epoch: int) -> int:
+        """Return where the epoch now drawn ends, as far as is known."""
+        assert epoch == self._epoch + 1
+        return self.stop
+
+    def cursor_after(self, plan: BatchPlan) -> Cursor:
+        """Return the cursor once this batch is consumed."""
+        end = plan.start + plan.n_rows
+        return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
+
+
+def _numbers(indices: Iterable[int]) -> NDArray[np.int64]:
+    """Return the indices of a batch, `int64 [N]`."""
+    try:
+        return np.fromiter(map(operator.index, indices), np.int64)
+    except TypeError as error:
+        raise SpecError(
+            f"a sampler must draw ints for penstock to load them ({error}); with"
+            " DataLoader(sample_seeding=False) torch's own workers load anything"
+        ) from error
+
+
+def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a seed, >= 0, for each position of an epoch, `int64 [N]`.
+
+    The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable pseudorandom
+    number generators", OOPSLA 2014): neighbours have nothing in common.
+    """
+    mixed = (
+        np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+        + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    )
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(1)).astype(np.int64)

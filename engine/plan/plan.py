@@ -1,0 +1,308 @@
+"""The plan: every batch of every epoch as a pure function of its number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import SpecError, StateError
+from .batch_plan import BatchPlan
+from .cursor import Cursor, read_state, write_state
+from .order import Order, Rows
+from .shard import Shard
+from .timeline import Schedule, Setting, Span, Timeline
+
+__all__ = [
+    "Plan",
+    "RowReader",
+    "Tail",
+]
+
+Tail = Literal["pad_mask", "pad_repeat"]
+"""What ranks do with an epoch's short last batch, if there are several of them and it
+is not dropped. Each delivers its regular share; rows beyond the true ones repeat the
+batch from its start. `pad_mask`: they do not count. `pad_repeat`: they count like any
+other."""
+
+# Rows are looked up about this many at a time: the fixed cost of 90 array operations is
+# then a quarter of the whole, and a jump to another place still costs well under 1 ms.
+WINDOW_ROWS = 16384
+WINDOW_BATCHES = 64
+# Raised when the same facts come to mean another sequence of batches.
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is loaded and when: immutable, O(1) in the data set, safe in any thread.
+
+    The global batches, the hash and the state are the same on every rank and for every
+    number of ranks, but for padding; only what belongs to `shard` is not.
+
+    Raises:
+        SpecError: a global size below the number of ranks, an epoch without a batch, an
+            unknown tail, or a schedule that contradicts itself.
+    """
+
+    order: Order
+    schedule: Schedule
+    shard: Shard
+    drop_last: bool = False
+    tail: Tail = "pad_mask"
+    timeline: Timeline = field(init=False, repr=False, compare=False)
+    hash: str = field(init=False, compare=False)
+    """32 hex digits of everything that decides the global batches."""
+    _reader: RowReader = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.tail not in get_args(Tail):
+            message = f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
+            raise SpecError(message)
+        timeline = Timeline(
+            self.schedule, self.order.epoch_length, drop_last=self.drop_last
+        )
+        check_sizes(timeline, self.shard)
+        object.__setattr__(self, "timeline", timeline)
+        object.__setattr__(self, "hash", fingerprint(self.facts()))
+        object.__setattr__(self, "_reader", RowReader(self.order))
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of batches in `epoch`, the same on every rank."""
+        return self.timeline.steps_in(epoch)
+
+    def first_step(self, epoch: int) -> int:
+        """Return the global step of the first batch of `epoch`."""
+        return self.timeline.place(epoch, 0).step
+
+    def batch(self, step: int) -> BatchPlan:
+        """Return the batch of the global `step`, counted over epochs from 0."""
+        if step < 0:
+            message = f"`step` must be >= 0, got {step}"
+            raise IndexError(message)
+        return self.batch_at(*self.timeline.locate(step))
+
+    def batch_at(self, epoch: int, batch: int) -> BatchPlan:
+        """Return batch number `batch` of `epoch`; `IndexError` if it has fewer."""
+        steps = self.timeline.steps_in(epoch)
+        if not (0 <= batch < steps and epoch >= 0):
+            message = f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}"
+            raise IndexError(message)
+        span = self.timeline.span(epoch, batch)
+        setting = self._setting(span)
+        first, n_rows = self._dealt(span)
+        if self.tail == "pad_repeat" and self.shard.size > 1:
+            n_global, n_local = span.size, n_rows
+        else:
+            n_global = span.n_true
+            n_local = min(max(n_global - first, 0), n_rows)
+        return BatchPlan(
+            epoch=epoch,
+            step=span.place.step,
+            batch=batch,
+            start=span.place.position,
+            last=batch == steps - 1,
+            n_global=n_global,
+            n_rows=n_rows,
+            n_local=n_local,
+            loss_weight=n_local * self.shard.size / n_global,
+            image_size=setting.image_size,
+            lr_mult=setting.lr_mult,
+            momentum=setting.momentum,
+            strength=setting.strength,
+        )
+
+    def regime(self, step: int) -> str:
+        """Return what the batch of a global step is like to load.
+
+        An epoch's short last batch is like those before it.
+        """
+        batch = self.batch(step)
+        return (self.batch(step - 1) if batch.last and batch.batch else batch).regime
+
+    def rows(self, plan: BatchPlan) -> Rows:
+        """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
+        return self._reader.rows(plan.epoch, plan.batch, lambda: self._ahead(plan))
+
+    def start(self, epoch: int) -> Cursor:
+        """Return the cursor before the first batch of `epoch`."""
+        return self._cursor(epoch, 0)
+
+    def cursor_after(self, plan: BatchPlan) -> Cursor:
+        """Return the cursor once this batch is consumed, within the same epoch."""
+        return self._cursor(plan.epoch, plan.batch + 1)
+
+    def next_epoch(self, cursor: Cursor) -> Cursor:
+        """Return the cursor before the epoch after that of `cursor`."""
+        return self._cursor(cursor.epoch + 1, 0)
+
+    def facts(self) -> dict[str, int | str]:
+        """Return what the hash is made of, in words that an error can show."""
+        return {
+            "length": self.order.epoch_length,
+            "order": str(self.order),
+            "schedule": canonical(self.schedule.describe()),
+            "drop_last": int(self.drop_last),
+            "tail": self.tail,
+        }
+
+    def state(self, cursor: Cursor) -> dict[str, object]:
+        """Return `cursor` as O(1) JSON, the same on every rank."""
+        return write_state(cursor, self.hash, self.facts())
+
+    def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
+        """Return the cursor in `state`, on any number of ranks, in O(1).
+
+        Args:
+            state: as `state` returned it.
+            override: take one of another plan, too, and go on at the batch of this one
+                that holds the next sample: a few samples may come again, none is lost.
+
+        Raises:
+            StateError: not a state, of another version or plan, or inconsistent.
+        """
+        cursor = read_state(state, self.hash, self.facts(), override=override)
+        if override and state.get("plan") != self.hash:
+            batch = self.timeline.batch_of(cursor.epoch, cursor.position)
+            return self._cursor(cursor.epoch, batch)
+        steps = self.timeline.steps_in(cursor.epoch)
+        if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
+            message = (
+                f"the state is damaged: no batch of this plan starts at {cursor}; "
+                "load an earlier state"
+            )
+            raise StateError(message)
+        return cursor
+
+    def _cursor(self, epoch: int, batch: int) -> Cursor:
+        place = self.timeline.place(epoch, batch)
+        return Cursor(epoch, batch, place.step, place.position)
+
+    def _setting(self, span: Span) -> Setting:
+        setting = self.schedule.at(span.place)
+        if setting.global_size != span.size:
+            message = (
+                f"the schedule gives a global size of {setting.global_size} at "
+                f"{span.place} where it had announced {span.size}; "
+                "`next_change` must name every place where `at` changes it"
+            )
+            raise SpecError(message)
+        return setting
+
+    def _dealt(self, span: Span) -> tuple[int, int]:
+        """Return (first, count) of this rank's rows; one rank alone does not pad."""
+        return self.shard.share(span.n_true if self.shard.size == 1 else span.size)
+
+    def _ahead(self, plan: BatchPlan) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the positions of `plan` and the batches after it; where each ends."""
+        count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
+        stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
+        if self.shard.size == 1 and self.timeline.even(
+            plan.epoch, plan.batch, stop - 1
+        ):
+            # One rank's batches of one size leave no gap.
+            end = self.timeline.span(plan.epoch, stop - 1).stop - plan.start
+            positions = np.arange(plan.start, plan.start + end, dtype=np.int64)
+            return positions, [*range(plan.n_rows, end, plan.n_rows), end]
+        parts = [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+        return np.concatenate(parts), list(accumulate(part.size for part in parts))
+
+    def _positions(self, epoch: int, batch: int) -> NDArray[np.int64]:
+        span = self.timeline.span(epoch, batch)
+        first, n_rows = self._dealt(span)
+        start = span.place.position
+        if first + n_rows <= span.n_true:
+            return np.arange(start + first, start + first + n_rows, dtype=np.int64)
+        rows = np.arange(first, first + n_rows, dtype=np.int64)
+        return start + rows % span.n_true
+
+
+def check_sizes(timeline: Timeline, shard: Shard) -> None:
+    """Raise `SpecError` where a rank would have no row."""
+    for run in timeline.runs:
+        if run.size < shard.size:
+            message = (
+                f"the global batch must be >= {shard.size}, one sample a rank, got "
+                f"{run.size} (in force from epoch {run.epoch}); raise the batch size"
+            )
+            raise SpecError(message)
+
+
+def canonical(value: object) -> str:
+    """Return the one JSON text of `value`."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def fingerprint(facts: Mapping[str, int | str]) -> str:
+    """Return 32 hex digits that stand for `facts`."""
+    text = canonical({"plan_version": PLAN_VERSION, **facts})
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# Looks up the rows of several batches at once, as orders cost least in bulk.
+
+Positions = NDArray[np.int64]
+
+
+class Window(NamedTuple):
+    """The rows of a few consecutive batches of one epoch."""
+
+    epoch: int
+    first_batch: int
+    bounds: tuple[int, ...]
+    """Batch `first_batch + i` has rows `bounds[i]` to `bounds[i + 1]`."""
+    rows: Rows
+
+    def find(self, epoch: int, batch: int) -> Rows | None:
+        """Return the rows of a batch, or None where it is not in the window."""
+        place = batch - self.first_batch
+        if epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
+            return None
+        return self.rows.part(self.bounds[place], self.bounds[place + 1])
+
+
+class RowReader:
+    """Reads an order window by window and keeps the last window.
+
+    Any thread may call `rows`: a window is never changed, only replaced by another in
+    one assignment, so the worst that a race costs is a window computed twice.
+    """
+
+    __slots__ = ("_order", "_window")
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._window: Window | None = None
+
+    def rows(
+        self, epoch: int, batch: int, ahead: Callable[[], tuple[Positions, list[int]]]
+    ) -> Rows:
+        """Return the rows of `batch`, as read-only views.
+
+        Args:
+            epoch: the epoch of the batch.
+            batch: its number within the epoch.
+            ahead: called on a miss: positions, `int64 [N]`, of this batch and of those
+                that will be asked for next, and where each of these batches ends.
+        """
+        window = self._window
+        found = window.find(epoch, batch) if window else None
+        if found is None:
+            window = self._read(epoch, batch, *ahead())
+            self._window = window
+            found = window.rows.part(0, window.bounds[1])
+        return found
+
+    def _read(
+        self, epoch: int, batch: int, positions: Positions, ends: list[int]
+    ) -> Window:
+        rows = self._order.at(epoch, positions)
+        rows.indices.flags.writeable = False
+        rows.rounds.flags.writeable = False
+        return Window(epoch, batch, (0, *ends), rows)

@@ -1,0 +1,131 @@
+"""Which rows of a global batch belong to which data-parallel rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ...errors import SpecError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "Shard",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rank `rank` of `size` data-parallel ranks."""
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            message = f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)"
+            raise SpecError(message)
+        if not 0 <= self.rank < self.size:
+            message = (
+                f"`rank` must be >= 0 and < size={self.size}, got {self.rank}; "
+                "pass the rank within the data-parallel group, not the global one"
+            )
+            raise SpecError(message)
+
+    @classmethod
+    def single(cls) -> Shard:
+        """Return the shard of a job that has one rank."""
+        return cls(0, 1)
+
+    @classmethod
+    def found(cls) -> Shard:
+        """Return that of the default process group where it is up, else the only one.
+
+        Where ranks of a group share data (tensor, context, pipeline parallelism), say
+        so: `from_device_mesh`.
+        """
+        if dist.is_available() and dist.is_initialized():
+            return cls.from_process_group()
+        return cls.single()
+
+    @classmethod
+    def from_process_group(cls, group: ProcessGroup | None = None) -> Shard:
+        """Return that of this process in a group, of data-parallel ranks only.
+
+        Args:
+            group: as `torch.distributed` has it; None: the default group.
+
+        Raises:
+            SpecError: this process is not in it, or there is none.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise SpecError(
+                "there is no process group: call torch.distributed.init_process_group()"
+                " first, or say Shard(rank, size)"
+            )
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise SpecError("this process is not in the group; give it another Shard")
+        return cls(rank, dist.get_world_size(group))
+
+    @classmethod
+    def from_env(cls) -> Shard:
+        """Return what torchrun says in `RANK` and `WORLD_SIZE`; the only one without.
+
+        Raises:
+            SpecError: one of them is no number.
+        """
+        names = ("RANK", "WORLD_SIZE")
+        said = [os.environ.get(name) for name in names]
+        if said == [None, None]:
+            return cls.single()
+        if not all(text is not None and text.isdigit() for text in said):
+            raise SpecError(
+                f"the environment must say {names} as numbers, got {said}; start the"
+                " script with torchrun, or say Shard(rank, size)"
+            )
+        rank, size = (int(text or 0) for text in said)
+        return cls(rank, size)
+
+    @classmethod
+    def from_device_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Shard:
+        """Return that of this process along the data-parallel dimensions of a mesh.
+
+        Ranks that differ in other dimensions only (tensor, context, pipeline) have the
+        same shard, and so are given the same bytes.
+
+        Args:
+            mesh: of all ranks, its dimensions named.
+            dims: names of those over which batches are shared out, the outermost first.
+
+        Raises:
+            SpecError: the mesh has no such dimension.
+        """
+        wanted = (dims,) if isinstance(dims, str) else tuple(dims)
+        names = mesh.mesh_dim_names or ()
+        missing = [name for name in wanted if name not in names]
+        if missing or not wanted:
+            raise SpecError(
+                f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
+                " them by init_device_mesh(..., mesh_dim_names=...)"
+            )
+        rank = size = 0
+        for place, name in enumerate(wanted):
+            length = mesh.size(names.index(name))
+            rank = rank * length + mesh.get_local_rank(name)
+            size = length if place == 0 else size * length
+        return cls(rank, size)
+
+    def share(self, n: int) -> tuple[int, int]:
+        """Return (first, count) of this rank's part of `n` rows.
+
+        Parts are contiguous, differ by at most one row, and in rank order make up n.
+        """
+        base, extra = divmod(n, self.size)
+        return self.rank * base + min(self.rank, extra), base + (self.rank < extra)

@@ -1,0 +1,308 @@
+"""The batches of all epochs as a few runs of equal size: each one found in O(log)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from ...errors import SpecError
+
+__all__ = [
+    "Change",
+    "Constant",
+    "Place",
+    "Run",
+    "Schedule",
+    "Setting",
+    "Span",
+    "Timeline",
+]
+
+# What a batch is like, as a pure function of where it stands: never of a clock.
+#
+# A schedule answers two questions. `at`: what is in force for the batch that starts here?
+# `next_change`: until where, at least, does its global size hold? The second makes
+# lengths and random access exact without walking over the steps (see `timeline`).
+# Everything that does not change how many batches there are (image size, learning rate,
+# momentum) may differ at every step and needs no change announced.
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is in force for one global batch."""
+
+    global_size: int
+    """Samples over all ranks, >= 1."""
+    image_size: int | None = None
+    """Pixels a side, >= 1; None where the pipeline's own operators say."""
+    lr_mult: float = 1.0
+    """Factor on the learning rate, >= 0."""
+    momentum: float | None = None
+    """0 to 1; None leaves the optimiser's own."""
+    strength: float | None = None
+    """Of augmentation, >= 0; None where nothing sets it."""
+
+    def __post_init__(self) -> None:
+        if self.global_size < 1:
+            rule = f"`global_size` must be >= 1, got {self.global_size}"
+        elif self.image_size is not None and self.image_size < 1:
+            rule = f"`image_size` must be >= 1 pixel or None, got {self.image_size}"
+        elif not self.lr_mult >= 0:
+            rule = f"`lr_mult` must be >= 0, got {self.lr_mult}"
+        elif self.momentum is not None and not 0 <= self.momentum <= 1:
+            rule = f"`momentum` must be 0 to 1 or None, got {self.momentum}"
+        elif self.strength is not None and not self.strength >= 0:
+            rule = f"`strength` must be >= 0 or None, got {self.strength}"
+        else:
+            return
+        message = f"{rule}; mend the batch size or the schedule"
+        raise SpecError(message)
+
+
+class Place(NamedTuple):
+    """Where a batch starts: all that a schedule may look at."""
+
+    epoch: int
+    position: int
+    """Positions of the epoch before it."""
+    step: int
+    """Batches before it, over all epochs."""
+    epoch_length: int
+    """Positions in every epoch."""
+
+    @property
+    def samples(self) -> int:
+        """Positions before it, over all epochs, those of dropped tails included."""
+        return self.epoch * self.epoch_length + self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From where on, at the earliest, another global size may be in force."""
+
+    unit: Literal["samples", "steps"]
+    """As `Place.samples` or `Place.step` counts. Epoch e is sample e * epoch_length."""
+    value: int
+
+
+class Schedule(Protocol):
+    """Pure, the same on every rank, with finitely many changes of the global size."""
+
+    def at(self, place: Place) -> Setting:
+        """Return what is in force for the batch that starts at `place`."""
+
+    def next_change(self, place: Place) -> Change | None:
+        """Return up to where, beyond `place`, the global size stays; None: for ever.
+
+        The first batch at or after the change has the size that `at` gives there, be
+        it the same; then the next change is asked for from there.
+        """
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what tells it from others: small, JSON, global sizes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same setting for every batch."""
+
+    setting: Setting
+
+    def at(self, place: Place) -> Setting:  # noqa: ARG002 - the same everywhere
+        """Return the one setting."""
+        return self.setting
+
+    def next_change(self, place: Place) -> Change | None:  # noqa: ARG002 - there is none
+        """Return None: it never changes."""
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        """Return its setting."""
+        setting = asdict(self.setting)
+        if self.setting.strength is None:  # as before there was any
+            del setting["strength"]
+        return {"kind": "constant", **setting}
+
+
+class Span(NamedTuple):
+    """The positions of one global batch."""
+
+    place: Place
+    stop: int
+    """One past its last position; `stop - place.position` samples are in it."""
+    size: int
+    """The global size in force: an epoch's tail has fewer samples than that."""
+
+    @property
+    def n_true(self) -> int:
+        """Samples of the epoch that are in it."""
+        return self.stop - self.place.position
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Batches of one global size: from one batch up to the next run, or for ever.
+
+    Attributes `epoch`, `batch`, `position` and `step` say where its first batch starts.
+    """
+
+    epoch: int
+    batch: int
+    position: int
+    step: int
+    size: int
+    epoch_length: int
+    here: int
+    """Batches in its first epoch, from its first one to the epoch's end."""
+    per_epoch: int
+    """Batches in each later epoch."""
+
+    def batches_in(self, epoch: int) -> int:
+        """Return how many batches `epoch` has if it ends in this run."""
+        return self.batch + self.here if epoch == self.epoch else self.per_epoch
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """Return (epoch, batch) of `step`."""
+        beyond = step - self.step - self.here
+        if beyond < 0:
+            return self.epoch, self.batch + self.here + beyond
+        epochs, batch = divmod(beyond, self.per_epoch)
+        return self.epoch + 1 + epochs, batch
+
+    def place(self, epoch: int, batch: int) -> Place:
+        """Return where `batch` of `epoch` starts, or would start."""
+        if epoch == self.epoch:
+            ahead = batch - self.batch
+            step, position = self.step + ahead, self.position + ahead * self.size
+        else:
+            before = self.here + (epoch - self.epoch - 1) * self.per_epoch
+            step, position = self.step + before + batch, batch * self.size
+        return Place(epoch, position, step, self.epoch_length)
+
+    def until(self, change: Change) -> tuple[int, int]:
+        """Return (epoch, batch) of the first batch at or after `change`.
+
+        The place after an epoch's last whole batch counts as well where samples are
+        left there: they are dropped if this size stays, but a smaller one may still
+        fit.
+        """
+        if change.unit == "steps":
+            return self._until_step(change.value)
+        epoch, position = divmod(change.value, self.epoch_length)
+        first, start = (self.batch, self.position) if epoch == self.epoch else (0, 0)
+        batch = first - (start - position) // self.size
+        return self._or_next_epoch(epoch, batch)
+
+    def _until_step(self, step: int) -> tuple[int, int]:
+        if step <= self.step + self.here:
+            return self._or_next_epoch(self.epoch, self.batch + step - self.step)
+        epoch, batch = self.locate(step)
+        if batch == 0:
+            return self._or_next_epoch(epoch - 1, self.per_epoch)
+        return epoch, batch
+
+    def _or_next_epoch(self, epoch: int, batch: int) -> tuple[int, int]:
+        inside = self.place(epoch, batch).position < self.epoch_length
+        return (epoch, batch) if inside else (epoch + 1, 0)
+
+
+class Timeline:
+    """All batches of all epochs under one schedule. Immutable; ranks and tails aside.
+
+    Args:
+        schedule: gives sizes and where they change.
+        epoch_length: positions in an epoch, >= 1.
+        drop_last: whether an epoch ends with its last whole batch.
+
+    Raises:
+        SpecError: an epoch would have no batch, or the schedule contradicts itself.
+    """
+
+    def __init__(
+        self, schedule: Schedule, epoch_length: int, *, drop_last: bool
+    ) -> None:
+        self.epoch_length = epoch_length
+        self.drop_last = drop_last
+        self.runs = self._all_runs(schedule)
+        self._steps = [run.step for run in self.runs]
+        self._starts = [(run.epoch, run.batch) for run in self.runs]
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """Return (epoch, batch) of the global `step`."""
+        return self.runs[bisect_right(self._steps, step) - 1].locate(step)
+
+    def place(self, epoch: int, batch: int) -> Place:
+        """Return where `batch` of `epoch` starts, or where the last one ends."""
+        place = self._run_at(epoch, batch).place(epoch, batch)
+        end = min(place.position, self.epoch_length)
+        return place._replace(position=end)
+
+    def span(self, epoch: int, batch: int) -> Span:
+        """Return the positions of `batch`, one that `epoch` has."""
+        run = self._run_at(epoch, batch)
+        place = run.place(epoch, batch)
+        return Span(place, min(place.position + run.size, self.epoch_length), run.size)
+
+    def batch_of(self, epoch: int, position: int) -> int:
+        """Return the batch of `epoch` that holds `position`, or the epoch's end."""
+        steps = self.steps_in(epoch)
+        batch = bisect_right(
+            range(steps), position, key=lambda b: self.span(epoch, b).place.position
+        )
+        inside = self.span(epoch, max(batch - 1, 0)).stop
+        return max(batch - 1, 0) if position < inside else steps
+
+    def even(self, epoch: int, first: int, last: int) -> bool:
+        """Whether two batches of an epoch, and all between, are of one global size."""
+        return self._run_at(epoch, first) is self._run_at(epoch, last)
+
+    def _run_at(self, epoch: int, batch: int) -> Run:
+        return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of batches in `epoch`."""
+        last = bisect_right(self._starts, (epoch, math.inf)) - 1
+        return self.runs[last].batches_in(epoch)
+
+    def _all_runs(self, schedule: Schedule) -> tuple[Run, ...]:
+        place, batch = Place(0, 0, 0, self.epoch_length), 0
+        runs: list[Run] = []
+        while True:
+            run = self._run(place, batch, schedule.at(place).global_size)
+            runs.append(run)
+            change = schedule.next_change(place)
+            if change is None:
+                return tuple(runs)
+            check_beyond(change, place)
+            epoch, batch = run.until(change)
+            place = run.place(epoch, batch)
+
+    def _run(self, place: Place, batch: int, size: int) -> Run:
+        per_epoch = self._count(self.epoch_length, size)
+        if per_epoch == 0:
+            message = (
+                f"an epoch of {self.epoch_length} samples has no batch of {size} "
+                f"(in force from epoch {place.epoch}) with drop_last=True; "
+                "lower the batch size or pass drop_last=False"
+            )
+            raise SpecError(message)
+        here = self._count(self.epoch_length - place.position, size)
+        epoch, position, step, length = place
+        return Run(epoch, batch, position, step, size, length, here, per_epoch)
+
+    def _count(self, samples: int, size: int) -> int:
+        return samples // size if self.drop_last else -(-samples // size)
+
+
+def check_beyond(change: Change, place: Place) -> None:
+    """Raise `SpecError` where a schedule announces a change that is not ahead."""
+    now = place.samples if change.unit == "samples" else place.step
+    if change.value <= now:
+        message = (
+            f"`next_change` must lie beyond {now} {change.unit}, got {change.value}; "
+            "return the next change after `place`, or None where there is none"
+        )
+        raise SpecError(message)

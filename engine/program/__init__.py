@@ -1,0 +1,1 @@
+"""engine/program: see the README."""

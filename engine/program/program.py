@@ -1,0 +1,437 @@
+"""A segment's body: which functions run on a chunk, one after the other.
+
+A program holds no queue and no lock, so the same one runs in the trainer's thread, in
+worker threads and in other processes. Each operation runs over all rows of the chunk
+before the next does; a row whose function raised is set aside and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import Any, Protocol
+
+from ...errors import SampleError
+from ..batch.layout import size_of
+from ..core.chunk import Chunk, Failure, Outcome
+from .randomness import SampleRandom
+
+__all__ = [
+    "FAILED",
+    "NO_SAMPLE",
+    "Calling",
+    "Calls",
+    "Filter",
+    "Map",
+    "Operation",
+    "Program",
+    "Read",
+    "ReadOn",
+    "Sink",
+    "Watch",
+    "Work",
+]
+
+# The rows of a chunk while they are worked on: samples, failures, who watches.
+
+
+class Sink(Protocol):
+    """Takes the rows of a batch."""
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
+        ...
+
+
+class Watch(Protocol):
+    """Is told of each sample as it is taken in hand."""
+
+    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
+        """Hand `items` through, noting the row each belongs to as it is taken."""
+        ...
+
+
+@dataclass(slots=True)
+class Work:
+    """The rows of a chunk on their way through a program."""
+
+    chunk: Chunk
+    random: SampleRandom
+    samples: list[Any]
+    offsets: list[int] | None = None
+    """Which rows of the chunk `samples` are for; None: all."""
+    failures: list[Failure] | None = None
+    dropped: int = 0
+    ended: bool = False
+    watch: Watch | None = None
+
+    def watched(self, items: Iterable[Any]) -> Iterable[Any]:
+        """Return `items`, one a sample, watched as they are taken."""
+        if self.watch is None:
+            return items
+        return self.watch.each(items, self.offsets or range(len(self.chunk)))
+
+    def rows(self) -> Sequence[int]:
+        """Return the row of the batch each sample belongs to."""
+        first = self.chunk.first_row
+        if self.offsets is None:
+            return range(first, first + len(self.chunk))
+        return [first + offset for offset in self.offsets]
+
+    def keep(self, samples: list[Any], kept: Iterable[bool]) -> None:
+        """Go on with those of `samples` that are `kept`."""
+        flags = list(kept)
+        if all(flags):
+            self.samples = samples
+            return
+        before: Sequence[int] = self.offsets or range(len(flags))
+        self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
+        self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
+
+    def take(self, results: list[Any], failed: set[int]) -> None:
+        """Go on with `results`, but for those that failed."""
+        if failed:
+            self.keep(results, (at not in failed for at in range(len(results))))
+        else:
+            self.samples = results
+
+    def fail(self, at: int, error: BaseException, stage: str) -> None:
+        """Note that the sample `at` (counted within `samples`) raised."""
+        offset = at if self.offsets is None else self.offsets[at]
+        stage = getattr(error, "penstock_stage", stage)  # of several that are one
+        failure = Failure(
+            error, stage, int(self.chunk.indices[offset]), self.chunk.first_row + offset
+        )
+        self.failures = [*(self.failures or ()), failure]
+
+    def fail_all(self, error: BaseException, stage: str) -> None:
+        """Note that none of the rows could be begun."""
+        self.samples, self.offsets = [], None
+        for at in range(len(self.chunk)):
+            self.fail(at, error, stage)
+        self.offsets = []
+
+
+class Operation(Protocol):
+    """One stage within a program."""
+
+    @property
+    def stage(self) -> str:
+        """As the log and errors show it."""
+        ...
+
+    def enter(self, number: int) -> None:
+        """Be told that this is worker process `number`, before its first chunk."""
+        ...
+
+    def run(self, work: Work) -> None:
+        """Do it to all rows of `work`."""
+        ...
+
+    def leave(self) -> None:
+        """Be told that this worker process is about to end."""
+        ...
+
+
+FAILED = object()
+"""Stands in for the sample of a row whose function raised, until it is set aside."""
+
+
+def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
+    """Replace the samples by what `count` lazy calls give, setting failures aside.
+
+    `list.extend` keeps what an iterator gave before it raised, and the iterator goes on
+    behind the item that raised, so the loop over all rows runs in C while all goes
+    well.
+    """
+    calls = iter(calls)
+    results: list[Any] = []
+    failed: set[int] = set()
+    while len(results) < count:
+        try:
+            results.extend(calls)
+        except BaseException as error:  # noqa: BLE001 SystemExit too is the trainer's
+            failed.add(len(results))
+            work.fail(len(results), error, stage)
+            results.append(FAILED)
+        else:
+            if len(results) < count:  # extend took a StopIteration for the end
+                failed.add(len(results))
+                work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
+                results.append(FAILED)
+    work.take(results, failed)
+
+
+STOPPED = (
+    "the function of {} raised StopIteration, which means the end of an iteration to "
+    "Python; a stage's function must return a sample or raise another exception"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that an operation makes, not made yet."""
+
+    each: Iterator[Any]
+    """Makes one a step; goes on behind one that raised."""
+    count: int
+    results: Work
+    """Whose samples the results are to be."""
+
+
+class Calling(ABC):
+    """An operation that calls a function once for every sample.
+
+    Between its two halves the calls are made: one after the other, or, where the
+    function is a coroutine function, awaited (awaiting.py).
+    """
+
+    __slots__ = ()
+    stage: str
+
+    def enter(self, number: int) -> None:  # noqa: B027 few care
+        """All workers are alike."""
+
+    def leave(self) -> None:  # noqa: B027 few care
+        """Nothing is on its way."""
+
+    @abstractmethod
+    def begin(self, work: Work) -> Calls:
+        """Prepare the calls."""
+
+    def finish(self, work: Work, results: Work) -> None:  # noqa: B027 few care
+        """Judge the results, once all calls are made."""
+
+    def run(self, work: Work) -> None:
+        """Do it to all rows of `work`."""
+        calls = self.begin(work)
+        apply(calls.results, self.stage, calls.each, calls.count)
+        self.finish(work, calls.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Calling):
+    """Ask the dataset for the chunk's indices."""
+
+    stage: str
+    get: Callable[[int], Any]
+    get_many: Callable[[list[int]], Sequence[Any]] | None = None
+    """The dataset's `__getitems__`, where it has one."""
+
+    def run(self, work: Work) -> None:
+        if self.get_many is not None:
+            indices = work.chunk.indices.tolist()
+            try:
+                samples = list(self.get_many(indices))
+            except Exception:  # noqa: BLE001 one by one, the guilty sample says so itself
+                samples = []
+            if len(samples) == len(indices):
+                work.samples = samples
+                return
+        Calling.run(self, work)
+
+    def begin(self, work: Work) -> Calls:
+        """Ask for one sample after the other."""
+        indices = work.chunk.indices.tolist()
+        return Calls(map(self.get, work.watched(indices)), len(indices), work)
+
+
+@dataclass(slots=True, eq=False)
+class ReadOn:
+    """Ask an iterable for its next samples; one worker, in order.
+
+    The iterator is opened when the first row of an epoch is wanted and dropped at its
+    end.
+    """
+
+    stage: str
+    dataset: Iterable[Any]
+    _epoch: int = -1
+    _iterator: Iterator[Any] | None = None
+    _skip: int = 0
+
+    def enter(self, number: int) -> None:
+        """There is one worker."""
+
+    def leave(self) -> None:
+        """Nothing is on its way."""
+
+    def restart(self, skip: int = 0) -> None:
+        """Begin anew with the next row wanted, leaving out the first `skip` samples."""
+        self._epoch, self._iterator, self._skip = -1, None, skip
+
+    def run(self, work: Work) -> None:
+        epoch = work.chunk.context.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._iterator = islice(self.dataset, self._skip, None)
+            self._skip = 0
+        wanted = len(work.chunk)
+        samples: list[Any] = []
+        while self._iterator is not None and len(samples) < wanted:
+            before = len(samples)
+            try:
+                samples.extend(islice(self._iterator, wanted - before))
+            except BaseException as error:  # noqa: BLE001 it is the trainer's
+                work.fail(len(samples), error, self.stage)
+                # A generator that raised is finished, so its epoch is, too.
+                self._iterator = None
+            else:
+                if len(samples) < wanted:
+                    self._iterator = None
+        work.ended = self._iterator is None
+        failed = len(work.failures or ())
+        work.dropped += wanted - len(samples) - failed
+        work.samples, work.offsets = samples, list(range(len(samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Calling):
+    """Call a function on each sample."""
+
+    stage: str
+    number: int
+    """Which stage of the pipeline this is, caches not counted: keys its draws."""
+    function: Callable[..., Any]
+    wants_rng: bool = False
+    wants_ctx: bool = False
+
+    def begin(self, work: Work) -> Calls:
+        """Hand each sample to the function, with what else it wants."""
+        samples = work.watched(work.samples)
+        if self.wants_rng or self.wants_ctx:
+            calls = map(self._call, samples, *self._extras(work))
+        else:
+            calls = map(self.function, samples)
+        return Calls(calls, len(work.samples), work)
+
+    def finish(self, work: Work, results: Work) -> None:
+        """Refuse None."""
+        if any(sample is None for sample in results.samples):
+            self._blame_none(work)
+
+    def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
+        chunk = work.chunk
+        at = work.offsets if work.offsets is not None else slice(None)
+        return (
+            repeat(work),
+            chunk.rounds[at].tolist(),
+            chunk.indices[at].tolist(),
+        )
+
+    def _call(self, sample: Any, work: Work, round_: int, index: int) -> Any:
+        extras: dict[str, Any] = {}
+        if self.wants_rng:
+            extras["rng"] = work.random.at(round_, index, self.number)
+        if self.wants_ctx:
+            extras["ctx"] = work.chunk.context
+        return self.function(sample, **extras)
+
+    def _blame_none(self, work: Work) -> None:
+        error = NO_SAMPLE.format(self.stage)
+        for at, sample in enumerate(work.samples):
+            if sample is None:
+                work.fail(at, SampleError(error), self.stage)
+        work.keep(work.samples, [sample is not None for sample in work.samples])
+
+
+NO_SAMPLE = (
+    "{} returned None, which is no sample; a map function returns the new sample (is a"
+    " `return` missing?). To leave samples out use filter() or select()."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(Calling):
+    """Leave out the samples a function says no to."""
+
+    stage: str
+    predicate: Callable[[Any], Any]
+
+    def begin(self, work: Work) -> Calls:
+        """Ask about each sample; the answers do not take their place."""
+        flags = Work(work.chunk, work.random, work.samples, work.offsets)
+        calls = map(self.predicate, work.watched(work.samples))
+        return Calls(calls, len(work.samples), flags)
+
+    def finish(self, work: Work, results: Work) -> None:
+        """Keep the samples whose answer is yes."""
+        failed = {failure.row for failure in results.failures or ()}
+        work.failures = [*(work.failures or ()), *(results.failures or ())]
+        results.failures = None
+        if failed:
+            work.keep(work.samples, [row not in failed for row in work.rows()])
+        kept = [bool(flag) for flag in results.samples]
+        work.dropped += kept.count(False)
+        work.keep(work.samples, kept)
+
+
+def timed(operation: Operation, work: Work) -> tuple[int, int]:
+    """Run an operation; return its nanoseconds, and the bytes of a sample it made."""
+    start_ns = time.perf_counter_ns()
+    operation.run(work)
+    made = size_of(work.samples[0]) if work.samples else 0
+    return time.perf_counter_ns() - start_ns, made
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The operations of one segment, in order.
+
+    Args:
+        operations: at least one; the first of the pipeline's first segment reads.
+        places: whether the results go into the batch, rather than on to a next segment.
+    """
+
+    operations: tuple[Operation, ...]
+    places: bool
+
+    def enter(self, number: int) -> None:
+        """Run in worker process `number` from here on."""
+        for operation in self.operations:
+            operation.enter(number)
+
+    def leave(self) -> None:
+        """End this worker process' part."""
+        for operation in self.operations:
+            operation.leave()
+
+    def run(
+        self,
+        chunk: Chunk,
+        inputs: list[Any] | None,
+        sink: Sink | None,
+        random: SampleRandom,
+        watch: Watch | None = None,
+    ) -> Outcome:
+        """Work on a chunk; place the results in `sink`, or return them without one."""
+        start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        work = Work(chunk, random, inputs or [], watch=watch)
+        parts: list[tuple[int, int]] = []
+        if len(self.operations) == 1:  # what it takes is what all of it takes
+            self.operations[0].run(work)
+        else:
+            parts = [timed(operation, work) for operation in self.operations]
+        outcome = self.finish(work, sink)
+        outcome.parts = tuple(parts)
+        outcome.cpu_ns = time.thread_time_ns() - cpu_ns
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        return outcome
+
+    def finish(self, work: Work, sink: Sink | None) -> Outcome:
+        """Place what is left of the rows, or return it; their times are not known."""
+        outcome = Outcome(
+            done=len(work.chunk),
+            failures=work.failures or [],
+            dropped=work.dropped,
+            ended=work.ended,
+        )
+        if sink is None:
+            outcome.outputs, outcome.offsets = work.samples, work.offsets
+            outcome.nbytes = sum(map(size_of, work.samples))
+        elif work.samples:
+            outcome.nbytes = sink.place(work.rows(), work.samples)
+        return outcome

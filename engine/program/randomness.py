@@ -1,0 +1,55 @@
+"""A generator of its own for every (seed, round, index, stage), and for nothing else.
+
+Philox 4x64 is counter-based: block `c` of the stream with key `k` is a function of (k,
+c) alone, so a stream is chosen by writing the counter, at no cost of seeding, and
+streams that differ in any word above the lowest never meet (Salmon, Moraes, Dror, Shaw:
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011). Here:
+
+    key          the user's seed
+    counter      [0: left to the stream, 2**64 blocks] [1: stage] [2: index] [3: round]
+"""
+
+from __future__ import annotations
+
+from numpy import random  # numpy loads it when first asked, maybe in a thread
+
+from ...errors import checked_seed
+
+__all__ = [
+    "SampleRandom",
+]
+
+
+class SampleRandom:
+    """One numpy `Generator`, set anew to a sample's own stream for every sample.
+
+    One worker owns it; it is not to be shared between threads. A generator it returned
+    is valid until the next call of `at`.
+    """
+
+    __slots__ = ("_counter", "_generator", "_philox", "_seed", "_state")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = checked_seed(seed)
+        self._philox = random.Philox(key=self._seed)
+        self._generator = random.Generator(self._philox)
+        # A fresh state holds no leftover words: `buffer_pos` is at the buffer's end and
+        # `has_uint32` is 0. Writing it back whole therefore also forgets what the
+        # sample before left unread.
+        self._state = self._philox.state
+        self._counter = self._state["state"]["counter"]
+
+    def at(self, round_: int, index: int, stage: int) -> random.Generator:
+        """Return the generator at the start of the stream of one sample in one stage.
+
+        Args:
+            round_: epoch * repeats + pass, >= 0.
+            index: the sample's index in the data set, >= 0.
+            stage: the number of the stage in its pipeline, >= 0.
+        """
+        self._counter[:] = (0, stage, index, round_)
+        self._philox.state = self._state
+        return self._generator
+
+    def __repr__(self) -> str:
+        return f"SampleRandom(seed={self._seed})"

@@ -1,0 +1,193 @@
+"""Sample seeding: functions that draw from the global generators, made repeatable.
+
+The generators of `random`, `numpy.random` and torch are set from a sample's own seed
+before it is made, so its bytes do not depend on who makes it, or after what. That takes
+some 20 us, so it is left out for data that draws nothing: whether it does is looked at
+in the first leases of a worker, which are made once more where it does, and in one of
+many later on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torchs
+
+from .program import Calling, Calls, Read, Work
+
+__all__ = [
+    "SeededRead",
+    "WorkerStart",
+]
+
+LOOKS = 64
+"""Leases of a worker that are all looked at."""
+LATER = 16
+"""Of the leases after these, one in so many is."""
+
+WORDS = 4 * 624 + 4
+"""Bytes of `mt19937_state` (numpy/random/src/mt19937/mt19937.h)."""
+
+Marks = tuple[Any, bytes, bytes]
+States = tuple[Any, Any, torch.Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class SeededRead(Calling):
+    """Asks the dataset for the chunk's indices, each under its own seed.
+
+    For one thread a process: the generators are the process's own.
+    """
+
+    stage: str
+    get: Callable[[int], Any]
+    get_many: Callable[[list[int]], Sequence[Any]] | None
+    start: WorkerStart
+    """What a worker process does first."""
+    trainer: int = field(default_factory=os.getpid)
+    """The process whose generators belong to somebody else."""
+    draws: bool = False
+    """Whether a sample was seen to draw from a global generator."""
+    leases: int = 0
+    number: int | None = None
+    """Of the worker process that has not begun."""
+
+    def enter(self, number: int) -> None:
+        """This is worker process `number` from here on."""
+        self.number = number
+
+    def run(self, work: Work) -> None:
+        """Read; keep the trainer's generators as they are."""
+        if self.number is not None:
+            try:
+                self.start(self.number)
+            except Exception as error:  # noqa: BLE001 the trainer is to see it
+                work.fail_all(error, self.stage)
+                return
+            self.number = None
+        self.leases += 1
+        if not self.draws:
+            looks = self.leases <= LOOKS or self.leases % LATER == 0
+            before = marks() if looks else None
+            first = Work(work.chunk, work.random, [], watch=work.watch)
+            Read(self.stage, self.get, self.get_many).run(first)
+            if before is None or marks() == before:
+                work.samples, work.offsets = first.samples, first.offsets
+                work.failures = first.failures
+                return
+            self.draws = True
+            put_back(before)
+        known = states() if os.getpid() == self.trainer else None
+        try:
+            Calling.run(self, work)
+        finally:
+            if known is not None:
+                restore(known)
+
+    def begin(self, work: Work) -> Calls:
+        """Ask for one sample after the other, each under its seed."""
+        pairs = zip(
+            work.chunk.indices.tolist(), work.chunk.rounds.tolist(), strict=True
+        )
+        indices = work.watched(seeded(pairs))
+        return Calls(map(self.get, indices), len(work.chunk), work)
+
+
+def seeded(pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
+    """Yield each index with the global generators set to its seed."""
+    for index, seed in pairs:
+        random.seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
+        torch.default_generator.manual_seed(seed)
+        yield index
+
+
+def marks() -> Marks:
+    """Return what changes when anything is drawn; takes 12 us."""
+    torchs = torch.default_generator.get_state().numpy().tobytes()
+    words = _words()
+    if words is None:
+        numpys = repr(np.random.get_state(legacy=False)).encode()  # noqa: NPY002
+    else:
+        numpys = bytes(words)
+    return random.getstate(), numpys, torchs
+
+
+def put_back(before: Marks) -> None:
+    """Set the generators to their marks. A normal number numpy had to spare is lost."""
+    python, numpys, torchs = before
+    random.setstate(python)
+    words = _words()
+    if words is not None:
+        ctypes.memmove(words, numpys, WORDS)
+    state = torch.frombuffer(bytearray(torchs), dtype=torch.uint8)
+    torch.default_generator.set_state(state)
+
+
+def states() -> States:
+    """Return the whole states of the global generators."""
+    numpys = np.random.get_state(legacy=False)  # noqa: NPY002 the global one
+    return random.getstate(), numpys, torch.default_generator.get_state()
+
+
+def restore(before: States) -> None:
+    """Put the global generators back."""
+    python, numpys, torchs = before
+    random.setstate(python)
+    np.random.set_state(numpys)  # noqa: NPY002 the global one
+    torch.default_generator.set_state(torchs)
+
+
+def _words() -> Any:
+    """The state of numpy's global Mersenne Twister in place; None if it is another."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if not isinstance(generator, np.random.MT19937):
+        return None
+    return (ctypes.c_char * WORDS).from_address(generator.ctypes.state_address)
+
+
+# A worker process as torch's data sets and `worker_init_fn` expect to find it.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What is done once in a worker process, before its first sample.
+
+    A worker that replaces another has the number of that one; the most there were at
+    once may grow while training runs, so `num_workers` is that when a worker began.
+    """
+
+    dataset: Any
+    num_workers: int
+    """As the user asked for; 0 leaves it to the tuner."""
+    init: Callable[[int], Any] | None
+    """`worker_init_fn`."""
+
+    def __call__(self, number: int) -> None:
+        """Make this process worker `number`: `get_worker_info()` answers from here on.
+
+        The generators are set as torch sets them in its worker of that number, which is
+        what a `worker_init_fn` derives its seeds from.
+
+        Raises:
+            Exception: whatever the user's `worker_init_fn` raises.
+        """
+        seed = (torch.initial_seed() + number) & 0xFFFFFFFFFFFFFFFF
+        torchs._worker_info = torchs.WorkerInfo(  # noqa: SLF001 the one place that `get_worker_info` reads
+            id=number,
+            num_workers=max(self.num_workers, number + 1),
+            seed=seed,
+            dataset=self.dataset,
+        )
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
+        if self.init is not None:
+            self.init(number)

@@ -1,0 +1,166 @@
+"""What can run: a pipeline compiled into segments, with its plan, buffers and options.
+
+Pipelines and loaders compile to a `Recipe` (pipeline/compile); the engine runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..cache.cache import Cache
+from ..errors import StateError, check
+from ..system.printing import call
+from .batch.buffer import Buffers
+from .plan import Cursor, DrawnPlan, Plan, read_state, write_state
+from .program.program import Program
+from .to_device.device import DeviceStage
+
+__all__ = [
+    "AS_SHIPPED",
+    "BatchRecipe",
+    "Executor",
+    "Host",
+    "Options",
+    "Recipe",
+    "SegmentRecipe",
+    "StartMethod",
+]
+
+Executor = Literal["auto", "inline", "thread", "process", "async"]
+Host = Literal["auto", "trainer", "process"]
+StartMethod = Literal["fork", "forkserver", "spawn"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Options:
+    """What holds for all stages of a pipeline; it changes no byte of any batch."""
+
+    host: Host = "auto"
+    """Where the engine and its threads run: beside the trainer, or in a child."""
+    persistent_workers: bool = True
+    """Whether worker processes, and what is prefetched, outlive an epoch."""
+    multiprocessing_context: StartMethod | None = None
+    """How worker processes start; None: fork, and forkserver once CUDA is in use."""
+
+    def __post_init__(self) -> None:
+        check(
+            self.host in ("auto", "trainer", "process"),
+            f"`host` must be 'auto', 'trainer' or 'process', got {self.host!r}",
+        )
+        check(
+            type(self.persistent_workers) is bool,
+            f"`persistent_workers` must be a bool, got {self.persistent_workers!r}",
+        )
+        check(
+            self.multiprocessing_context in (None, "fork", "forkserver", "spawn"),
+            "`multiprocessing_context` must be 'fork', 'forkserver' or 'spawn', got "
+            f"{self.multiprocessing_context!r}",
+        )
+
+    def __repr__(self) -> str:
+        if self == AS_SHIPPED:
+            return ""
+        return call(
+            ".options",
+            host=(self.host, "auto"),
+            persistent_workers=(self.persistent_workers, True),
+            multiprocessing_context=(self.multiprocessing_context, None),
+        )
+
+
+AS_SHIPPED = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecipe:
+    """One segment, ready to be built."""
+
+    name: str
+    """`Map(ID:2) decode`: what its worker count is logged under."""
+    queue_name: str
+    """What its prefetch size is logged under: the stage that fills the queue."""
+    program: Program
+    executor: Executor
+    """`auto`: inline until it shows that it costs enough to be worth a thread."""
+    num_parallel_workers: int
+    bounds: tuple[int, int]
+    prefetch_size: int
+    tunable: bool
+    thread_safe: bool = True
+    """Whether several threads of one process may work on it."""
+    timeout_s: float | None = None
+    """How long one sample may take."""
+    movable: bool = False
+    """Whether it may be moved to another executor than it starts with: `auto`."""
+    storable: tuple[int | None, ...] = ()
+    """Of each operation: the samples that a cache behind it would hold; None where each
+    epoch has others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecipe:
+    """How samples are dealt into batches where the plan does not say."""
+
+    size: int | None
+    """Samples a batch; None: a schedule says."""
+    drop_last: bool
+    error_budget: float
+    """Share of an epoch's samples that may be substituted, 0 to 1."""
+    microbatches: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A pipeline that can run."""
+
+    plan: Plan | DrawnPlan
+    segments: tuple[SegmentRecipe, ...]
+    buffers: Buffers
+    batch: BatchRecipe
+    seed: int
+    repack: bool
+    """Batches are made from what a filter or an iterable leaves, at run time."""
+    iterable: bool
+    device: DeviceStage | None
+    options: Options
+    cpu_cores: float
+    """Cores that its workers may keep busy together."""
+    caches: tuple[Cache, ...] = ()
+    data: str | None = None
+    """Which data set it is, if that is known."""
+
+    def facts(self) -> dict[str, int | str]:
+        """Return what must be the same on all ranks."""
+        known = {} if self.data is None else {"data set": self.data}
+        return {**self.planned.facts(), **known}
+
+    @property
+    def planned(self) -> Plan:
+        """The plan of a pipeline, which knows all its batches."""
+        assert isinstance(self.plan, Plan)
+        return self.plan
+
+    def state(self, cursor: Cursor) -> dict[str, object]:
+        """Return `cursor` as O(1) JSON."""
+        state = write_state(cursor, self.planned.hash, self.planned.facts())
+        return state if self.data is None else {**state, "data": self.data}
+
+    def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
+        """Return the cursor in `state`; StateError if it does not belong here."""
+        plan = self.planned
+        saved = state.get("data") if isinstance(state, Mapping) else None
+        if None not in (saved, self.data) and saved != self.data and not override:
+            raise StateError(OTHER_DATA)
+        if self.repack:  # its batches are not the plan's, so the plan cannot check them
+            return read_state(state, plan.hash, plan.facts(), override=override)
+        return plan.restore(state, override=override)
+
+
+OTHER_DATA = (
+    "the state belongs to another data set (its files, or its fingerprint, are not"
+    " those of this one); build the pipeline on the data it was saved with, or go on in"
+    " this one from the same position of the epoch with load_state_dict(state,"
+    " override=True)"
+)

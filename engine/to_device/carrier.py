@@ -1,0 +1,122 @@
+"""The carrier: brings batches over the bus, and keeps what their copies still read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..batch.stamp import map_tensors
+from ..feed import Delivery
+from ..host.handover import is_dense
+from ..plan import BatchPlan
+from .cuda import Bus, Mark
+from .device import ToDevice
+from .pinned import PinnedRing, PinnedSlabs
+
+__all__ = [
+    "Carrier",
+    "Crossing",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A batch on its way to the device, or there."""
+
+    data: Any
+    """Its tensors on the device; the trainer's when handed over, not before."""
+    plan: BatchPlan
+    mark: Mark | None
+    """After all that makes it; None: made in the trainer's own stream."""
+
+
+class Carrier:
+    """Copies batches and has them changed on the device, all on the bus.
+
+    Args:
+        bus: to the device.
+        to_device: what is done with a batch there.
+        buffers: of pinned memory, one a batch whose copy is under way.
+    """
+
+    def __init__(self, bus: Bus, to_device: ToDevice, buffers: int) -> None:
+        self._bus = bus
+        self._to_device = to_device
+        self._ring = PinnedRing(bus, buffers)
+        self._slabs = PinnedSlabs(bus)
+        self._under_way: deque[tuple[Mark, list[torch.Tensor]]] = deque()
+        """What copies read that are not done: while one lives, so does its slab."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a batch can be sent without waiting for an earlier one's copy."""
+        return self._ring.free
+
+    def send(self, delivery: Delivery) -> Crossing:
+        """Issue all that brings a batch to the device.
+
+        Waits for an earlier copy where all buffers are under way.
+
+        Raises:
+            SpecError: as `ToDevice`.
+            RuntimeError: the device has no memory for it.
+        """
+        self._sweep()
+        data, plan = delivery.data, delivery.plan
+        tensors = tensors_of(data)
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            # Made in some stream of the user's: the trainer's is the one to go on in.
+            return Crossing(self._to_device(data), plan, None)
+        loose = [t for t in tensors if is_dense(t) and not self._slabs.holds(t)]
+        buffer, staged = self._ring.stage(loose)
+
+        def carry(tensor: torch.Tensor) -> torch.Tensor:
+            return self._bus.copy(staged.get(id(tensor), tensor))
+
+        try:
+            with self._bus.side():
+                moved = self._to_device(data, carry)
+        finally:  # where it failed, some of it may have been issued
+            mark = self._bus.mark()
+            self._under_way.append((mark, [t for t in tensors if id(t) not in staged]))
+            if buffer is not None:
+                buffer.mark = mark
+        return Crossing(moved, plan, mark)
+
+    def hand_over(self, crossing: Crossing) -> Delivery:
+        """Return a batch that the trainer's stream, as it is now, may use."""
+        if crossing.mark is not None:
+            self._bus.hand_over(tensors_of(crossing.data), crossing.mark)
+        return Delivery(crossing.data, crossing.plan)
+
+    def close(self) -> None:
+        """Wait for what is under way, and let go of all memory. From any thread."""
+        under_way, self._under_way = self._under_way, deque()
+        if under_way:
+            with contextlib.suppress(RuntimeError):  # the device failed: nothing reads
+                under_way[-1][0].synchronize()
+        self._ring.clear()
+
+    def _sweep(self) -> None:
+        under_way = self._under_way
+        while under_way and under_way[0][0].query():
+            under_way.popleft()
+
+    def __repr__(self) -> str:
+        return f"<Carrier: {len(self._under_way)} under way, {self._ring!r}>"
+
+
+def tensors_of(data: Any) -> list[torch.Tensor]:
+    """Return all tensors of a batch."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(data, note)
+    return found

@@ -1,0 +1,149 @@
+"""The lane: batches on their way to the device, a few ahead of the trainer.
+
+It stands between a host and the trainer. What is taken ahead is what was ready anyway,
+so it waits for nothing; its place, its stamp and its error come when it is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..batch.buffer import Finished
+from ..feed import Delivery
+from ..host.local import Host, TrainerHost
+from ..plan import Cursor, DrawnPlan
+from .carrier import Carrier, Crossing
+from .cuda import Bus
+from .device import DeviceStage, ToDevice
+
+__all__ = [
+    "DEPTH",
+    "Lane",
+    "is_ready",
+    "lane_to",
+]
+
+DEPTH = 2
+"""Batches on the device ahead of the trainer's: one that is copied while the trainer
+works, and one that is there when a step is short."""
+
+
+class Ahead(NamedTuple):
+    """What the host gave before the trainer asked for it."""
+
+    cursor: Cursor
+    """Where it starts."""
+    due: Crossing | Delivery | Exception | None
+    """A delivery is yet to be sent; None is the epoch's end."""
+
+
+class Lane:
+    """Hands a host's batches over on the device. For the trainer's thread.
+
+    Args:
+        bus: to the device.
+        to_device: what is done with a batch there.
+        depth: how many batches may be there that the trainer has not asked for.
+        ready: whether a host has a batch of an epoch; None: `is_ready`.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        to_device: ToDevice,
+        depth: int = DEPTH,
+        ready: Callable[[Host, int], bool] | None = None,
+    ) -> None:
+        self._carrier = Carrier(bus, to_device, depth + 1)
+        self._depth = depth
+        self._ready = ready or is_ready
+        self._ahead: deque[Ahead] = deque()
+
+    def cursor(self, host: Host) -> Cursor:
+        """Where the batch starts that the trainer gets next."""
+        ahead = self._ahead
+        return ahead[0].cursor if ahead else host.cursor
+
+    def next(self, host: Host) -> Delivery | None:
+        """Return the next batch of the epoch; None at its end.
+
+        Those after it that are ready by then are on their way when this returns.
+
+        Raises:
+            Exception: as the host's `next`, and as `Carrier.send`.
+        """
+        ahead = self._ahead
+        due = ahead.popleft().due if ahead else host.next()
+        if isinstance(due, Exception):
+            try:
+                raise due
+            finally:  # the exception keeps this frame, which must not keep it in turn
+                del due
+        if due is None:
+            return None
+        crossing = due if isinstance(due, Crossing) else self._carrier.send(due)
+        del due  # host memory, which those ahead may take
+        self._look_ahead(host, crossing.plan.epoch)
+        return self._carrier.hand_over(crossing)
+
+    def drop(self) -> None:
+        """Forget what was taken ahead: the trainer goes on elsewhere."""
+        self._ahead = deque()
+
+    def close(self) -> None:
+        """Let go of all memory. From any thread; idempotent."""
+        self.drop()
+        self._carrier.close()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._ahead) < self._depth and self._carrier.free
+
+    def _look_ahead(self, host: Host, epoch: int) -> None:
+        ahead = self._ahead
+        while self._has_room and self._ready(host, epoch):
+            cursor = host.cursor
+            try:
+                due = host.next()
+            except Exception as error:  # noqa: BLE001 told when its batch is due
+                ahead.append(Ahead(cursor, error))
+                return
+            ahead.append(Ahead(cursor, self._sent(due)))
+
+    def _sent(self, delivery: Delivery | None) -> Crossing | Delivery | None:
+        """Send a batch ahead; where that fails, it is sent again when it is due."""
+        try:
+            return delivery and self._carrier.send(delivery)
+        except Exception:  # noqa: BLE001 it will be raised then, if still true
+            self._depth = 0  # the device may have room for the trainer's batch alone
+            return delivery
+
+    def __repr__(self) -> str:
+        return f"<Lane: {len(self._ahead)} ahead, {self._carrier!r}>"
+
+
+def is_ready(host: Host, epoch: int) -> bool:
+    """Whether `host.next()` has a whole batch of this epoch, without waiting.
+
+    Only known where the engine is beside the trainer, and its batches are those that it
+    makes. One with a failure is left where it is until it is due.
+    """
+    if not isinstance(host, TrainerHost):
+        return False
+    engine = host.engine
+    if engine.recipe.repack or isinstance(engine.recipe.plan, DrawnPlan):
+        return False
+    flight, batch = engine.gate.flow.outbox.get(engine.head, (None, None))
+    whole = isinstance(batch, Finished) and not batch.failures
+    return whole and flight is not None and flight.plan.epoch == epoch
+
+
+def lane_to(stage: DeviceStage) -> Lane:
+    """Return the lane to a CUDA device."""
+    from .cuda import CudaBus
+
+    bus = CudaBus(stage.device)
+    return Lane(bus, ToDevice(replace(stage, device=bus.device)))

@@ -1,0 +1,232 @@
+"""Coroutines as workers: for reads that wait, hundreds at once, in one thread.
+
+One thread runs one event loop, and a *permit* is a worker: the right to have one lease
+in progress. So a worker more costs a few hundred bytes, no thread and no stack. The
+loop never waits for a lease: the gate rings it when there may be work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from ...system.wakeup import Bell
+from ..core.chunk import Lease
+from ..core.connector import Connector
+from ..observe.metrics import WorkerMeter
+from ..program.awaiting import Awaiting
+from ..program.program import Program
+from ..program.randomness import SampleRandom
+from .pool import CrewStatistics, sink_of
+from .threads import JOIN_S, use_one_torch_thread
+
+__all__ = [
+    "Coroutines",
+]
+
+
+@dataclass(slots=True, eq=False)
+class Permit:
+    """One worker."""
+
+    meter: WorkerMeter
+    random: SampleRandom
+    """Its own, as others draw while its function waits."""
+    task: asyncio.Task[None] | None = None
+    """Works on leases; None while there are none. (The loop itself holds no task.)"""
+
+
+class Coroutines:
+    """A number of permits, each taking and settling leases.
+
+    The gate's lock guards `_asked`, `_retiring` and `_bell`; everything else belongs to
+    the loop's thread.
+    """
+
+    executor = "async"
+
+    def __init__(
+        self,
+        connector: Connector,
+        program: Program,
+        seed: int,
+        name: str,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._connector = connector
+        self._gate = connector.gate
+        self._program = program
+        self._awaiting = Awaiting(program, timeout_s, lambda: self._gate.flow.closed)
+        self._seed = seed
+        self._name = name
+        self._asked = 0
+        self._retiring = False
+        self._permits: set[Permit] = set()
+        self._idle: deque[Permit] = deque()
+        self._cpu_ns = 0
+        """The thread's CPU time at the last settling."""
+        self._rung = asyncio.Event()
+        self._bell = Bell()
+        with self._gate.lock:
+            self._gate.bells[connector.segment].append(self._bell.ring)
+        self._thread = threading.Thread(
+            target=self._work, name=f"penstock {name} coroutines", daemon=True
+        )
+        self._thread.start()
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` permits."""
+        with self._gate.lock:
+            self._asked = count
+            self._bell.ring()
+
+    def retire(self) -> None:
+        """Ask all to leave after the lease in hand."""
+        with self._gate.lock:
+            self._asked = 0
+            self._retiring = True
+            self._bell.ring()
+
+    def close(self) -> None:
+        """Wait until all coroutines, which the closed gate has cancelled, have ended.
+
+        One that goes on nevertheless cannot be stopped: after `JOIN_S` it is left to
+        its thread, which ends when it does.
+        """
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_S)
+
+    def statistics(self) -> CrewStatistics:
+        """Return how many there are."""
+        return CrewStatistics(self.executor, self._asked, len(self._permits))
+
+    def threads(self) -> list[str]:
+        """Return the folder of the loop's thread in /proc."""
+        number = self._thread.native_id
+        return [] if number is None else [f"/proc/self/task/{number}"]
+
+    # The loop's thread
+
+    def _work(self) -> None:
+        use_one_torch_thread()
+        try:
+            # At its end the runner cancels all tasks and waits for them, ends all async
+            # generators and the threads of `asyncio.to_thread`, and closes the loop.
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
+            self._gate.fail(error)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._gate.lock:
+            self._gate.bells[self._connector.segment].remove(self._bell.ring)
+            self._bell.close()
+        for permit in list(self._permits):
+            self._dismiss(permit)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._bell, self._hear)
+        try:
+            while self._goes_on():
+                self._staff()
+                self._hand_out()
+                await self._rung.wait()
+                self._rung.clear()
+        finally:
+            loop.remove_reader(self._bell)
+
+    def _hear(self) -> None:
+        self._bell.hear()
+        self._rung.set()
+
+    def _goes_on(self) -> bool:
+        if self._gate.flow.closed:
+            return False
+        return not self._retiring or bool(self._permits)
+
+    def _staff(self) -> None:
+        """Bring the number of permits to the number asked for, as far as they idle."""
+        while len(self._permits) < self._asked:
+            permit = Permit(self._connector.enter(), SampleRandom(self._seed))
+            self._permits.add(permit)
+            if not self._employ(permit):
+                self._idle.append(permit)
+        while self._idle and len(self._permits) > self._asked:
+            self._dismiss(self._idle.popleft())
+
+    def _hand_out(self) -> None:
+        """Employ idle permits up to the first that finds nothing to do.
+
+        The others would not either. It goes to the end of the line, so that the meters
+        of all come to show what they wait for.
+        """
+        while self._idle:
+            if not self._employ(self._idle[0]):
+                self._idle.rotate(-1)
+                return
+            self._idle.popleft()
+
+    def _employ(self, permit: Permit) -> bool:
+        lease = self._connector.try_take(permit.meter)
+        if lease is None:
+            return False
+        permit.task = asyncio.create_task(self._busy(permit, lease))
+        return True
+
+    async def _busy(self, permit: Permit, first: Lease) -> None:
+        """Work on one lease after another, until there is none."""
+        lease: Lease | None = first
+        try:
+            while lease is not None:
+                await self._run(permit, lease)
+                await self._yield()
+                lease = self._next(permit)
+        except asyncio.CancelledError:  # nobody wants its rows any more
+            raise
+        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
+            self._gate.fail(error)
+            self._dismiss(permit)
+        permit.task = None
+
+    async def _yield(self) -> None:
+        """Let those go on whose wait is over."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._gate.flow.closed:
+                raise
+            # Its function cancelled its own task, and did not wait to see it happen.
+
+    def _next(self, permit: Permit) -> Lease | None:
+        if len(self._permits) > self._asked:
+            self._dismiss(permit)
+            return None
+        lease = self._connector.try_take(permit.meter)
+        if lease is None:
+            self._idle.append(permit)
+        return lease
+
+    async def _run(self, permit: Permit, lease: Lease) -> None:
+        sink = sink_of(self._program, lease)
+        outcome = await self._awaiting.run(
+            lease.chunk, lease.inputs, sink, permit.random
+        )
+        # What the thread did since the last settling it did for several leases: one's
+        # own part cannot be told, but the sum is right.
+        now_ns = time.thread_time_ns()
+        outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
+        self._connector.settle(lease, outcome, permit.meter)
+
+    def _dismiss(self, permit: Permit) -> None:
+        self._permits.discard(permit)
+        self._connector.leave(permit.meter)
+        self._rung.set()  # the last to go may be waited for
+
+    def __repr__(self) -> str:
+        return f"<Coroutines {self._name}: {self.statistics()}>"

@@ -1,0 +1,87 @@
+"""The trainer as worker: its `next()` runs the segment, no thread is involved."""
+
+from __future__ import annotations
+
+from ..core.chunk import Lease
+from ..core.connector import Connector
+from ..program.program import Program
+from ..program.randomness import SampleRandom
+from .pool import CrewStatistics, sink_of
+
+__all__ = [
+    "Inline",
+]
+
+
+class Inline:
+    """One worker that works when asked to, in the asker's thread."""
+
+    executor = "inline"
+
+    def __init__(self, connector: Connector, program: Program, seed: int) -> None:
+        self._connector = connector
+        self._program = program
+        self._random = SampleRandom(seed)
+        self._meter = connector.enter()
+        self._left = False
+        self.done = 0
+        """Rows."""
+        self._leases = self._rows = self._run_ns = 0
+        self._slowest = (0, 0)
+
+    @property
+    def tally(self) -> tuple[int, int]:
+        """Rows done and nanoseconds spent, without the first lease, which is cold.
+
+        Without the slowest either, where there are others: somebody else may have had
+        the core meanwhile.
+        """
+        rows, run_ns = self._slowest
+        if rows == self._rows:
+            return self._rows, self._run_ns
+        return self._rows - rows, self._run_ns - run_ns
+
+    def step(self) -> bool:
+        """Work on one lease; False when there is none now."""
+        lease = self._connector.try_take(self._meter)
+        if lease is None:
+            return False
+        self._run(lease)
+        return True
+
+    def resize(self, count: int) -> None:
+        """Has one worker, whatever is asked for."""
+
+    def retire(self) -> None:
+        """Leave the connector."""
+        self._left = True
+        self._connector.leave(self._meter)
+
+    def close(self) -> None:
+        """Leave the connector, if it has not yet."""
+        self.retire()
+
+    def statistics(self) -> CrewStatistics:
+        """Return its size."""
+        here = not self._left
+        return CrewStatistics(self.executor, here, here)
+
+    def threads(self) -> list[str]:
+        """Return none: it works in the trainer's."""
+        return []
+
+    def _run(self, lease: Lease) -> None:
+        sink = sink_of(self._program, lease)
+        outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
+        for failure in outcome.failures:
+            if isinstance(failure.error, KeyboardInterrupt):
+                raise failure.error  # at once: it was meant for the trainer's loop
+        self._connector.settle(lease, outcome, self._meter)
+        if self._leases:
+            self._rows += outcome.done
+            self._run_ns += outcome.run_ns
+            rows, run_ns = self._slowest
+            if outcome.run_ns * rows >= run_ns * outcome.done:
+                self._slowest = outcome.done, outcome.run_ns
+        self._leases += 1
+        self.done += outcome.done

@@ -1,0 +1,64 @@
+"""What every kind of workers offers the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..batch.buffer import BatchBuffer
+from ..core.chunk import Lease
+from ..program.program import Program
+
+__all__ = [
+    "Crew",
+    "CrewStatistics",
+    "sink_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CrewStatistics:
+    """How many workers there are."""
+
+    executor: str
+    asked: int
+    """The number last asked for."""
+    alive: int
+    """Those at work or waiting, with those that have yet to learn that they retire."""
+
+
+class Crew(Protocol):
+    """The workers of one segment, of one kind. They only `take` and `settle`."""
+
+    @property
+    def executor(self) -> str:
+        """`inline`, `thread` or `process`."""
+        ...
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` workers; returns at once, waits for no work in progress."""
+        ...
+
+    def retire(self) -> None:
+        """Ask all to leave after the lease in hand; returns at once. For good."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and wait until all are gone. The gate is closed already."""
+        ...
+
+    def statistics(self) -> CrewStatistics:
+        """Return how many there are."""
+        ...
+
+    def threads(self) -> list[str]:
+        """Return the folders in /proc of the threads that work; none if it is yours."""
+        ...
+
+
+def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
+    """Return where a lease's rows go, if they go into the batch."""
+    if not program.places:
+        return None
+    assert isinstance(lease.flight.buffer, BatchBuffer)
+    return lease.flight.buffer

@@ -1,0 +1,1 @@
+"""engine/workers/process: see the README."""

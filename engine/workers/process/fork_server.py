@@ -1,0 +1,369 @@
+"""The template: a child from which worker processes are forked, whenever one is hired.
+
+Forked from the trainer at `iter()`, it inherits the dataset and the functions as they
+are: nothing is pickled, and memory is shared until written. It runs no threads, so
+forking from it is safe at any time, while the trainer goes on with its own. Where the
+trainer must not be forked, it is a fresh interpreter that gets them by cloudpickle
+(fresh.py). It ends when the trainer closes the pipe or dies, and the workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing import util
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from ....system.forking import fork
+from ....system.shared_memory import shared_file
+from ...program.program import Program
+from ...recipe import StartMethod
+from .parcel import pack, unpack
+from .pipe import Mailbox, Pipe, WorkPipe, kept, pipe
+from .status_page import Hands, post_status
+from .worker import Worker, leave, use_one_thread
+
+__all__ = [
+    "Post",
+    "Template",
+    "fork_worker",
+    "main",
+    "run_child",
+    "run_worker",
+    "serve_template",
+    "start_fresh",
+    "tell_failure",
+]
+
+END_S = 1.0
+"""How long the template may take to end when told to, before it is made to."""
+
+
+class Template:
+    """The trainer's end.
+
+    Args:
+        programs: by segment; worker processes run one of them.
+        seed: of the samples' random streams.
+        method: how it starts; None: by fork, unless CUDA is in use, which does not
+            survive one.
+
+    Raises:
+        SpecError: something in the programs cannot travel to a fresh interpreter.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        seed: int,
+        method: StartMethod | None = None,
+    ) -> None:
+        self._programs = programs
+        self._seed = seed
+        self._method = method or "fork"
+        if method is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._method = "forkserver"
+        self._lock = threading.Lock()
+        """Guards `_pipe`, `_pid` and `generation`: several crews hire."""
+        self.generation = 0
+        """Workers of an earlier one know the dataset as it was."""
+        self._pipe, self._pid = self._start()
+
+    def hire(self, post: Post) -> tuple[Mailbox, Hands]:
+        """Have a worker made for a post; return the pipe to it, and its page."""
+        ours, theirs = Mailbox.pair()
+        hands = Hands.make()
+        message, descriptors = tuple(post), (theirs.fileno(), hands.descriptor)
+        with self._lock:
+            try:
+                self._pipe.send(message, descriptors)
+            except EOFError:  # killed: as good a one is had from the trainer as it is
+                self._bury()
+                self._pipe, self._pid = self._start()
+                self._pipe.send(message, descriptors)
+        theirs.close()
+        return ours, hands
+
+    def renew(self) -> None:
+        """Start anew from the trainer as it is now; old workers are to be dismissed."""
+        with self._lock:
+            self.generation += 1  # first: workers that end now were dismissed
+            self._pipe.close()  # it ends while the new one is made
+            ending = self._pid
+            self._pipe, self._pid = self._start()
+            wait_for(ending)
+
+    def close(self) -> None:
+        """End it and all workers, and wait until they are gone."""
+        with self._lock:
+            self._bury()
+
+    def _bury(self) -> None:
+        self._pipe.close()
+        wait_for(self._pid)
+
+    def _start(self) -> tuple[Pipe, int]:
+        if self._method != "fork":
+            # MOVED
+
+            return start_fresh(self._programs, self._seed, self._method)
+        ours, theirs = pipe()
+        with kept(theirs):
+            pid = fork()
+        if pid == 0:
+            make = partial(fork_worker, self._programs, self._seed)
+            run_child(partial(serve_template, theirs, make))
+        theirs.close()
+        return ours, pid
+
+    def __repr__(self) -> str:
+        return f"<Template pid {self._pid}, by {self._method}>"
+
+
+def wait_for(pid: int) -> None:
+    """Wait until a template whose pipe is closed is gone, and its workers with it."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        # None of it may be left where others wait for any child.
+        if not ends_within(pid, END_S):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def ends_within(pid: int, time_s: float) -> bool:
+    """Wait until a child of this process has ended; tell whether it has, in time.
+
+    Raises:
+        ProcessLookupError: it has, and somebody else has waited for it.
+    """
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(time_s * 1000))
+    finally:
+        os.close(descriptor)
+
+
+# The template from within: it makes workers, waits for them, and says how they ended.
+#
+# One thread, the main one, and one handler, that of SIGCHLD.
+
+FAILED = 1 << 8
+"""As waitpid tells of a process that exits with status 1."""
+
+
+class Post(NamedTuple):
+    """What a worker is made for."""
+
+    segment: int
+    number: int
+    """Its own among the workers of the segment, from 0, free when it is made."""
+
+
+def run_child(body: Callable[[], None]) -> NoReturn:
+    """Run a forked process; never returns into the code it was forked from."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # what was inherited is not ours to collect or finalise
+        body()
+        status = 0
+    except EOFError:
+        status = 0
+    except BaseException:  # noqa: BLE001 the last one who can tell
+        traceback.print_exc()
+    finally:
+        leave(status)
+
+
+Make = Callable[["Post", Pipe], int]
+"""Makes a worker for a post, given its pipe, with its page; returns its pid."""
+
+
+def serve_template(end: Pipe, make: Make) -> None:
+    """In the template: make a worker for each that is hired, until the pipe ends."""
+    use_one_thread()
+    nursery = Nursery()
+    signal.signal(signal.SIGCHLD, nursery.reap)
+    try:
+        while True:
+            nursery.add(make, Post(*end.receive()), end)
+    finally:
+        nursery.end_all()
+
+
+class Nursery:
+    """The template's workers.
+
+    It keeps a copy of each one's pipe until it has posted how that one ended: so the
+    trainer sees the pipe's end of file after the worker's status, never before.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, Pipe] = {}
+
+    def add(self, make: Make, post: Post, end: Pipe) -> None:
+        """Make a worker with the pipe and the page that have just come."""
+        work = WorkPipe.adopt(end.descriptors.popleft())
+        work.descriptors.append(end.descriptors.popleft())
+        # Masked: one that dies at once must be known before its end is heard of.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            self._children[make(post, work)] = work
+        except Exception:  # noqa: BLE001 whatever the user's modules raise
+            tell_failure(work.descriptors[0])
+            post_status(work.descriptors[0], FAILED)
+            work.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def reap(self, *_: object) -> None:
+        """Take note of the workers that have ended. The handler of SIGCHLD."""
+        for pid in list(self._children):
+            self._wait(pid, os.WNOHANG)
+
+    def end_all(self) -> None:
+        """The trainer is gone, or wants no more: nor do the workers."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in list(self._children):
+            self._wait(pid, 0)
+
+    def _wait(self, pid: int, options: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # in a worker just forked
+            ended, status = os.waitpid(pid, options)
+            if ended:
+                work = self._children.pop(pid)
+                post_status(work.descriptors[0], status)
+                work.close()
+
+
+def tell_failure(page: int) -> None:
+    """Write the exception now handled where the trainer looks for a worker's words."""
+    os.write(page, traceback.format_exc().encode())
+
+
+def fork_worker(
+    programs: Mapping[int, Program], seed: int, post: Post, work: Pipe
+) -> int:
+    """Fork a worker from this process; return its pid."""
+    with kept(work):
+        pid = os.fork()
+    if pid == 0:
+        run_child(lambda: run_worker(programs[post.segment], seed, post, work))
+    return pid
+
+
+def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
+    """In a worker process: work until told to stop or the trainer is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    program.enter(post.number)
+    Worker(work, program, seed, Hands(work.descriptors.popleft())).run()
+
+
+# Templates and workers in fresh interpreters, for a trainer that must not be forked.
+#
+#     forkserver   the template is fresh; workers are forked from it
+#     spawn        the template is fresh and holds nothing; each worker is fresh, too
+#
+# What they run comes to them by cloudpickle, in a memfd that is passed on.
+
+BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
+
+
+def start_fresh(
+    programs: Mapping[int, Program], seed: int, method: StartMethod
+) -> tuple[Pipe, int]:
+    """Start a template in a fresh interpreter; return the pipe to it, and its pid.
+
+    Raises:
+        SpecError: something in the programs cannot travel.
+    """
+    parcel = _descriptor_of(pack((programs, seed), "programs"))
+    ours, theirs = pipe()
+    try:
+        pid = _launch(method, theirs.fileno(), parcel)
+    finally:
+        theirs.close()
+        os.close(parcel)
+    return ours, pid
+
+
+def main() -> None:
+    """Run what `sys.argv` says; never returns."""
+    role, *numbers = sys.argv[1:]
+    end, parcel, *rest = map(int, numbers)
+    work = WorkPipe.adopt(end)
+    if role == "forkserver":
+        run_child(lambda: serve_template(work, partial(_fork_worker, parcel)))
+    if role == "spawn":
+        run_child(lambda: serve_template(work, partial(_spawn_worker, parcel)))
+    page, *post = rest
+    work.descriptors.append(page)
+    run_child(lambda: _run(parcel, Post(*post), work))
+
+
+def _run(parcel: int, post: Post, work: Pipe) -> None:
+    use_one_thread()
+    try:
+        programs, seed = _open(parcel)
+    except Exception:
+        tell_failure(work.descriptors[0])
+        raise
+    run_worker(programs[post.segment], seed, post, work)
+
+
+def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
+    return fork_worker(*_open(parcel), post, work)
+
+
+def _spawn_worker(parcel: int, post: Post, work: Pipe) -> int:
+    page = work.descriptors[0]
+    return _launch("worker", work.fileno(), parcel, page, then=post)
+
+
+def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:
+    """Start a fresh interpreter in a role, with these descriptors; return its pid."""
+    boot = BOOT.format(path=sys.path, module=__name__)
+    numbers = map(str, (*descriptors, *then))
+    # Masked until it has said what it wants of it: Ctrl-C is the trainer's to handle.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return util.spawnv_passfds(
+            os.fsencode(sys.executable),
+            [sys.executable, "-c", boot, role, *numbers],
+            descriptors,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _descriptor_of(parcel: bytes) -> int:
+    descriptor = shared_file("penstock parcel", len(parcel))
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(parcel)
+    return descriptor
+
+
+@functools.cache
+def _open(parcel: int) -> tuple[Mapping[int, Program], int]:
+    """Read a parcel. Mapped: several processes do, and share its position."""
+    with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
+        programs, seed = unpack(data)
+    return programs, seed

@@ -1,0 +1,196 @@
+"""What goes to worker processes that are not forked from the trainer, as bytes.
+
+By cloudpickle: functions and classes of `__main__`, lambdas and closures travel by
+value. When something cannot travel, the error names it as the user's code would.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from ....errors import SpecError
+from ....system.printing import name_of
+from ...movable import parts_of, walk
+from ...program.program import Filter, Map, Read, ReadOn
+
+__all__ = [
+    "pack",
+    "unpack",
+]
+
+MOST_TRIES = 200
+"""Parts that are tried one by one to find the one that cannot travel."""
+OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
+"""Methods by which a class says what is sent of its objects."""
+
+
+def pack(thing: Any, name: str) -> bytes:
+    """Return `thing`, called `name`, as bytes.
+
+    Raises:
+        SpecError: it holds something that cannot travel; names the innermost.
+    """
+    body = io.BytesIO()
+    try:
+        _dump(thing, body)
+    except Exception as error:
+        raise SpecError(_explain(_innermost(thing, name, error))) from error
+    return body.getvalue()
+
+
+def unpack(body: bytes | mmap.mmap) -> Any:
+    """Return what was packed; `body` comes from the trainer's own process."""
+    return pickle.loads(body)  # noqa: S301
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What cannot travel, and why."""
+
+    path: str
+    thing: Any
+    error: Exception
+
+
+def gpu_of(tensor: torch.Tensor) -> str | None:
+    """Return the GPU that a tensor lies on."""
+    return str(tensor.device) if tensor.is_cuda else None
+
+
+class OnGpu(pickle.PicklingError):
+    """A tensor lies on a GPU, which a copy of it would open in every worker."""
+
+
+@cache
+def _pickler() -> Any:
+    """Return the class that pickles: cloudpickle's, but for tensors on a GPU."""
+    import cloudpickle
+
+    def reducer_override(self: Any, thing: Any) -> Any:
+        gpu = gpu_of(thing) if isinstance(thing, torch.Tensor) else None
+        if gpu is not None:
+            raise OnGpu(f"it is on {gpu}")
+        return cloudpickle.Pickler.reducer_override(self, thing)
+
+    ways = {"reducer_override": reducer_override}
+    return type("Pickler", (cloudpickle.Pickler,), ways)
+
+
+def _dump(thing: Any, file: Any) -> None:
+    _pickler()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+
+
+def _explain(obstacle: Obstacle) -> str:
+    kind = type(obstacle.thing)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(obstacle.error, OnGpu):
+        cure = (
+            "keep it on the CPU (.cpu()) and let .to_device() copy the batches, or use "
+            'executor="thread"'
+        )
+    else:
+        cure = (
+            "make it when it is first used (drop it in __getstate__), or use "
+            'options(multiprocessing_context="fork"), or executor="thread"'
+        )
+    return (
+        f"`{obstacle.path}` (a {name}) cannot be sent to worker processes that are "
+        f"not forked from the trainer: {obstacle.error}; {cure}"
+    )
+
+
+# What cannot travel
+
+
+def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
+    """Go down from `thing`, each time into a part that cannot travel on its own."""
+    tries = Tries(thing)
+    found = tries.first(_given(thing)) or Obstacle(name, thing, error)
+    while inner := tries.first(_sent(found)):
+        found = inner
+    return found
+
+
+class Tries:
+    """Tries to send one thing after the other: each once, and not for ever."""
+
+    def __init__(self, failed: Any) -> None:
+        self._tried = {id(failed): failed}
+
+    def first(self, named: Iterable[tuple[str, Any]]) -> Obstacle | None:
+        """Return the first of them that cannot travel."""
+        for path, thing in named:
+            if len(self._tried) >= MOST_TRIES:
+                return None
+            if id(thing) in self._tried:
+                continue
+            self._tried[id(thing)] = thing
+            try:
+                _dump(thing, Nowhere())
+            except Exception as error:  # noqa: BLE001 whatever the user's own raise
+                return Obstacle(path, thing, error)
+        return None
+
+
+class Nowhere(io.RawIOBase):
+    """A file that keeps nothing: what is tried may be large."""
+
+    def writable(self) -> bool:
+        """Whether it takes anything: it does."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Return how many bytes these are."""
+        return memoryview(data).nbytes
+
+
+def _given(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what the user gave to operations within `thing`, by the user's names."""
+    for part in walk(thing, ""):
+        match part.thing:
+            case Read(get=get):
+                yield "dataset", getattr(get, "__self__", get)
+            case ReadOn(dataset=dataset):
+                yield "dataset", dataset
+            case Map(function=function) | Filter(predicate=function):
+                yield name_of(function), function
+
+
+def _sent(whole: Obstacle) -> Iterator[tuple[str, Any]]:
+    """Yield the parts that are sent with it: those it keeps back are not to blame."""
+    parts = parts_of(whole.thing)
+    if any(_is_own(whole.thing, way) for way in OWN_WAYS):
+        with suppress(Exception):  # then it is itself to blame
+            parts = _reduced(whole.thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+    return ((whole.path + step, part) for step, part in parts)
+
+
+def _is_own(thing: Any, method: str) -> bool:
+    """Whether it is written in Python: what built-in types send are their parts."""
+    owners = (owner.__dict__ for owner in type(thing).__mro__)
+    return any(type(each.get(method)) is FunctionType for each in owners)
+
+
+def _reduced(reduced: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of what `__reduce_ex__` gave."""
+    if type(reduced) is str:  # the name of a global
+        return
+    args, state = [*reduced[1:], None][:2]
+    for at, arg in enumerate(args):
+        yield f".__reduce__()[1][{at}]", arg
+    states = state if type(state) is tuple else (state,)
+    for each in states:
+        if type(each) is dict:
+            yield from ((f".{name}", value) for name, value in each.items())
+        elif each is not None:
+            yield ".__getstate__()", each

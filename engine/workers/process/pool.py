@@ -1,0 +1,538 @@
+"""Processes as workers: for functions that hold the GIL, or that no thread may share.
+
+One selector thread in the trainer serves all children of a segment. It never waits for
+a lease or for a child: it is rung by the gate when there may be work, by its pipes when
+work is done or a child is gone, and by its own clock where there is a time limit.
+
+A worker is a lease at a time. A child is a process; where the segment is thread-safe a
+child carries several leases, each in a thread of its own, so there need be no more
+children than cores, however many workers wait for a storage. Some more leases wait at
+the child for the next that is free: nobody waits there for the trainer's answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+from ....errors import SampleError, WorkerError
+from ....system.descriptors import descriptors_left, most_descriptors
+from ....system.run_queue import threads_of
+from ....system.wakeup import Bell
+from ...batch.buffer import BatchBuffer
+from ...core.chunk import Failure, Lease, Outcome
+from ...core.connector import Connector
+from ...core.core import LEARNING
+from ...observe.metrics import WorkerMeter
+from ...program.cached import Cached
+from ...recipe import SegmentRecipe
+from ..pool import CrewStatistics, sink_of
+from .child import Child, Errand, Watchdog
+from .deaths import LIMIT, Blame
+from .fork_server import Post, Template
+from .slabs import Slab, SlabPool
+from .worker import Placement, Task, recall
+
+__all__ = [
+    "READ",
+    "WRITE",
+    "Processes",
+    "Roster",
+]
+
+# Who works for a segment in processes: workers, and the children that carry them.
+#
+# A worker is a lease at a time, told apart by its instrument. A child is a process; where
+# the segment is thread-safe it carries several workers, each in a thread of its own.
+
+LOGGER = logging.getLogger("penstock")
+NO_MORE = (
+    "`ulimit -n` is %d, which leaves room for %d worker processes beside what else is"
+    " open; raise it to have more"
+)
+CHILD_NEEDS = 3
+"""Descriptors that a child takes: its pipe, its page, and the process itself."""
+KEPT_FREE = 24
+"""Descriptors that are left to others."""
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+MOST_LANES = 16
+"""Workers a child carries, if they are many: a GIL takes 20 to 100 us to change hands,
+and a wait for it is that much longer for each thread."""
+AHEAD_NS = 10_000_000
+"""Leases that take longer, in a child with one worker, do not wait there for one
+another: a worker that becomes free elsewhere would be sooner at them."""
+
+
+class Roster:
+    """Belongs to the selector thread; `workers` may be read by any.
+
+    Args:
+        connector: where workers enter and leave.
+        template: makes the children.
+        cores: children that a thread-safe segment has, if it has as many workers; None:
+            each worker needs a child of its own.
+    """
+
+    def __init__(
+        self, connector: Connector, template: Template, cores: int | None
+    ) -> None:
+        self._connector = connector
+        self._template = template
+        self._cores = cores
+        self._asked = 0
+        self._most = sys.maxsize
+        """Children that there are descriptors for."""
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, Child] = {}
+        """By the descriptor of their pipe."""
+        self.workers = 0
+        self.idle: list[WorkerMeter] = []
+        """The workers without a lease; the last one waits for the shortest time."""
+
+    def staff(self, asked: int) -> None:
+        """Bring workers and children to the numbers asked for."""
+        self._asked = asked
+        while self.workers < asked:
+            self.idle.append(self._connector.enter())
+            self.workers += 1
+        while self.idle and self.workers > asked:
+            self._connector.leave(self.idle.pop(0))
+            self.workers -= 1
+        for child in list(self.children.values()):
+            surplus = len(self.children) > self._wanted
+            if not child.errands and (surplus or self.dismissed(child)):
+                self._dismiss(child)
+        while len(self.children) < self._wanted:
+            if self.children and not self._has_room():
+                self._most = len(self.children)
+                LOGGER.warning(NO_MORE, most_descriptors(), self._most)
+                break
+            self._hire()
+
+    def free(self, meter: WorkerMeter) -> None:
+        """A lease of this worker is settled."""
+        if not meter.leases:
+            self.idle.append(meter)
+
+    def lanes(self) -> int:
+        """Return how many leases a child works on at once."""
+        if self._cores is None:
+            return 1
+        return max(1, -(-self._asked // max(1, len(self.children))))
+
+    def ahead(self, lease_ns: float) -> int:
+        """Return how many leases, of so long each, may wait at a child."""
+        if len(self.children) != self._wanted:
+            return 0  # one is to go, and could not
+        lanes = self.lanes()
+        return int(lease_ns < AHEAD_NS) if lanes == 1 else lanes // 2
+
+    def freest(self, most: int) -> Child | None:
+        """Return the child with the fewest leases, if those are less than `most`."""
+        children = [c for c in self.children.values() if not self.dismissed(c)]
+        child = min(children, key=lambda c: len(c.errands), default=None)
+        if child is None or child.asked_ns:
+            return None
+        return child if len(child.errands) < most else None
+
+    def dismissed(self, child: Child) -> bool:
+        """Whether a child's generation is over: it ends with its template."""
+        return child.generation != self._template.generation
+
+    def listen(self, child: Child) -> None:
+        """Look for room in a child's pipe for as long as something waits for it."""
+        if child.writing != child.mailbox.waiting:
+            child.writing = child.mailbox.waiting
+            events = READ | WRITE if child.writing else READ
+            self.selector.modify(child.mailbox, events)
+
+    def forget(self, child: Child) -> None:
+        """Let go of a child, which ends it if it has not ended."""
+        self.selector.unregister(child.mailbox)
+        del self.children[child.mailbox.fileno()]
+        child.close()
+
+    def end_all(self, wait_s: float = 0.0) -> None:
+        """Stop every child; the template waits until they are gone.
+
+        Args:
+            wait_s: how long they may take to put away what they hold.
+        """
+        for meter in list(self._all()):
+            self._connector.leave(meter)
+        children = list(self.children.values())
+        self.children.clear()
+        self.selector.close()
+        if wait_s:
+            for child in children:
+                child.hang_up()
+        end_s = time.monotonic() + wait_s
+        for child in children:
+            if not wait_s or not child.ends_within(end_s - time.monotonic()):
+                child.kill()
+            child.close()
+
+    @property
+    def _wanted(self) -> int:
+        """How many children carry the workers asked for."""
+        asked, cores = min(self._asked, self._most), self._cores
+        if cores is None:
+            return asked
+        return min(asked, max(cores, -(-asked // MOST_LANES)))
+
+    def _has_room(self) -> bool:
+        """Whether there are descriptors for one more child."""
+        to_come = sum(child.pid == 0 for child in self.children.values())
+        return descriptors_left() - to_come >= CHILD_NEEDS + KEPT_FREE
+
+    def _hire(self) -> None:
+        generation = self._template.generation
+        taken = {child.number for child in self.children.values()}
+        number = next(n for n in count() if n not in taken)
+        post = Post(self._connector.segment, number)
+        child = Child(*self._template.hire(post), generation, number)
+        self.children[child.mailbox.fileno()] = child
+        self.selector.register(child.mailbox, READ)
+
+    def _dismiss(self, child: Child) -> None:
+        with contextlib.suppress(EOFError):  # gone already
+            child.mailbox.post(None)
+        self.forget(child)
+
+    def _all(self) -> Iterator[WorkerMeter]:
+        yield from self.idle
+        for child in self.children.values():
+            yield from (errand.meter for errand in child.errands.values())
+
+
+BARREN = 60
+"""Deaths in a row, with nothing done in between, that end the run. So many, as one
+killed template takes all those with it that it was about to make."""
+NEVER_BEGUN = 20
+"""As many deaths one counts for that ended by itself before it was at work: the next
+will do the same."""
+STORE_S = 2.0
+"""How long all together may take at the end to store what is on its way to a cache. One
+that is in the middle of a sample goes on until that is done."""
+
+
+class Processes:
+    """A number of workers in processes.
+
+    `_asked` and `_leaving` are guarded by the gate's lock; everything else belongs to
+    the selector thread.
+
+    Args:
+        connector: where leases come from.
+        recipe: the segment's.
+        template: makes the processes.
+        slabs: the memory of batches.
+        cores: most children that a thread-safe segment has.
+    """
+
+    executor = "process"
+
+    def __init__(
+        self,
+        connector: Connector,
+        recipe: SegmentRecipe,
+        template: Template,
+        slabs: SlabPool,
+        cores: int,
+    ) -> None:
+        self._connector = connector
+        self._gate = connector.gate
+        self._program = recipe.program
+        self._slabs = slabs
+        self._asked = 0
+        self._leaving = False
+        self._roster = Roster(
+            connector, template, cores if recipe.thread_safe else None
+        )
+        self._listening = True
+        """Whether it is to be rung when there may be work."""
+        self._lease_ns = 0.0
+        """What a lease takes, lately."""
+        self._blame = Blame()
+        self._barren = 0
+        self._watchdog = Watchdog(recipe.timeout_s)
+        self._bell = Bell()
+        with self._gate.lock:
+            self._gate.bells[connector.segment].append(self._hear_of_work)
+        self._thread = threading.Thread(
+            target=self._work, name=f"penstock {recipe.name} processes", daemon=True
+        )
+        self._thread.start()
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` workers."""
+        with self._gate.lock:
+            self._asked = count
+            self._bell.ring()
+
+    def retire(self) -> None:
+        """Ask all to leave after the lease in hand."""
+        with self._gate.lock:
+            self._asked, self._leaving = 0, True
+            self._bell.ring()
+
+    def close(self) -> None:
+        """Wait until the selector thread has ended all children."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def statistics(self) -> CrewStatistics:
+        """Return how many there are."""
+        return CrewStatistics(self.executor, self._asked, self._roster.workers)
+
+    def threads(self) -> list[str]:
+        """Return the folders in /proc of the children's threads."""
+        children = list(self._roster.children.values())
+        return [path for child in children for path in threads_of(child.pid)]
+
+    def _hear_of_work(self) -> None:
+        """The gate's bell; its lock is held."""
+        if self._listening or self._gate.flow.closed:
+            self._bell.ring()
+
+    # The selector thread
+
+    def _work(self) -> None:
+        try:
+            self._roster.selector.register(self._bell, READ)
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 ours: user code is in children
+            self._gate.fail(error)
+        finally:
+            self._end_all()
+
+    def _serve(self) -> None:
+        roster = self._roster
+        while not self._gate.flow.closed:
+            with self._gate.lock:
+                asked = self._asked
+            roster.staff(asked)
+            if self._leaving and not roster.children:
+                return
+            self._hand_out()
+            wait_s, lost = self._watchdog.look(roster.children.values())
+            for child in lost:
+                self._bury(child)
+            for key, events in roster.selector.select(0 if lost else wait_s):
+                self._hear(key.fd, events)
+
+    def _hear(self, descriptor: int, events: int) -> None:
+        if descriptor == self._bell.fileno():
+            self._bell.hear()
+            return
+        child = self._roster.children[descriptor]
+        try:
+            if events & WRITE:
+                child.mailbox.flush()
+                self._roster.listen(child)
+            messages = child.mailbox.collect() if events & READ else []
+        except EOFError:
+            self._bury(child)
+            return
+        for message in messages:
+            if isinstance(message, int):
+                child.hello(message)
+            else:
+                self._take_back(child, *message)
+
+    def _hand_out(self) -> None:
+        """Give leases to the workers that have none, then ahead, while there are any.
+
+        It listens from before it looks: what comes after that rings.
+        """
+        self._listening = True
+        roster = self._roster
+        for meter in reversed(list(roster.idle)):
+            child = roster.freest(self._lanes())
+            if child is None:
+                return
+            waited = meter.waiting_for is not None
+            lease = self._take(meter)
+            if lease is not None:
+                roster.idle.remove(meter)
+                self._send(child, lease, meter)
+            elif waited:
+                return  # and so do those before it
+        self._listening = bool(roster.idle) or self._hand_ahead()
+
+    def _hand_ahead(self) -> bool:
+        """Give leases to wait at the children; return whether there are too few."""
+        if self._blame:
+            return False
+        roster = self._roster
+        most = roster.lanes() + roster.ahead(self._lease_ns)
+        while (child := roster.freest(most)) is not None:
+            errands = child.errands.values()
+            meter = next((e.meter for e in errands if e.meter.leases == 1), None)
+            lease = None if meter is None else self._take(meter)
+            if meter is None or lease is None:
+                return True
+            self._send(child, lease, meter)
+        return False
+
+    def _lanes(self) -> int:
+        """Return how many leases a child may have: one while there are suspects."""
+        return 1 if self._blame else self._roster.lanes()
+
+    def _take(self, meter: WorkerMeter) -> Lease | None:
+        """Take a lease; one whose first sample is to be given up is so at once."""
+        while (lease := self._connector.try_take(meter)) is not None:
+            death = self._blame.verdict(lease.chunk) if self._blame else None
+            if death is None:
+                return lease
+            index = int(lease.chunk.indices[0])
+            text = (
+                f"worker processes of {self._stage} died {LIMIT} times on sample index "
+                f"{index}; the last: {death}\nlook for a crash in native code, for too "
+                "little memory, or for a sample that takes for ever"
+            )
+            self._give_up(lease, meter, WorkerError(text), rows=1)
+        return None
+
+    def _send(self, child: Child, lease: Lease, meter: WorkerMeter) -> None:
+        chunk, inputs = lease.chunk, lease.inputs
+        suspect = self._blame.first(chunk)
+        if suspect is not None:  # it goes alone, after those before it
+            chunk = chunk.part(0, max(1, suspect))
+            inputs = None if inputs is None else inputs[: len(chunk)]
+        slab, placement = self._place(child, lease)
+        gone = frozenset(child.slabs and child.slabs - self._slabs.keys())
+        number = child.next_task()
+        child.errands[number] = Errand(lease, chunk, meter, time.monotonic_ns())
+        new = (slab.descriptor,) if slab and placement and placement.sent else ()
+        try:
+            lanes = min(len(child.errands), self._lanes())
+            if child.lanes < lanes:
+                child.lanes = lanes
+                child.mailbox.post(lanes)
+            child.mailbox.post(Task(number, chunk, inputs, placement, gone), new)
+        except EOFError:
+            return  # its end of file is on the way: the lease goes back then
+        except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
+            del child.errands[number]
+            child.layout = None  # it has not been told
+            self._give_up(lease, meter, SampleError(self._unsendable(error)))
+            self._roster.free(meter)
+            return
+        child.slabs -= gone
+        if slab and new:
+            child.slabs.add(slab.key)
+        self._roster.listen(child)
+
+    def _place(
+        self, child: Child, lease: Lease
+    ) -> tuple[Slab | None, Placement | None]:
+        """Find where the rows may be written, once it is known how they lie."""
+        buffer = sink_of(self._program, lease)
+        layout = buffer.layout() if buffer is not None else None
+        if buffer is None or layout is None or not layout.solid:
+            return None, None
+        buffer.open(layout)
+        slab = buffer.slab
+        if not isinstance(slab, Slab) or buffer.layout() != layout:
+            return None, None
+        new = slab.key not in child.slabs
+        known, child.layout = child.layout is layout, layout
+        told = None if known else layout
+        return slab, Placement(slab.key, slab.nbytes, new, told, buffer.rows)
+
+    def _take_back(self, child: Child, number: int, outcome: Outcome) -> None:
+        errand = child.errands.pop(number)
+        self._barren = 0
+        self._blame.acquit(errand.chunk)
+        outcome.failures = [recall(failure) for failure in outcome.failures]
+        if self._program.places and outcome.outputs is not None:
+            self._place_here(errand.lease, outcome)
+        self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
+        self._connector.settle(errand.lease, outcome, errand.meter)
+        self._roster.free(errand.meter)
+
+    def _place_here(self, lease: Lease, outcome: Outcome) -> None:
+        """Rows that came back, as their layout was not known or did not fit."""
+        buffer = lease.flight.buffer
+        assert isinstance(buffer, BatchBuffer)
+        first, outputs = lease.chunk.first_row, outcome.outputs or []
+        if outputs:
+            rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
+            outcome.nbytes = buffer.place(rows, outputs)
+        outcome.outputs = outcome.offsets = None
+
+    def _bury(self, child: Child) -> None:
+        """A child is gone: its work goes back to the front, its samples are noted."""
+        if self._roster.dismissed(child):
+            self._let_go(child)
+            return
+        death = child.obituary()
+        indices = []
+        for number, errand in child.errands.items():
+            suspects = child.suspects(number)
+            indices += [int(errand.chunk.indices[row]) for row in suspects]
+            self._blame.add(errand.chunk, suspects, death)
+            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
+            self._roster.free(errand.meter)
+        self._barren += NEVER_BEGUN if child.failed else 1
+        self._roster.forget(child)
+        shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
+        where = f" with sample index {shown} in hand" if indices else ""
+        LOGGER.warning("%s%s: %s; its work is done anew", self._stage, where, death)
+        if self._barren >= BARREN:
+            text = (
+                f"worker processes of {self._stage} die one after the other, with "
+                f"nothing done in between; the last: {death}\nlook for what ends "
+                'processes here, or use executor="thread"'
+            )
+            raise WorkerError(text)
+
+    def _let_go(self, child: Child) -> None:
+        """A child of an earlier generation has ended with its template."""
+        for errand in child.errands.values():
+            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
+            self._roster.free(errand.meter)
+        self._roster.forget(child)
+
+    def _unsendable(self, error: Exception) -> str:
+        return (
+            f"a sample cannot be sent to a worker process of {self._stage} "
+            f"({type(error).__name__}: {error}); let the stage before it return "
+            'arrays, tensors, numbers, text or bytes, or use executor="thread"'
+        )
+
+    @property
+    def _stage(self) -> str:
+        return self._program.operations[-1].stage
+
+    def _give_up(
+        self,
+        lease: Lease,
+        meter: WorkerMeter,
+        error: Exception,
+        rows: int | None = None,
+    ) -> None:
+        """Settle the first rows of a lease, or all, with this error."""
+        chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
+        failures = [
+            Failure(error, self._stage, int(index), chunk.first_row + at)
+            for at, index in enumerate(chunk.indices)
+        ]
+        self._blame.acquit(chunk)
+        self._connector.settle(lease, Outcome(len(chunk), failures=failures), meter)
+
+    def _end_all(self) -> None:
+        """Stop every child, and hear of nothing any more."""
+        with self._gate.lock:
+            self._gate.bells[self._connector.segment].remove(self._hear_of_work)
+            self._bell.close()
+        stores = any(isinstance(each, Cached) for each in self._program.operations)
+        self._roster.end_all(STORE_S if stores else 0.0)

@@ -1,0 +1,140 @@
+"""What a worker process has in hand, in memory that outlives it.
+
+A page or two shared by the trainer, the template and one worker. The worker posts the
+sample it works on, lane by lane; the template posts how the worker ended; faulthandler
+writes stacks behind it. So when a worker dies or hangs, the trainer can say of what.
+
+    word 0          how it ended: 1 + the status of waitpid, 0 while unknown
+    words 8, 9, ..  four a lane: 1 + task or 0, row of the task, since when, spare
+    then            text
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....system.shared_memory import shared_file
+from .slabs import map_shared
+
+__all__ = [
+    "ALL_ROWS",
+    "STACK_SIGNAL",
+    "Hand",
+    "Hands",
+    "Held",
+    "post_status",
+]
+
+WORDS = 2048
+TEXT_AT = 8 * WORDS
+FIRST, EACH = 8, 4
+MOST_LANES = (WORDS - FIRST) // EACH
+ALL_ROWS = -1
+"""In place of a row: the rows of the task are read all at once."""
+STACK_SIGNAL = signal.SIGRTMAX - 2
+"""Asks a worker for its stacks; a signal that no library is known to use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sample in a worker's hands."""
+
+    task: int
+    row: int
+    """Counted within the task, or `ALL_ROWS`."""
+    since_ns: int
+    """By the monotonic clock, which is the same for all processes."""
+
+
+class Hand:
+    """One lane's share: posts which sample it works on."""
+
+    def __init__(self, words: memoryview[int], lane: int) -> None:
+        self._words = words
+        self._at = FIRST + EACH * lane
+
+    def begin(self, task: int) -> None:
+        """Say which task the lane is at; none of its rows in particular, yet."""
+        words, at = self._words, self._at
+        words[at + 1] = ALL_ROWS
+        words[at + 2] = time.monotonic_ns()
+        words[at] = task + 1
+
+    def end(self) -> None:
+        """Say that the lane's hands are empty, and since when."""
+        self._words[self._at + 2] = time.monotonic_ns()
+        self._words[self._at] = 0
+
+    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
+        """Hand `items` through, posting the row each belongs to as it is taken."""
+        words, at, clock = self._words, self._at, time.monotonic_ns
+        for row, item in zip(rows, items, strict=False):
+            words[at + 2] = clock()
+            words[at + 1] = row
+            yield item
+        words[at + 1] = ALL_ROWS
+
+
+class Hands:
+    """One worker's page. Made by the trainer; the worker opens it by its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._words = memoryview(map_shared(descriptor, TEXT_AT)).cast("B").cast("q")
+
+    @classmethod
+    def make(cls) -> Hands:
+        """Make an empty page."""
+        descriptor = shared_file("penstock hands", TEXT_AT)
+        try:
+            os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def hand(self, lane: int) -> Hand:
+        """Return one lane's share."""
+        return Hand(self._words, lane)
+
+    def held(self) -> list[Held]:
+        """Return what is in hand now, or was when the worker died."""
+        words = self._words
+        places = range(FIRST, FIRST + EACH * MOST_LANES, EACH)
+        return [
+            Held(words[at] - 1, words[at + 1], words[at + 2])
+            for at in places
+            if words[at]
+        ]
+
+    def moved_ns(self) -> int:
+        """Return when a lane last began or ended something; 0 if none has."""
+        return max(self._words[FIRST + 2 : FIRST + EACH * MOST_LANES : EACH])
+
+    @property
+    def status(self) -> int | None:
+        """How the worker ended, as waitpid tells it; None while that is not known."""
+        return self._words[0] - 1 if self._words[0] else None
+
+    def text(self) -> str:
+        """Return what faulthandler wrote: stacks, at death or as asked for."""
+        size = os.fstat(self.descriptor).st_size - TEXT_AT
+        return os.pread(self.descriptor, max(size, 0), TEXT_AT).decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the page. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self._words.release()
+
+
+def post_status(descriptor: int, status: int) -> None:
+    """In the template: say on a worker's page how it ended."""
+    os.pwrite(descriptor, struct.pack("q", status + 1), 0)

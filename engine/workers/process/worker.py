@@ -1,0 +1,329 @@
+"""A worker process from within: takes tasks from its pipe until that ends.
+
+It has one lane or several: threads that take tasks from the same pipe in turn, each
+with a task of its own. The first lane is the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ....errors import SampleError, WorkerError
+from ...batch.layout import Layout, Misfit, size_of, write_rows
+from ...core.chunk import Chunk, Failure, Outcome
+from ...program.program import Program
+from ...program.randomness import SampleRandom
+from .pipe import Pipe
+from .slabs import Block, allocate_on, map_shared
+from .status_page import STACK_SIGNAL, Hand, Hands
+
+__all__ = [
+    "Placement",
+    "RemoteTraceback",
+    "Task",
+    "Worker",
+    "leave",
+    "recall",
+    "travel",
+    "use_one_thread",
+]
+
+# What crosses the pipe between the trainer and a worker process.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a worker may write its rows: a batch's slab, and how rows lie in it."""
+
+    key: int
+    nbytes: int
+    sent: bool
+    """Whether the slab's descriptor comes with this message."""
+    layout: Layout | None
+    """None: that of the task before."""
+    rows: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self.key, self.nbytes, self.sent, self.layout, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A lease, or the first rows of one, as a worker process needs it.
+
+    It and what it holds say themselves how they are pickled, as that is done for each
+    lease: what dataclasses do by themselves takes six times as long.
+    """
+
+    number: int
+    """Told back with the outcome: a worker may have several at a time."""
+    chunk: Chunk
+    inputs: list[Any] | None
+    placement: Placement | None
+    forget: frozenset[int] = frozenset()
+    """Keys of slabs that are the trainer's alone now: to be unmapped."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = self.number, self.chunk, self.inputs, self.placement
+        return Task, (*rest, self.forget) if self.forget else rest
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception raised in a worker process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def travel(failure: Failure) -> Failure:
+    """In the worker: make a failure fit to be pickled, its traceback kept as text.
+
+    An exception that does not come out of pickle as what went in (many with arguments
+    of their own do not) travels as a `WorkerError` that quotes it.
+    """
+    error = failure.error
+    text = "".join(traceback.format_exception(error))
+    try:
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301 our own exception
+    except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
+        copy = None
+    if type(copy) is not type(error):
+        error = WorkerError(f"{type(error).__qualname__}: {error}")
+    error.__cause__ = error.__context__ = None
+    remote = Failure(error, failure.stage, failure.index, failure.row)
+    error.add_note(TRACEBACK + text)
+    return remote
+
+
+TRACEBACK = "penstock: traceback in the worker process:\n"
+
+
+def recall(failure: Failure) -> Failure:
+    """In the trainer: hang the worker's traceback on the exception, as its cause."""
+    notes = getattr(failure.error, "__notes__", [])
+    for note in [note for note in notes if note.startswith(TRACEBACK)]:
+        notes.remove(note)
+        failure.error.__cause__ = RemoteTraceback(note.removeprefix(TRACEBACK))
+    return failure
+
+
+THREAD_CAPS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def use_one_thread() -> None:
+    """Let native libraries use one thread each: parallelism is between samples."""
+    import threadpoolctl
+
+    for name in THREAD_CAPS:  # those that are loaded later
+        os.environ[name] = "1"
+    torch.set_num_threads(1)
+    threadpoolctl.threadpool_limits(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, with nothing of what it inherited finalised."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or anything at all
+            stream.flush()
+    os._exit(status)
+
+
+class Worker:
+    """One worker process.
+
+    `_receiving` guards the reading of the pipe, `_slabs` and `_layout`; `_sending` the
+    writing.
+    """
+
+    def __init__(self, end: Pipe, program: Program, seed: int, hands: Hands) -> None:
+        self._end = end
+        self._program = program
+        self._seed = seed
+        self._hands = hands
+        self._slabs: dict[int, Mapped] = {}
+        self._layout: Layout | None = None
+        """How the rows of the last task lie."""
+        self._lanes = 1
+        self._receiving = threading.Lock()
+        self._sending = threading.Lock()
+        self._leaving = threading.Lock()
+
+    def run(self) -> None:
+        """Work until the trainer closes the pipe, or is gone."""
+        faulthandler.enable(self._hands.descriptor)
+        faulthandler.register(STACK_SIGNAL, self._hands.descriptor)
+        self._end.send(os.getpid())
+        try:
+            self._work(0)
+        except EOFError:
+            self._leave()
+            raise
+        self._leave()
+
+    def _work(self, lane: int) -> None:
+        random = SampleRandom(self._seed)
+        hand = self._hands.hand(lane)
+        while self._serve(random, hand):
+            pass
+
+    def _work_beside(self, lane: int) -> None:
+        """Work as a further lane: what ends it ends the process."""
+        status = 1
+        try:
+            self._work(lane)
+            status = 0
+        except EOFError:
+            self._leave()
+            status = 0
+        except BaseException:  # noqa: BLE001 the last one who can tell
+            traceback.print_exc()
+        finally:
+            leave(status)
+
+    def _leave(self) -> None:
+        """Let what is on its way get there; the lane that is through ends the rest."""
+        with self._leaving:
+            self._program.leave()
+
+    def _serve(self, random: SampleRandom, hand: Hand) -> bool:
+        """Do one task. Holds on to nothing between two of them."""
+        with self._receiving:
+            task = self._end.receive()
+            sink = self._open(task) if isinstance(task, Task) else None
+        if task is None:
+            return False
+        if isinstance(task, int):
+            self._widen(task)
+            return True
+        hand.begin(task.number)
+        outcome = self._do(task, sink, random, hand)
+        self._reply(task, outcome)
+        hand.end()
+        return True
+
+    def _widen(self, lanes: int) -> None:
+        """Have so many lanes, or more."""
+        while self._lanes < lanes:
+            lane, self._lanes = self._lanes, self._lanes + 1
+            threading.Thread(
+                target=self._work_beside, args=(lane,), name=f"lane {lane}", daemon=True
+            ).start()
+
+    def _open(self, task: Task) -> SlabSink | None:
+        """Return what a task writes to, if that is a slab, mapped if it is new."""
+        for key in task.forget:
+            self._slabs.pop(key, None)
+        placement = task.placement
+        if placement is None:
+            return SlabSink(None, None) if self._program.places else None
+        if placement.sent:
+            descriptor = self._end.descriptors.popleft()
+            try:
+                block = map_shared(descriptor, placement.nbytes)
+                self._slabs[placement.key] = Mapped(block)
+            finally:
+                os.close(descriptor)
+        self._layout = placement.layout or self._layout
+        layout, mapped = self._layout, self._slabs[placement.key]
+        return SlabSink(layout, layout and mapped.open(layout, placement.rows))
+
+    def _do(
+        self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: Hand
+    ) -> Outcome:
+        outcome = self._program.run(task.chunk, task.inputs, sink, random, hand)
+        if sink is not None and sink.kept is not None:
+            rows, outcome.outputs = sink.kept
+            outcome.offsets = [row - task.chunk.first_row for row in rows]
+        outcome.failures = [travel(failure) for failure in outcome.failures]
+        return outcome
+
+    def _reply(self, task: Task, outcome: Outcome) -> None:
+        """Send an outcome; samples that cannot be pickled are failures of their row."""
+        try:
+            with self._sending:
+                self._end.send((task.number, outcome))
+        except EOFError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
+            failed = unsendable(self._program, task.chunk, outcome, error)
+            with self._sending:
+                self._end.send((task.number, failed))
+
+
+def unsendable(
+    program: Program, chunk: Chunk, outcome: Outcome, error: Exception
+) -> Outcome:
+    """Return the outcome of a chunk whose samples pickle would not take."""
+    stage = program.operations[-1].stage
+    text = (
+        f"a sample made by {stage} cannot be sent to the trainer's process "
+        f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text or "
+        'bytes, or use executor="thread"'
+    )
+    failures = [
+        Failure(SampleError(text), stage, int(index), chunk.first_row + at)
+        for at, index in enumerate(chunk.indices)
+    ]
+    return Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns)
+
+
+class Mapped:
+    """A slab as this process has it.
+
+    It stays open for the next batch it serves: torch lets go of the GIL while it makes
+    tensors, which costs a lane more than all else about a row.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._opened: tuple[Layout, int] | None = None
+        self._memory: Any = None
+
+    def open(self, layout: Layout, rows: int) -> Any:
+        """Return the memory of a batch of so many rows of this layout."""
+        if self._opened != (layout, rows):
+            allocate, _ = allocate_on(self._block)
+            self._memory = layout.open(rows, allocate)
+            self._opened = layout, rows
+        return self._memory
+
+
+class SlabSink:
+    """Writes rows into the batch's slab; keeps those that do not fit, to send."""
+
+    def __init__(self, layout: Layout | None, memory: Any) -> None:
+        self.kept: tuple[Sequence[int], list[Any]] | None = None
+        """Rows of the batch, and their samples."""
+        self._layout = layout
+        self._memory = memory
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
+        layout = self._layout
+        if layout is not None:
+            try:
+                write_rows(layout, self._memory, rows, samples)
+            except Misfit:
+                pass
+            else:
+                return layout.row_bytes * len(rows)
+        self.kept = rows, list(samples)
+        return sum(map(size_of, samples))

@@ -1,0 +1,150 @@
+"""Threads as workers: for functions that wait, or that release the GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from ..core.chunk import Lease, Signal
+from ..core.connector import Connector
+from ..observe.metrics import WorkerMeter
+from ..program.program import Program
+from ..program.randomness import SampleRandom
+from .pool import CrewStatistics, sink_of
+
+__all__ = [
+    "Threads",
+]
+
+JOIN_S = 10.0
+"""How long `close` waits for functions in progress; a thread cannot be interrupted."""
+
+
+_torch_threads = threading.Lock()
+"""Taken around a fork: the child would wait for ever for who is not there."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_torch_threads.acquire,
+        after_in_parent=_torch_threads.release,
+        after_in_child=_torch_threads.release,
+    )
+
+
+def use_one_torch_thread() -> None:
+    """Let torch's operators run on this thread alone.
+
+    Parallelism is between rows; a pool of threads for each worker would only compete.
+    The setting is each thread's own, but also becomes the default of threads that have
+    not used torch yet, so one more thread puts that back. The lock keeps two workers
+    from taking each other's setting for the default.
+    """
+    with _torch_threads:
+        default = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restore = threading.Thread(target=torch.set_num_threads, args=(default,))
+        restore.start()
+        restore.join()
+
+
+class Threads:
+    """A number of threads, each taking and settling leases.
+
+    The gate's lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
+    finds, at its next `take`, that there is a surplus; whichever comes first takes it
+    on.
+    """
+
+    executor = "thread"
+
+    def __init__(
+        self, connector: Connector, program: Program, seed: int, name: str
+    ) -> None:
+        self._connector = connector
+        self._gate = connector.gate
+        self._program = program
+        self._seed = seed
+        self._name = name
+        self._asked = 0
+        self._surplus = 0
+        self._threads: set[threading.Thread] = set()
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` threads."""
+        with self._gate.lock:
+            change = count - self._asked
+            self._asked = count
+            kept = min(self._surplus, max(change, 0))
+            self._surplus += max(-change, 0) - kept
+            new = [self._make() for _ in range(max(change, 0) - kept)]
+            self._threads.update(new)
+        for thread in new:
+            thread.start()
+        if change < 0:
+            self._connector.wake_all()
+
+    def retire(self) -> None:
+        """Send all home at their next `take`."""
+        self.resize(0)
+
+    def close(self) -> None:
+        """Wait for the threads, whom the closed gate sends home."""
+        me = threading.current_thread()
+        with self._gate.lock:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not me and thread.ident is not None:
+                thread.join(JOIN_S)
+
+    def statistics(self) -> CrewStatistics:
+        """Return how many there are."""
+        with self._gate.lock:
+            return CrewStatistics(self.executor, self._asked, len(self._threads))
+
+    def threads(self) -> list[str]:
+        """Return their folders in /proc."""
+        with self._gate.lock:
+            known = [thread.native_id for thread in self._threads]
+        return [f"/proc/self/task/{number}" for number in known if number is not None]
+
+    def _make(self) -> threading.Thread:
+        return threading.Thread(
+            target=self._work, name=f"penstock {self._name}", daemon=True
+        )
+
+    def _work(self) -> None:
+        use_one_torch_thread()
+        meter = self._connector.enter()
+        random = SampleRandom(self._seed)
+        try:
+            while self._serve(meter, random):
+                pass
+        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
+            self._gate.fail(error)
+        finally:
+            self._connector.leave(meter)
+            with self._gate.lock:
+                self._threads.discard(threading.current_thread())
+
+    def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
+        """Work on one lease. Holds on to nothing between two of them."""
+        lease = self._connector.take(meter, self._retires)
+        if isinstance(lease, Signal):
+            return False
+        self._run(lease, meter, random)
+        return True
+
+    def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
+        sink = sink_of(self._program, lease)
+        outcome = self._program.run(lease.chunk, lease.inputs, sink, random)
+        self._connector.settle(lease, outcome, meter)
+
+    def _retires(self) -> bool:
+        if self._surplus == 0:
+            return False
+        self._surplus -= 1
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Threads {self._name}: {self.statistics()}>"

@@ -1,0 +1,1 @@
+"""pipeline/compile: see the README."""

@@ -1,0 +1,109 @@
+"""The caches of a pipeline: what they hold, made from what stands before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...cache.cache import Cache
+from ...cache.fingerprint.key import Keys, fingerprint
+from ...cache.tiers import Opening
+from ...errors import SpecError, check
+from ...system.printing import name_of
+from ..files import AsyncFiles, Files
+from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
+
+__all__ = [
+    "caches_of",
+    "read_in_threads",
+]
+
+LOGGER = logging.getLogger("penstock")
+PRIVATE = (
+    "%s is for this run alone: %s cannot be told apart from another by what it holds;"
+    " give the data set a `__penstock_fingerprint__`, and later runs will find it"
+)
+
+
+def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
+    """Return the caches among the stages, by their number; none is open yet."""
+    return {
+        number: _cache(stages[:number], stage, f"Cache(ID:{number})")
+        for number, stage in enumerate(stages)
+        if isinstance(stage, CacheStage)
+    }
+
+
+def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
+    """Let threads read files where plain functions stand between these and a cache.
+
+    What is before a cache runs together, and a plain function would hold up an event
+    loop.
+    """
+    cached = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
+    source = stages[0]
+    if not cached or not isinstance(source, SourceStage):
+        return stages
+    plain = [
+        stage
+        for stage in stages[: cached[-1]]
+        if isinstance(stage, MapStage) and executor_of(stage) != "async"
+    ]
+    if not plain or executor_of(source) != "async":
+        return stages
+    if not isinstance(source.dataset, AsyncFiles):
+        raise SpecError(
+            f"{name_of(plain[0].function)} is a plain function between a data set that"
+            " is awaited and a cache; write it with async def, or put the cache before"
+            " it"
+        )
+    files = source.dataset
+    threaded = Files(files.store, files.paths, files.labels, files.shown)
+    executor = "auto" if source.executor == "async" else source.executor
+    return replace(source, dataset=threaded, executor=executor), *stages[1:]
+
+
+def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
+    source = before[0]
+    assert isinstance(source, SourceStage)
+    maps = [each for each in before if isinstance(each, MapStage)]
+    _check_mixture(source, maps, name)
+    functions = [(name_of(each.function), each.function) for each in maps]
+    found = fingerprint(source.dataset, functions, stage.version)
+    if found.private_because is not None:
+        LOGGER.warning(PRIVATE, name, found.private_because)
+    steps = (f"{type(source.dataset).__name__}({len(source.dataset)})", *_labels(maps))
+    opening = Opening(
+        name,
+        about=" > ".join(steps),
+        codec=stage.codec,
+        samples=len(source.dataset),
+        disk=stage.disk,
+        disk_limit=stage.disk_limit,
+    )
+    return Cache(opening, Keys(found), found.digest.hex(), stage.ram)
+
+
+def _labels(maps: Sequence[MapStage]) -> list[str]:
+    return [each.label for each in maps]
+
+
+def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
+    """Raise `SpecError` unless all before a cache may be worked on together."""
+    stages = (source, *maps)
+    for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
+        said = [getattr(stage, setting) for stage in stages]
+        asked = sorted({repr(value) for value in said if value != left_out})
+        check(
+            len(asked) <= 1,
+            f"what stands before {name} runs together, so it has one `{setting}`, got"
+            f" {' and '.join(asked)}; give it to one stage, or the same to all",
+        )
+    kinds = {executor_of(each) == "async" for each in (source, *maps)}
+    check(
+        len(kinds) == 1,
+        f"before {name} some functions are coroutine functions and others are not; all"
+        " that is before a cache runs together: make them of one kind",
+    )

@@ -1,0 +1,190 @@
+"""From what the user wrote to what can run: stages in, a recipe out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...engine.batch.buffer import Buffers
+from ...engine.plan import Constant, DrawnPlan, Order, Plan, Setting, Shard
+from ...engine.plan.timeline import Schedule
+from ...engine.program.program import Program, Read
+from ...engine.program.seeding import SeededRead, WorkerStart
+from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
+from ...engine.to_device.device import DeviceStage
+from ...errors import SpecError
+from ..description import order_of
+from ..schedule import Scheduled
+from ..sources import identity_of
+from ..stages import (
+    BatchStage,
+    CacheStage,
+    Defaults,
+    FilterStage,
+    MapStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+)
+from .caches import caches_of, read_in_threads
+from .segments import Numbered, fused
+
+__all__ = [
+    "compile_drawn",
+    "compile_recipe",
+]
+
+
+def compile_recipe(
+    stages: Sequence[Stage],
+    defaults: Defaults,
+    shard: Shard,
+    options: Options = AS_SHIPPED,
+    scheduled: Scheduled | None = None,
+) -> Recipe:
+    """Build the recipe of a pipeline.
+
+    Raises:
+        SpecError: the stages do not make a pipeline.
+    """
+    stages = read_in_threads(stages)
+    source = stages[0]
+    assert isinstance(source, SourceStage)
+    batch = _batch(stages)
+    if batch is None:
+        raise SpecError(
+            "the pipeline has no batch size; end it with .batch(n) before iterating"
+        )
+    work = _work(stages)
+    repack = _repacks(source, work, shard)
+    order = order_of(stages)
+    number = next(n for n, stage in enumerate(stages) if stage is batch)
+    name = f"Batch(ID:{number})"
+    buffers = Buffers(
+        name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
+    )
+    plan = _plan(order, batch, shard, scheduled, repack=repack)
+    caches = caches_of(stages)
+    return Recipe(
+        plan,
+        fused(work, name, defaults, caches),
+        buffers,
+        BatchRecipe(
+            batch.size or batch.global_size,
+            batch.drop_last,
+            batch.error_budget,
+            batch.microbatches,
+        ),
+        _seed(stages, defaults),
+        repack,
+        source.iterable,
+        next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None),
+        options,
+        defaults.cpu_cores,
+        tuple(caches.values()),
+        identity_of(source.dataset),
+    )
+
+
+def compile_drawn(
+    source: SourceStage,
+    batch: BatchStage,
+    defaults: Defaults,
+    options: Options,
+    *,
+    start: WorkerStart | None,
+) -> Recipe:
+    """Build the recipe of batches that torch's samplers draw.
+
+    Args:
+        source: map-style; that it is to be measured inline first (`executor="auto"`)
+            holds also for data that no two threads may share.
+        batch: how rows are collated; its size counts for nothing.
+        defaults: what is taken where nothing is said.
+        options: of the whole.
+        start: what each worker process does first; the global generators are set
+            before each sample then. None: neither, as threads share all of it.
+    """
+    recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
+    (segment,) = recipe.segments
+    (read,) = segment.program.operations
+    assert isinstance(read, Read)
+    if start is not None:
+        operation = SeededRead(read.stage, read.get, read.get_many, start)
+        segment = replace(segment, program=Program((operation,), places=True))
+    if source.executor == "auto" and source.num_parallel_workers is None:
+        segment = replace(segment, executor="auto")
+    return replace(recipe, plan=DrawnPlan(), segments=(segment,))
+
+
+def _work(stages: Sequence[Stage]) -> list[Numbered]:
+    """Return the stages that do something to samples, with their numbers."""
+    return [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (SourceStage, MapStage, FilterStage, CacheStage))
+    ]
+
+
+def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
+    """Whether batches can only be made of what is left over at run time."""
+    repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
+    if repack and shard.size > 1:
+        raise SpecError(
+            f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
+            "which could end at different steps; use select() with the indices to keep"
+        )
+    return repack
+
+
+def _seed(stages: Sequence[Stage], defaults: Defaults) -> int:
+    """Return the seed of random functions: that of the shuffle, if there is one."""
+    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
+    return seeds[-1] if seeds else defaults.seed
+
+
+def _batch(stages: Sequence[Stage]) -> BatchStage | None:
+    return next((stage for stage in stages if isinstance(stage, BatchStage)), None)
+
+
+def _plan(
+    order: Order,
+    batch: BatchStage,
+    shard: Shard,
+    scheduled: Scheduled | None,
+    *,
+    repack: bool,
+) -> Plan:
+    schedule: Schedule
+    if scheduled is not None:
+        if repack:
+            raise SpecError(
+                "a schedule needs batches that are planned, and filter() and iterable"
+                " datasets have none; use select() with the indices to keep"
+            )
+        schedule = scheduled.resolve(shard.size)
+    else:
+        size = batch.global_size or (batch.size or 0) * shard.size
+        schedule = Constant(Setting(global_size=size, image_size=None))
+    # What a filter leaves over is batched later, so no ticket may be dropped here.
+    drop_last = batch.drop_last and not repack
+    plan = Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
+    if batch.microbatches is not None:
+        check_microbatches(plan, batch.microbatches)
+    return plan
+
+
+def check_microbatches(plan: Plan, count: int) -> None:
+    """Raise `SpecError` where some batch is not `count` equal parts on every rank."""
+    whole = plan.shard.size * count
+    for run in plan.timeline.runs:
+        if run.size % whole:
+            raise SpecError(
+                f"{count} microbatches on {plan.shard.size} ranks need batches that"
+                f" {whole} divides, got {run.size} (in force from epoch {run.epoch})"
+            )
+    if plan.shard.size == 1 and not plan.drop_last:
+        raise SpecError(
+            "microbatches are of equal sizes, which an epoch's short last batch has"
+            " not; say batch(..., drop_last=True)"
+        )

@@ -1,0 +1,322 @@
+"""Neighbouring stages into segments: what runs together, worked on by whom.
+
+Neighbours of one executor kind are fused into one segment, so a sample passes through
+them without being handed over. Three things are borders: a setting of its own
+(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
+reads wait while what follows computes. All that stands before a cache is one segment:
+what the cache holds needs none of it.
+
+Pure, but for a line in the log where a segment is not worked on as one would think.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...cache.cache import Cache
+from ...engine.movable import Finding, find_unsafe
+from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
+from ...engine.program.program import Filter, Map, Operation, Program, Read, ReadOn
+from ...engine.recipe import Executor, SegmentRecipe
+from ...system.printing import name_of
+from ..stages import (
+    CacheStage,
+    Defaults,
+    FilterStage,
+    MapStage,
+    SourceStage,
+    Workers,
+    executor_of,
+    wanted_by,
+)
+
+__all__ = [
+    "Kind",
+    "PerSample",
+    "fused",
+    "kind_of",
+]
+
+# Which kind of workers a segment starts with, and whether threads may share its data.
+#
+# Pure; `compile.py` logs what is to be told.
+
+PerSample = SourceStage | MapStage | FilterStage
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a segment is to be worked on by."""
+
+    executor: Executor
+    thread_safe: bool = True
+    """Whether several threads of one process may work on it."""
+    finding: Finding | None = None
+    """What the user is to be told of: it made `auto` take processes, or is shared by
+    the threads that were asked for."""
+
+
+def kind_of(stages: Sequence[PerSample]) -> Kind:
+    """Return what the neighbours that make one segment are to be worked on by."""
+    asked = map(executor_of, stages)
+    said: Executor = next((each for each in asked if each != "auto"), "auto")
+    source = stages[0] if isinstance(stages[0], SourceStage) else None
+    if source is not None and source.iterable:  # read by one worker
+        return Kind("thread" if said == "auto" else said)
+    declared = source is None or source.thread_safe is not False
+    if said in ("inline", "async"):
+        return Kind(said, declared)
+    finding = _find(stages) if declared else None
+    safe = declared and finding is None
+    if said == "process":
+        return Kind(said, safe)
+    if said == "thread":
+        return Kind(said, safe, finding)
+    return Kind(_automatic(stages, safe=safe), safe, finding)
+
+
+def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
+    if not safe or any(stage.timeout is not None for stage in stages):
+        return "process"  # threads cannot be stopped
+    source = stages[0]
+    waits = isinstance(source, SourceStage) and source.waits
+    counted = any(stage.num_parallel_workers is not None for stage in stages)
+    return "thread" if waits or counted else "auto"
+
+
+def _find(stages: Sequence[PerSample]) -> Finding | None:
+    return next((each for each in map(_find_in, stages) if each is not None), None)
+
+
+def _find_in(stage: PerSample) -> Finding | None:
+    match stage:
+        case SourceStage():
+            known = stage.waits or stage.thread_safe is not None
+            return None if known else find_unsafe(stage.dataset, "dataset")
+        case MapStage():
+            return find_unsafe(stage.function, name_of(stage.function))
+        case FilterStage():
+            return find_unsafe(stage.predicate, name_of(stage.predicate))
+
+
+MOST_WORKERS = 128
+"""Upper bound of a segment's workers where the user gives none."""
+PERMITS = 64
+"""Coroutines at once where the user gives no number: sized by how long they wait, not
+by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python can use.
+"""
+MOST_PERMITS = 4096
+"""Upper bound of these: reads in flight beyond it are more than stores like."""
+
+
+Numbered = tuple[int, PerSample | CacheStage]
+"""A stage, and which of the pipeline's it is."""
+
+
+def fused(
+    work: Sequence[Numbered],
+    batch_name: str,
+    defaults: Defaults,
+    caches: Mapping[int, Cache],
+) -> tuple[SegmentRecipe, ...]:
+    """Return the segments of the stages that do something to samples, in order.
+
+    Args:
+        work: these stages, and which of the pipeline's each is.
+        batch_name: the stage that their results go to, as the log names it.
+        defaults: what is taken where nothing is said.
+        caches: by the number of their stage.
+    """
+    start = 1 + max((at for at, (_, s) in enumerate(work) if is_cache(s)), default=0)
+    groups: list[list[Numbered]] = [list(work[:start])]
+    for numbered in work[start:]:
+        assert not isinstance(numbered[1], CacheStage)
+        if _border(_samplers(groups[-1])[-1], numbered[1]):
+            groups.append([numbered])
+        else:
+            groups[-1].append(numbered)
+    last = len(groups) - 1
+    samples = _samples(groups[0])
+    segments = []
+    for at, group in enumerate(groups):
+        name = batch_name if at == last else None
+        segment = _segment(group, defaults, name, caches)
+        operations = segment.program.operations
+        storable = []
+        for operation in operations:
+            samples = samples if is_repeatable(operation) else None
+            storable.append(samples)
+        segments.append(replace(segment, storable=tuple(storable)))
+    return tuple(segments)
+
+
+def _samples(group: Sequence[Numbered]) -> int | None:
+    """Return how many samples the source has; None: it does not say."""
+    source = _samplers(group)[0]
+    assert isinstance(source, SourceStage)
+    return None if source.iterable else len(source.dataset)
+
+
+def is_repeatable(operation: Operation) -> bool:
+    """Whether it makes the same of the same, as far as it says."""
+    match operation:
+        case Map():
+            return not operation.wants_rng
+        case Read() | Cached():
+            return True
+    return False
+
+
+def is_cache(stage: PerSample | CacheStage) -> bool:
+    """Whether it stores samples, rather than making them."""
+    return isinstance(stage, CacheStage)
+
+
+def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
+    """Return those that make samples."""
+    return [stage for _, stage in group if not isinstance(stage, CacheStage)]
+
+
+def _border(before: PerSample, after: PerSample) -> bool:
+    """Whether two neighbours run in different segments."""
+    if isinstance(before, SourceStage) and (before.waits or before.iterable):
+        return True
+    own = before.num_parallel_workers, after.num_parallel_workers
+    kind = executor_of(before)
+    if own != (None, None) or kind != executor_of(after):
+        return True
+    if kind == "async" and before.timeout != after.timeout:  # each sample's in a stage
+        return True
+    return _tune(before) != _tune(after) and not isinstance(before, SourceStage)
+
+
+def _segment(
+    group: Sequence[Numbered],
+    defaults: Defaults,
+    batch_name: str | None,
+    caches: Mapping[int, Cache],
+) -> SegmentRecipe:
+    stages = _samplers(group)
+    names = [named(number, stage) for number, stage in group]
+    # A segment is called after the first stage that does something of the user's.
+    lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
+    kind = kind_of(stages)
+    _tell(names[lead], kind)
+    operations = _operations(group, names[lead], caches)
+    workers, bounds = _workers(stages, kind.executor, defaults)
+    return SegmentRecipe(
+        names[lead],
+        batch_name or names[-1],
+        Program(operations, places=batch_name is not None),
+        kind.executor,
+        workers,
+        bounds,
+        defaults.prefetch_size,
+        all(_tune(stage) for stage in stages),
+        kind.thread_safe,
+        timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
+        movable=all(_movable(stage) for stage in stages),
+    )
+
+
+def named(number: int, stage: PerSample | CacheStage) -> str:
+    """Return what the log calls a stage: `Map(ID:2) decode`, `Cache(ID:1)`."""
+    label = "" if isinstance(stage, CacheStage) else f" {stage.label}"
+    return f"{stage.kind}(ID:{number}){label}"
+
+
+def _tell(name: str, kind: Kind) -> None:
+    """Log what was found in a segment's data that its threads would share."""
+    if kind.finding is None:
+        return
+    if kind.executor == "process":
+        logging.getLogger("penstock.autotune").info(MOVED, name, kind.finding)
+    else:
+        logging.getLogger("penstock").warning(SHARED, name, kind.finding)
+
+
+MOVED = (
+    "%s: executor auto -> process: %s. Make it when it is first used, so that every "
+    "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
+)
+SHARED = (
+    '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '
+    "it in a threading.local(), or say from_dataset(thread_safe=True) if they may."
+)
+
+
+def _workers(
+    stages: list[PerSample], executor: Executor, defaults: Defaults
+) -> tuple[int, tuple[int, int]]:
+    """Return where the worker count starts, and its bounds."""
+    source = stages[0]
+    if executor == "inline" or (isinstance(source, SourceStage) and source.iterable):
+        return 1, (1, 1)
+    given: Workers = next(
+        (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
+    )
+    if isinstance(given, tuple):
+        return given[0], given
+    if executor == "async":
+        usual, most = PERMITS, MOST_PERMITS
+    else:
+        usual, most = defaults.num_parallel_workers, MOST_WORKERS
+    return given or usual, (1, max(most, given or usual))
+
+
+def _movable(stage: PerSample) -> bool:
+    """Whether its workers may be of any kind: an iterable's place is in one process."""
+    iterable = isinstance(stage, SourceStage) and stage.iterable
+    return executor_of(stage) == "auto" and not iterable
+
+
+def _tune(stage: PerSample) -> bool:
+    return True if isinstance(stage, SourceStage) else stage.tune
+
+
+def _operations(
+    group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
+) -> tuple[Operation, ...]:
+    """Return what is done to samples; all up to the last cache is one operation."""
+    last = max(
+        (at for at, (_, stage) in enumerate(group) if is_cache(stage)), default=-1
+    )
+    steps: list[Step] = []
+    sized = False
+    for number, stage in group[: last + 1]:
+        if isinstance(stage, CacheStage):
+            steps.append(Stored(caches[number], sized))
+            continue
+        operation = _operation(stage, number, named(number, stage), caches)
+        assert isinstance(operation, (Read, Map))
+        sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
+        steps.append(operation)
+    behind = [
+        _operation(stage, number, named(number, stage), caches)
+        for number, stage in group[last + 1 :]
+        if not isinstance(stage, CacheStage)
+    ]
+    if not steps:
+        return tuple(behind)
+    waits = executor_of(_samplers(group)[0]) == "async"
+    kind = AwaitedCached if waits else Cached
+    return kind(name, tuple(steps)), *behind
+
+
+def _operation(
+    stage: PerSample, number: int, name: str, caches: Collection[int]
+) -> Operation:
+    match stage:
+        case SourceStage(iterable=True):
+            return ReadOn(name, stage.dataset)
+        case SourceStage():
+            many = getattr(stage.dataset, "__getitems__", None)
+            return Read(name, stage.dataset.__getitem__, many)
+        case MapStage():
+            wanted = wanted_by(stage.function)
+            draws = number - sum(at < number for at in caches)  # a cache changes none
+            return Map(name, draws, stage.function, "rng" in wanted, "ctx" in wanted)
+        case FilterStage():
+            return Filter(name, stage.predicate)

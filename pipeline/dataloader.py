@@ -1,0 +1,432 @@
+"""The DataLoader face: torch's own class, tuned.
+
+from penstock import DataLoader                    # the one line that changes
+penstock.set_enable_autotune(True)
+loader = DataLoader(dataset, batch_size=64, shuffle=True)
+
+Without autotune it *is* torch's loader: its workers, its seeding, its bytes. With it,
+or with `sample_seeding=True`, penstock's engine loads map-style data, in the order that
+torch's samplers draw; batches are then the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate
+
+from .. import config
+from ..engine.plan import BatchPlan, Drawing, DrawnPlan
+from ..errors import SpecError
+from .session import Epoch, Loop, Slot
+
+if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
+    from ..engine.feed import Delivery
+    from ..engine.observe.monitor import Reading
+    from ..engine.recipe import Executor, Recipe
+
+__all__ = [
+    "BYPASS",
+    "BYPASSED",
+    "DataLoader",
+    "known_bypass",
+]
+
+# Whether a framework that builds plain loaders is known to do so just now.
+
+BYPASSED = (
+    "Accelerate builds a plain torch DataLoader from this one, so penstock neither"
+    " loads nor tunes; keep it with penstock.integrations.accelerate.prepare("
+    "accelerator, ...) in place of accelerator.prepare(...)"
+)
+
+
+class Bypass(threading.local):
+    """Whether Accelerate is at work on loaders that are put back afterwards."""
+
+    known = False
+
+
+BYPASS = Bypass()
+
+
+@contextlib.contextmanager
+def known_bypass() -> Iterator[None]:
+    """Say nothing of Accelerate's plain loaders within."""
+    before, BYPASS.known = BYPASS.known, True
+    try:
+        yield
+    finally:
+        BYPASS.known = before
+
+
+# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
+
+
+LOGGER = logging.getLogger("penstock.autotune")
+RUNNING = frozenset(
+    (
+        "_drawing",
+        "_iterator",
+        "_made_from",
+        "_plan",
+        "_recipe",
+        "_resumed",
+        "_slot",
+        "_told",
+    )
+)
+"""What a copy of a loader has not."""
+SHARES = (
+    "an iterable data set says itself which worker reads what; of one that does not,"
+    " each of several workers takes its share"
+)
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """torch's DataLoader; with autotune on, penstock loads, and tunes the loading.
+
+    It takes all arguments of torch's. With autotune on `num_workers` is where the
+    number of worker processes starts; 0 leaves that to penstock, which begins with
+    none.
+
+    Args:
+        dataset: map-style or iterable, as for torch.
+        *args: as torch takes them.
+        sample_seeding: set the global generators of `random`, numpy and torch to a seed
+            of the sample's own before each sample, so that its bytes do not depend on
+            the number of workers. None: while autotune is on; True: always; False:
+            never, and then torch's own workers load, untuned.
+        thread_safe: True lets several threads of a process load at once. Nothing is
+            seeded then, as threads share the global generators.
+        snapshot_every_n_steps: taken from those who come from torchdata's loader; a
+            state is exact after every batch.
+        **kwargs: as torch takes them.
+
+    Raises:
+        SpecError: an argument of penstock's own is wrong.
+        ValueError: one of torch's is.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        sample_seeding: bool | None = None,
+        thread_safe: bool | None = None,
+        snapshot_every_n_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, *args, **kwargs)
+        own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
+        for name, value in own.items():
+            if value is not None and type(value) is not bool:
+                raise SpecError(f"`{name}` must be True, False or None, got {value!r}")
+        self.sample_seeding = sample_seeding
+        self.thread_safe = thread_safe
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Hold nothing that runs."""
+        self._slot = Slot()
+        self._recipe: Recipe | None = None
+        """What the slot's run is made from."""
+        self._made_from: tuple[Any, ...] = ()
+        """What the recipe depends on, and frameworks assign late."""
+        self._drawing = Drawing()
+        """The epoch now running, or the one to come."""
+        self._resumed = False
+        """Whether `_drawing` is from a state, and its loop has not begun."""
+        self._plan: BatchPlan | None = None
+        self._told = ""
+        weakref.finalize(self, self._slot.finalise)
+
+    def __iter__(self) -> Any:
+        """Run one epoch: a new one, or what a loaded state left of its own."""
+        why = self._why_torchs()
+        drawing = self._drawing
+        if not self._resumed:
+            drawing = Drawing(drawing.epoch + drawing.whole)
+        self._drawing, self._resumed, self._plan = drawing, False, None
+        if why is None:
+            return self._iterate(drawing)
+        self._tell(f"torch's own workers load, untuned: {why}.")
+        return self._iterate_torchs(drawing)
+
+    # Where it stands
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The stamp of the batch last handed over; None where torch's workers load."""
+        return self._plan
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where the next batch starts: plain JSON of 14 kB at most.
+
+        Taken at consumption: batches only prefetched are not counted. It holds what the
+        order was drawn from, which is torch's global generator, or the loader's own; a
+        sampler that draws from elsewhere has to be restored by its owner. Where torch's
+        own workers load, they load what was consumed once more, and drop it.
+        """
+        if self._drawing.torchs is None:  # between two epochs: where the next begins
+            return Drawing(self._drawing.epoch).noted(self.generator).to_state()
+        return self._drawing.to_state()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Let the next loop go on where `state` was taken; an empty one does nothing.
+
+        Raises:
+            StateError: it is of something else, of another version, or damaged.
+        """
+        if state:
+            self._drawing, self._resumed = Drawing.from_state(state), True
+
+    # What it found
+
+    def explain(self) -> Explanation:
+        """Say what held training up lately: print it, or read its fields."""
+        from ..autotune.explain import explain
+        from ..engine.observe.monitor import unmeasured
+
+        observation = self._slot.observation()
+        if observation is None:
+            observation = unmeasured(self._compiled())
+        tuned = config.get_enable_autotune()
+        return explain(observation, config.budget(), tuned=tuned)
+
+    def stats(self) -> Reading | None:
+        """Return all counters since the engine began; None where there is none."""
+        run = self._slot.run
+        return None if run is None else run.run.read()
+
+    def close(self) -> None:
+        """Stop penstock's workers. The loader may be iterated again."""
+        self._slot.close()
+
+    # Frameworks
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler, the batch sampler and the data set which epoch is next.
+
+        Each that has a `set_epoch` is told; what they draw is drawn when a loop begins.
+        """
+        for each in self._samplers():
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+            if self.persistent_workers:  # they have the data set as it was
+                self._slot.close()
+                self._iterator = None
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks this of what it is about to build a plain loader from."""
+        if config.get_enable_autotune() and not BYPASS.known:
+            BYPASS.known = True  # once is enough
+            self._tell(BYPASSED)
+        return False
+
+    # Copies: frameworks rebuild, copy and pickle loaders
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what runs, and where it stands."""
+        return {name: v for name, v in vars(self).items() if name not in RUNNING}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Begin anew."""
+        vars(self).update(state, _iterator=None)
+        self._set_up()
+
+    # Torch's own workers
+
+    def _why_torchs(self) -> str | None:
+        """Why torch's own workers load; None where penstock's engine does."""
+        seeded, tuned = self.sample_seeding, config.get_enable_autotune()
+        if seeded is False or not (seeded or tuned):
+            return "sample_seeding is off"
+        if isinstance(self.dataset, IterableDataset):
+            return SHARES
+        if not self._auto_collation:
+            return "batch_size=None asks for single samples"
+        if self.worker_init_fn is not None and self.thread_safe:
+            return "worker_init_fn is for processes, and thread_safe asks for threads"
+        if not hasattr(self.dataset, "__len__"):
+            return "the data set has no length"
+        return None if self.in_order else "in_order=False takes batches as they come"
+
+    def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
+        from .torch_workers import resumed, tell_of_cuda, tell_of_shared_memory
+
+        if self.num_workers:
+            tell_of_cuda(self.dataset)
+            tell_of_shared_memory()
+        iterable = isinstance(self.dataset, IterableDataset)
+        drawing.on(self.num_workers if iterable else None)
+        if not drawing.restore(self.generator):
+            drawing.note(self.generator)
+        alone = self.dataset if iterable and self.num_workers == 0 else None
+        return resumed(self._torchs, drawing, alone)
+
+    def _torchs(self) -> Any:
+        """Return torch's own iterator; with autotune on, no sample of it comes twice.
+
+        Torch's workers take these attributes with them, and nobody else sees them.
+        """
+        several = self.num_workers > 1 and isinstance(self.dataset, IterableDataset)
+        piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
+        if not several or piped or not config.get_enable_autotune():
+            return super().__iter__()
+        from .torch_workers import SharedOut, watching
+
+        before = self.dataset, self.worker_init_fn
+        shared = {
+            "dataset": SharedOut(before[0]),
+            "worker_init_fn": watching(before[1]),
+        }
+        try:
+            vars(self).update(shared)
+            return super().__iter__()
+        finally:
+            vars(self).update(dataset=before[0], worker_init_fn=before[1])
+
+    # Penstock's engine
+
+    def _iterate(self, drawing: Drawing) -> Iterator[Any]:
+        slot, recipe = self._slot, self._recipe
+        if slot.busy:  # a further loop beside one that goes on: it has its own run
+            slot, recipe = Slot(), self._compiled()
+        elif recipe is None or slot.run is None or not self._still(recipe):
+            slot.close()
+            recipe = self._recipe = self._compiled()
+            self._made_from = self._collate, self.worker_init_fn
+            self._tell(
+                f"order by torch's samplers, {self.num_workers} workers to begin with,"
+                f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
+                " itself."
+            )
+        loop = Loop(
+            partial(self._begin, slot, recipe, drawing),
+            self._sampler_epochs,
+            self.__len__,
+            pinned=self.pin_memory and torch.cuda.is_available(),
+        )
+        if slot is not self._slot:
+            weakref.finalize(loop, slot.close)
+        return loop
+
+    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
+        """Draw the epoch's order from here on, and run it."""
+        plan = recipe.plan
+        assert isinstance(plan, DrawnPlan)
+        with drawing.drawn_again(self.generator):
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            batches = iter(self._index_sampler)
+            cursor = plan.begin(drawing.epoch, batches, int(drawn), drawing.batch)
+        run = slot.start(recipe, cursor, rank_of_process())
+        return Epoch(slot, run, Note(self, drawing).take)
+
+    def _samplers(self) -> list[Any]:
+        inner = getattr(self.batch_sampler, "sampler", None)
+        found: dict[int, Any] = {}
+        found |= {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
+        return list(found.values())
+
+    def _sampler_epochs(self) -> list[Any]:
+        """Return what samplers that have a `set_epoch` were told by it."""
+        return [getattr(sampler, "epoch", None) for sampler in self._samplers()]
+
+    def _compiled(self) -> Recipe:
+        from ..engine.program.seeding import WorkerStart
+        from ..engine.recipe import Options
+        from .compile.recipes import compile_drawn
+        from .stages import BatchStage, Defaults, SourceStage
+        from .torch_workers import tell_of_cuda
+
+        tell_of_cuda(self.dataset)
+        workers, safe = self.num_workers, self.thread_safe is True
+        unset: Executor = "inline"
+        if safe or config.get_enable_autotune():
+            unset = "auto"
+        source = SourceStage(
+            self.dataset,
+            num_parallel_workers=workers or None,
+            executor="process" if workers and not safe else unset,
+            thread_safe=safe,
+            timeout=(workers and self.timeout) or None,
+        )
+        context = self.multiprocessing_context
+        if context is not None and not isinstance(context, str):
+            context = context.get_start_method()
+        options = Options(
+            host="trainer",  # where the samplers are
+            persistent_workers=self.persistent_workers,
+            multiprocessing_context=context,
+        )
+        batch = BatchStage(1, collate_fn=self._collate)
+        ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch's is a worker's
+        defaults = replace(Defaults.now(), prefetch_size=ahead)
+        start = WorkerStart(self.dataset, workers, self.worker_init_fn)
+        return compile_drawn(
+            source, batch, defaults, options, start=None if safe else start
+        )
+
+    @property
+    def _collate(self) -> Callable[[list[Any]], Any] | None:
+        """The user's; None: torch's default, which penstock does in place."""
+        return None if self.collate_fn is default_collate else self.collate_fn
+
+    def _still(self, recipe: Recipe) -> bool:
+        """Whether nothing that it depends on was assigned or set since."""
+        same = self._made_from == (self._collate, self.worker_init_fn)
+        tuned = recipe.segments[0].executor != "inline"
+        return same and (tuned or not config.get_enable_autotune())
+
+    def _tell(self, line: str) -> None:
+        """Say it in the autotune log, while there is one, once in a row."""
+        if line != self._told and config.get_enable_autotune():
+            from ..autotune.log import show_by_default
+
+            self._told = line
+            show_by_default(rank_of_process())
+            name = type(self.dataset).__name__
+            LOGGER.info("DataLoader of %s: %s", name, line)
+
+
+class Note:
+    """Takes note of what one loop was given. Keeps its loader alive."""
+
+    def __init__(self, loader: DataLoader[Any], drawing: Drawing) -> None:
+        self._loader = loader
+        self._drawing = drawing
+
+    def take(self, delivery: Delivery | None) -> None:
+        """A batch was given; None: the epoch is over."""
+        if delivery is None:
+            self._drawing.end()
+            return
+        self._drawing.batch = delivery.plan.batch + 1  # those that raised count, too
+        self._drawing.whole = delivery.plan.last
+        self._loader._plan = delivery.plan  # noqa: SLF001 it is the loader's own note
+
+
+def rank_of_process() -> int:
+    """Return the rank in the process group, or as torchrun says; 0 for one alone."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return group.get_rank()
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0

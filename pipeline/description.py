@@ -1,0 +1,492 @@
+"""What to load, stage by stage: the half of a face that describes and never runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from .. import config
+from ..cache.codec import Name as CodecName
+from ..engine.plan import Order, Shard
+from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
+from ..engine.to_device.device import DeviceStage, Normalize
+from ..errors import SpecError, check
+from ..system.resources import parse_bytes
+from .sources import Folder, is_iterable
+from .stages import (
+    BatchStage,
+    CacheStage,
+    FilterStage,
+    MapStage,
+    OnError,
+    RepeatStage,
+    SelectStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+    TakeStage,
+    Workers,
+    wanted_by,
+)
+
+if TYPE_CHECKING:
+    from .files import Urls
+    from .schedule import Scheduled
+
+__all__ = [
+    "Description",
+    "check_place",
+    "check_sized",
+    "order_of",
+]
+
+
+class Description:
+    """A source, stages and options. Each method returns a new one; none changes it."""
+
+    def __init__(
+        self,
+        stages: tuple[Stage, ...],
+        shard: Shard | None = None,
+        options: Options = AS_SHIPPED,
+        schedule: Scheduled | None = None,
+    ) -> None:
+        self._stages = stages
+        self._shard = shard
+        self._options = options
+        self._schedule = schedule
+
+    # Sources
+
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read images from class sub-folders: samples are `(bytes, label)`.
+
+        Args:
+            root: a folder with one sub-folder of images per class; labels number these
+                in sorted order.
+            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
+                for the storage, so many are cheap.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no such folder, or no images in class folders in it.
+        """
+        stage = SourceStage(
+            Folder.scan(root),
+            folder=True,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls((stage,), shard, schedule=schedule)
+
+    @classmethod
+    def from_files(
+        cls,
+        urls: Urls,
+        labels: Sequence[Any] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
+
+        Web servers and object stores are read in one event loop, where a waiting read
+        costs no thread; other file systems by threads.
+
+        Args:
+            urls: paths or URLs of one file system, or one pattern that matches them:
+                "photos/**/*.jpg", "s3://bucket/train/*.jpg".
+            labels: one a file, in the order of `urls` (of a pattern: sorted).
+            storage_options: for the file system, as its fsspec package names them.
+            num_parallel_workers: reads in flight: n, or (lo, hi).
+            executor: "auto", "inline", "thread", "process" or "async".
+            name: what the log calls this stage.
+            timeout: seconds a file may take, as for `map`.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no file, files of several file systems, or not a label a file.
+        """
+        from .files import find_files
+
+        stage = SourceStage(
+            find_files(urls, labels, storage_options, executor),
+            files=True,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            timeout=timeout,
+        )
+        return cls((stage,), shard, schedule=schedule)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        thread_safe: bool | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read from a torch dataset, a list, an array: map-style or iterable.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`, or `__iter__`.
+            num_parallel_workers: n, or (lo, hi), or as configured.
+            executor: "auto" (as measured), "inline", "thread" or "process".
+            thread_safe: whether `__getitem__` may run on several threads of a process
+                at once. None: not if it is seen to hold an open file, a database or
+                the like, a few levels down; then "auto" uses processes.
+            name: what the log calls this stage.
+            timeout: seconds a sample may take, as for `map`.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: not a dataset, or an empty one.
+        """
+        stage = SourceStage(
+            dataset,
+            iterable=is_iterable(dataset),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            thread_safe=thread_safe,
+            name=name,
+            timeout=timeout,
+        )
+        return cls((stage,), shard, schedule=schedule)
+
+    # Stages of samples
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Call `function(sample)` on each sample.
+
+        A function that takes `rng` is given the sample's own numpy Generator, the same
+        for a given seed, epoch and index whatever the workers; one that takes `ctx` is
+        given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
+
+        Args:
+            function: returns the new sample; must not return None. A coroutine
+                function (`async def`) runs in an event loop: hundreds wait at once in
+                one thread.
+            num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
+            executor: "auto" (as measured), "inline", "thread", "process" or "async".
+            name: what the log calls this stage.
+            tune: False leaves its settings to you.
+            timeout: seconds a sample may take. A process that takes longer is replaced,
+                its stack is told; what waits in a coroutine is cancelled.
+        """
+        return self._with(
+            MapStage(function, num_parallel_workers, executor, name, tune, timeout)
+        )
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Leave out samples that `predicate(sample)` says no to, while running.
+
+        Batches stay full, the length becomes unknown, and it works on one rank; where
+        the indices to keep are known beforehand, `select` is better.
+        """
+        return self._with(
+            FilterStage(predicate, num_parallel_workers, executor, name, tune, timeout)
+        )
+
+    def cache(
+        self,
+        *,
+        ram: int | str = 0,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        codec: CodecName = "auto",
+        version: int | str | None = None,
+    ) -> Self:
+        """Store samples as they are here; epochs to come begin with what is stored.
+
+        All processes and ranks of a host share what is stored, and each sample is made
+        once among them. Nothing is stored by pickle: samples are bytes, arrays,
+        tensors, text, numbers, None, and tuples, lists and dicts of these. What is kept
+        is found again as long as the data and the functions before this are the same:
+        a data set may say so by `__penstock_fingerprint__`.
+
+        Args:
+            ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. It comes on top
+                of the memory budget, which is for batches in flight.
+            disk: folder on a disk of this machine; what is stored there serves later
+                runs, too.
+            disk_limit: bytes there (default: four fifths of what is free).
+            codec: "raw", "lz4", "zstd", "filter" (zstd of what a pixel's neighbours do
+                not tell, for `uint8` images), or "auto": what is expected to take least
+                time, as measured on the first samples.
+            version: change it when samples have changed in a way that cannot be seen
+                from code and data.
+
+        Raises:
+            SpecError: no tier is given; or what comes before is random, filtered or
+                iterable, so that there is nothing to find a sample by.
+        """
+        if not isinstance(disk, (str, os.PathLike, type(None))):
+            raise SpecError(f"`disk` must be the path of a folder, got {disk!r}")
+        stage = CacheStage(
+            parse_bytes(ram) if ram else 0,
+            None if disk is None else Path(disk),
+            None if disk_limit is None else parse_bytes(disk_limit),
+            codec,
+            version,
+        )
+        return self._with(stage)
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Use only these samples, in this order."""
+        return self._with(SelectStage(indices))
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """Use another order every epoch, a function of the seed and the epoch alone.
+
+        Args:
+            seed: default: `set_seed`'s.
+        """
+        chosen = config.get_seed() if seed is None else seed
+        return self._with(ShuffleStage(chosen))
+
+    def take(self, count: int) -> Self:
+        """Use only the first `count` samples: of each epoch's order, if shuffled."""
+        return self._with(TakeStage(count))
+
+    def repeat(self, count: int) -> Self:
+        """Make an epoch of `count` passes, each with its own order and random draws."""
+        return self._with(RepeatStage(count))
+
+    # Stages of batches
+
+    def batch(
+        self,
+        size: int | None = None,
+        *,
+        global_size: int | None = None,
+        drop_last: bool = False,
+        microbatches: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
+        on_error: OnError = "raise",
+        error_budget: float = 0.01,
+    ) -> Self:
+        """Make batches.
+
+        Args:
+            size: samples a rank; none where the pipeline has a schedule.
+            global_size: samples over all ranks, instead of `size`.
+            drop_last: leave out an epoch's last batch if it is short.
+            microbatches: hand over a list of so many parts of a batch, of equal sizes,
+                as `torch.distributed.pipelining` takes them.
+            collate_fn: makes a batch of a list of samples (default: torch's).
+            tail: what several ranks do with a short last batch, if it is kept.
+            on_error: "raise" an exception of a stage's function when its batch is due,
+                or "substitute" another sample of the batch, marked in `.plan`. Where
+                batches are made while running (filter, iterables), a failed sample is
+                left out and the batch filled with those that follow.
+            error_budget: share of an epoch's samples that may be substituted.
+        """
+        stage = BatchStage(
+            size,
+            global_size,
+            drop_last,
+            collate_fn,
+            tail,
+            on_error,
+            error_budget,
+            microbatches,
+        )
+        check_sized(stage, scheduled=self._schedule is not None)
+        return self._with(stage)
+
+    def to_device(
+        self,
+        device: str | torch.device,
+        *,
+        normalize: Normalize | None = None,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Self:
+        """Copy batches to a device; images may be made floats there.
+
+        Args:
+            device: "cpu", "cuda:0", ...
+            normalize: (means, deviations) of the channels, of values from 0 to 1:
+                images, `uint8 [N, H, W, C]`, cross as bytes and become
+                `dtype [N, C, H, W]`, (x / 255 - mean) / deviation.
+            dtype: of the normalised images.
+            channels_last: leave their memory as it is, for models in that format.
+        """
+        stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
+        return self._with(stage)
+
+    def options(
+        self,
+        *,
+        host: Host = "auto",
+        persistent_workers: bool = True,
+        multiprocessing_context: StartMethod | None = None,
+    ) -> Self:
+        """Say how the whole pipeline runs. It changes no byte of any batch.
+
+        Args:
+            host: where the engine and its threads run: "trainer", beside the trainer;
+                "process", in a child, so that the trainer's GIL is its own; "auto".
+            persistent_workers: False: nothing outlives an epoch, and the next one's
+                worker processes see what was changed in the dataset in between.
+            multiprocessing_context: how worker processes start: "fork", "forkserver"
+                or "spawn" (default: fork; forkserver where CUDA is in use).
+        """
+        chosen = Options(host, persistent_workers, multiprocessing_context)
+        return type(self)(self._stages, self._shard, chosen, self._schedule)
+
+    def __repr__(self) -> str:
+        """Return the code that makes it."""
+        return "".join(map(repr, (*self._stages, self._options)))
+
+    def _with(self, stage: Stage) -> Self:
+        check_place(self._stages, stage)
+        stages = (*self._stages, stage)
+        order_of(stages)  # refuses what it cannot do, here in the line that says it
+        return type(self)(stages, self._shard, self._options, self._schedule)
+
+
+# Where in a pipeline a stage may stand.
+
+
+def check_place(stages: Sequence[Stage], stage: Stage) -> None:
+    """Raise `SpecError` if `stage` cannot come after `stages`."""
+    batched = any(isinstance(before, BatchStage) for before in stages)
+    shown = repr(stage).lstrip(".")
+    if isinstance(stage, DeviceStage):
+        check(batched, f"{shown} copies batches: put it after .batch(n)")
+        return
+    check(
+        not batched,
+        f"{shown} cannot come after .batch(): what changes samples stands before it",
+    )
+    if isinstance(stage, CacheStage):
+        check_cacheable(stages, shown)
+    source = stages[0]
+    check(
+        not (
+            isinstance(source, SourceStage)
+            and source.iterable
+            and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
+        ),
+        f"{shown} needs samples with an index, which an iterable dataset does not "
+        "have; let the dataset do it, or use a map-style one",
+    )
+
+
+def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
+    """Raise `SpecError` unless all `stages` make of an index is always the same."""
+    for stage in stages:
+        check(
+            not (isinstance(stage, SourceStage) and stage.iterable),
+            f"{shown} needs samples with an index to be found by, which an iterable"
+            " dataset does not have; use a map-style one",
+        )
+        check(
+            not isinstance(stage, FilterStage),
+            f"{shown} cannot come after filter(); put it before that, or use select()"
+            " with the indices to keep",
+        )
+        check(
+            not (isinstance(stage, MapStage) and "rng" in wanted_by(stage.function)),
+            f"{shown} would store one draw of a random function for ever: a map()"
+            " before it takes `rng`; put the cache before that",
+        )
+
+
+def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
+    """Raise `SpecError` unless the batch size is said once."""
+    said = [size for size in (batch.size, batch.global_size) if size is not None]
+    if scheduled:
+        check(
+            not said,
+            f"this pipeline has a schedule, which says the batch size; write .batch()"
+            f" without one, got {said}",
+        )
+        return
+    check(
+        len(said) == 1,
+        "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
+        f"over all ranks, got {batch.size!r} and {batch.global_size!r}",
+    )
+
+
+# The order that a pipeline's stages make, wherever among them they stand.
+
+ENDLESS = 1 << 62
+"""Length an iterable is planned with; it says itself when it ends."""
+
+
+def order_of(stages: Sequence[Stage]) -> Order:
+    """Return which sample stands where.
+
+    Raises:
+        SpecError: a count below 1, no indices, or one that the dataset does not have.
+    """
+    source = stages[0]
+    assert isinstance(source, SourceStage)
+    order = Order.sequential(ENDLESS if source.iterable else len(source.dataset))
+    for stage in stages[1:]:
+        match stage:
+            case SelectStage():
+                order = order.select(stage.indices)
+            case TakeStage():
+                order = order.take(stage.count)
+            case RepeatStage():
+                order = order.repeat(stage.count)
+            case ShuffleStage():
+                order = order.shuffle(stage.seed)
+    return order

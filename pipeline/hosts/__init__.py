@@ -1,1 +1,0 @@
-"""Where an engine runs: beside the trainer, or in a child of its own."""

@@ -1,0 +1,230 @@
+"""The pipeline face: describe what to load, then loop over it.
+
+pipe = (penstock.Pipeline.from_folder("photos/")
+          .shuffle(seed=0).map(decode).batch(64))
+for batch in pipe: ...        # one epoch
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import config
+from ..engine.plan import BatchPlan, Cursor, Shard
+from ..engine.recipe import AS_SHIPPED, Options
+from ..errors import SpecError
+from .description import Description
+from .session import Epoch, Slot
+from .stages import Defaults, Stage
+
+if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
+    from ..engine.feed import Delivery
+    from ..engine.observe.monitor import Reading
+    from ..engine.recipe import Recipe
+    from ..engine.run import Run
+    from .schedule import Scheduled
+
+__all__ = [
+    "Pipeline",
+]
+
+# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
+
+
+class Pipeline(Description):
+    """What to load, stage by stage. Iterating it runs one epoch and yields batches.
+
+    Each method returns a new pipeline and leaves this one as it is; nothing runs until
+    a loop begins. A batch is what `torch.utils.data.default_collate` makes of its
+    samples.
+    """
+
+    def __init__(
+        self,
+        stages: tuple[Stage, ...],
+        shard: Shard | None = None,
+        options: Options = AS_SHIPPED,
+        schedule: Scheduled | None = None,
+    ) -> None:
+        super().__init__(stages, shard, options, schedule)
+        self._recipe: Recipe | None = None
+        self._epoch = 0
+        """Which epoch the next loop runs, unless `_next` says where to go on."""
+        self._next: Cursor | None = None
+        self._run: Run | None = None
+        """That of the loop now running, or of the last one if that was left early."""
+        self._plan: BatchPlan | None = None
+        self._agreed = False
+        """Whether the ranks were found to load the same."""
+        self._listeners: list[Callable[[BatchPlan], object]] = []
+        self._slot = Slot()
+        weakref.finalize(self, self._slot.finalise)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Run one epoch: the next one, or what a loaded state left of its own.
+
+        A pipeline runs one loop at a time: a new one ends the one before. Leaving a
+        loop early, by `break` or an exception, stops its workers.
+        """
+        recipe = self._compiled()
+        cursor = self._next or recipe.planned.start(self._epoch)
+        self._next, self._epoch = None, cursor.epoch + 1
+        plan = recipe.planned
+        if not self._agreed and plan.shard.size > 1:
+            from .agreement import agree
+
+            agree(plan.shard, recipe.facts())
+            self._agreed = True
+        run = self._slot.start(recipe, cursor, plan.shard.rank)
+        self._run = run.run
+        return Epoch(self._slot, run, self._hand_over)
+
+    def __len__(self) -> int:
+        """Return the batches in the epoch.
+
+        Raises:
+            TypeError: a filter or an iterable decides that while running.
+        """
+        recipe = self._compiled()
+        if recipe.repack:
+            text = "a pipeline with a filter, or over an iterable, has no length"
+            raise TypeError(text)
+        return recipe.planned.steps_in(self._here(recipe).epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next loop at the start of this epoch."""
+        if type(epoch) is not int or epoch < 0:
+            raise SpecError(f"`epoch` must be an int >= 0, got {epoch!r}")
+        self._epoch, self._next, self._run = epoch, None, None
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The stamp of the batch last handed over; None before the first."""
+        return self._plan
+
+    def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
+        """Have `listener(stamp)` called before each batch; return what ends that."""
+        self._listeners.append(listener)
+        return partial(self._listeners.remove, listener)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where the next batch starts: O(1), plain JSON, the same on all ranks.
+
+        Taken at consumption: batches only prefetched are not counted.
+        """
+        recipe = self._compiled()
+        return recipe.state(self._here(recipe))
+
+    def load_state_dict(
+        self, state: Mapping[str, object], *, override: bool = False
+    ) -> None:
+        """Let the next loop go on where `state` was taken.
+
+        Args:
+            state: of `state_dict`, taken on any number of ranks and workers.
+            override: take that of a pipeline with another schedule or data set, too:
+                the loop goes on at the batch that holds the next sample.
+
+        Raises:
+            StateError: it is of another pipeline, version, or damaged.
+        """
+        cursor = self._compiled().restore(state, override=override)
+        self._slot.close()
+        self._next, self._run = cursor, None
+
+    def load_autotune(self, path: str | os.PathLike[str]) -> None:
+        """Let the next loop begin with what a tuned run ended with.
+
+        Values that it found for other regimes (batch and image sizes of a schedule) are
+        in force when these come. What was found with another number of usable cores is
+        not used, and the log says so.
+
+        Args:
+            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
+                prefix)`. Stages that it does not know keep what they are set to.
+
+        Raises:
+            SpecError: it is no such file, or knows no stage of this pipeline.
+        """
+        from ..autotune.saved import load_saved
+
+        self._slot.load(load_saved(path), self._compiled())
+
+    def explain(self) -> Explanation:
+        """Say what held training up lately: print it, or read its fields."""
+        from ..autotune.explain import cache_points, explain
+        from ..engine.observe.monitor import unmeasured
+
+        observation = self._slot.observation()
+        if observation is None:
+            recipe = self._compiled()
+            observation = unmeasured(self._slot.begun(recipe, self._here(recipe)))
+        tuned = config.get_enable_autotune()
+        said = explain(observation, config.budget(), tuned=tuned)
+        if not (caches := self._compiled().caches):
+            return replace(said, caching=cache_points(observation))
+        found = (cache.statistics() for cache in caches)
+        lines = tuple(each.line for each in found if each is not None)
+        return replace(said, caching=lines)
+
+    def stats(self) -> Reading | None:
+        """Return all counters since the engine began; None before the first loop."""
+        run = self._slot.run
+        return None if run is None else run.run.read()
+
+    def close(self) -> None:
+        """Stop all workers, let go of all memory. It may be iterated again.
+
+        What a cache holds on disk stays, what it holds in RAM does not.
+        """
+        self._slot.close()
+        if self._recipe is not None:
+            for cache in self._recipe.caches:
+                cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _compiled(self) -> Recipe:
+        from .compile.recipes import compile_recipe
+
+        if self._recipe is None:
+            shard = self._shard or Shard.found()
+            if config.get_enable_autotune():
+                from ..autotune.log import show_by_default
+
+                show_by_default(shard.rank)  # what is found now is told
+            self._recipe = compile_recipe(
+                self._stages, Defaults.now(), shard, self._options, self._schedule
+            )
+        return self._recipe
+
+    def _here(self, recipe: Recipe) -> Cursor:
+        """Where the next batch starts: of the loop now running, or of the next one."""
+        if self._run is not None:
+            return self._run.cursor
+        return self._next or recipe.planned.start(self._epoch)
+
+    def _hand_over(self, delivery: Delivery | None) -> None:
+        """Take note of what the loop was given; None: it is over."""
+        if delivery is None:
+            self._run = None
+        else:
+            self._plan = delivery.plan
+            for listener in self._listeners:
+                listener(delivery.plan)

@@ -1,0 +1,370 @@
+"""A tuned run: pipeline/ and autotune/ meet here, for both faces.
+
+Slot         what a face holds: at most one run, closed when the face goes
+TunedRun     a run and, while autotune is on, the thread that tunes it
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.autograd.profiler import record_function
+
+from .. import config
+from ..engine.plan import Cursor
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from ..autotune.policies.per_regime import Values
+    from ..autotune.saved import Saved
+    from ..autotune.tuner import Tuner
+    from ..engine.feed import Delivery
+    from ..engine.observe.observation import Observation
+    from ..engine.recipe import Executor, Recipe, SegmentRecipe
+
+__all__ = [
+    "Epoch",
+    "Loop",
+    "Slot",
+    "TunedRun",
+]
+
+LOGGER = logging.getLogger("penstock.autotune")
+
+
+class TunedRun:
+    """A run whose tuner follows `set_enable_autotune`, also while it runs.
+
+    `next` belongs to the trainer's thread; `close` may be called from any.
+    """
+
+    def __init__(
+        self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
+    ) -> None:
+        from ..engine.core.byte_budget import (
+            process_purse,  # loaded when a pipeline runs
+        )
+        from ..engine.run import Run
+
+        self._rank = rank
+        self.found = found
+        """What is known of such runs: by an earlier one, and then by this one."""
+        self._tuner: Tuner[Any] | None = None
+        self.run = Run(recipe, process_purse(), cursor)
+        self._tuning: contextlib.ExitStack | None = None
+        self._settings: config.Settings | None = None
+        self.last: Observation | None = None
+        """How it stood when it was closed."""
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        settings = config.settings()
+        if settings is not self._settings:
+            self._follow(settings)
+        return self.run.next()
+
+    def close(self) -> None:
+        """Stop tuning, then the workers. Idempotent."""
+        if self.last is None:
+            self.last = self.run.recent()
+        self._stop_tuning()
+        self.run.close()
+
+    def observation(self) -> Observation:
+        """Return the last seconds of training."""
+        return self.last if self.last is not None else self.run.recent()
+
+    def _follow(self, settings: config.Settings) -> None:
+        """Settings have changed: start, restart or stop the tuner as they say."""
+        before, self._settings = self._settings, settings
+        was_on = before is not None and before.autotune
+        if was_on and settings.autotune and same_tuning(before, settings):
+            return
+        self._stop_tuning()
+        if settings.autotune:
+            self._start_tuning(settings)
+
+    def _start_tuning(self, settings: config.Settings) -> None:
+        # Loaded when wanted: a fifth of what importing penstock would take.
+        from ..autotune.host_peers import Neighbours, meeting_place
+        from ..autotune.log import AutotuneLog, show_by_default
+        from ..autotune.policies import BottleneckLaw
+        from ..autotune.tuner import Tuner, TunerThread
+
+        show_by_default(self._rank)
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
+            # Who is given a number of cores has been given his part already.
+            place = meeting_place() if settings.cpu_budget is None else None
+            others = stack.enter_context(Neighbours(place))
+            tuner = self._tuner = Tuner(
+                self.run,
+                BottleneckLaw(),
+                config.budget(),
+                log,
+                interval_steps=settings.autotune_interval,
+                neighbours=others,
+                found=None if self.found is None else self.found.regimes,
+            )
+            stack.enter_context(TunerThread(tuner, log))
+            self._tuning = stack.pop_all()
+
+    def _stop_tuning(self) -> None:
+        stack, self._tuning = self._tuning, None
+        if stack is not None:
+            stack.close()
+        tuner, self._tuner = self._tuner, None
+        if tuner is not None:
+            self.found = tuner.found()
+
+    def __repr__(self) -> str:
+        return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
+
+
+def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
+    """Return the recipe with the values of an earlier run, within the user's bounds."""
+    values = saved.values(regime)
+    segments = (_begun(each, values, saved.executors) for each in recipe.segments)
+    return replace(recipe, segments=tuple(segments))
+
+
+def _begun(
+    segment: SegmentRecipe, values: Values, executors: Mapping[str, str]
+) -> SegmentRecipe:
+    if not segment.tunable:
+        return segment
+    lower, upper = segment.bounds
+    workers = values.get(
+        (segment.name, "num_parallel_workers"), segment.num_parallel_workers
+    )
+    kind = executors.get(segment.name, "inline")
+    decided = segment.movable and kind != "inline"  # what is inline is still to show it
+    return replace(
+        segment,
+        num_parallel_workers=min(max(workers, lower), upper),
+        prefetch_size=values.get(
+            (segment.queue_name, "prefetch_size"), segment.prefetch_size
+        ),
+        executor=cast("Executor", kind) if decided else segment.executor,
+    )
+
+
+def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
+    """Whether a tuner made for the one may go on under the other."""
+    return before is not None and (
+        before.filepath_prefix,
+        before.autotune_interval,
+        before.cpu_budget,
+    ) == (now.filepath_prefix, now.autotune_interval, now.cpu_budget)
+
+
+class Slot:
+    """Holds a face's run, apart from the face, so that a finaliser can close it.
+
+    A run is busy while an iterator is in the middle of it. Between epochs it is idle,
+    but alive: the first batches of the next epoch are loaded.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.run: TunedRun | None = None
+        self._busy = False
+        self._last: Observation | None = None
+        self._loaded: Saved | None = None
+        """From a file: begun with, tuned or not."""
+        self._found: Saved | None = None
+        """By a run of this face: begun with while autotune is on."""
+
+    def load(self, saved: Saved, recipe: Recipe) -> None:
+        """Let the next run begin with what is saved.
+
+        What was found on another machine is left alone, with a line in the log.
+
+        Raises:
+            SpecError: it knows no segment of this recipe.
+        """
+        names = [segment.name for segment in recipe.segments]
+        if not saved.operators & set(names):
+            raise SpecError(
+                f"the autotune result is of another pipeline: it knows"
+                f" {sorted(saved.operators)}, this one has {names}; load the file of a"
+                " run of this pipeline"
+            )
+        cores = config.budget().cpu_cores
+        if saved.fits(cores):
+            self._loaded, self._found = saved, None
+            self.close()
+            return
+        LOGGER.warning(
+            "the autotune result is not used: it was found with %g usable cores, here"
+            " are %g; tune once more here, and load that",
+            saved.cpu_cores,
+            cores,
+        )
+
+    def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
+        """Return the recipe with what is known to serve it best at `cursor`."""
+        tuned = self._found if config.get_enable_autotune() else None
+        known = tuned or self._loaded
+        if known is None:
+            return recipe
+        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
+
+    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+        """Return a run that goes on at `cursor`; ends the loop that is busy now."""
+        self._forget_inherited()
+        run = self.run
+        if run is None or self._busy:
+            self.close()
+            known = self._found or self._loaded
+            begun = self.begun(recipe, cursor)
+            run = self.run = TunedRun(begun, cursor, rank, known)
+        else:
+            run.run.begin(cursor)
+        self._busy = True
+        return run
+
+    @property
+    def busy(self) -> bool:
+        """Whether an iterator is in the middle of its epoch."""
+        return self.run is not None and self._busy
+
+    def release(self, run: TunedRun) -> None:
+        """An iterator is through its epoch: its run is idle."""
+        if self.run is run:
+            self._busy = False
+
+    def close(self) -> None:
+        """Stop and forget the run, if there is one. Not for a forked child to do."""
+        run = self.run
+        if run is not None and os.getpid() == self._owner:
+            run.close()
+            self._last, self._found = run.last, run.found
+        self.run, self._busy = None, False
+
+    def finalise(self, run: TunedRun | None = None) -> None:
+        """Close from a finaliser: the one of the face, or that of an iterator of `run`.
+
+        These run wherever the last reference is dropped, and in the collector, which
+        may have stopped this very thread within the engine's lock: then another closes
+        it.
+        """
+        if self.run is None or (run is not None and self.run is not run):
+            return
+        if not self.run.run.is_free():
+            threading.Thread(target=self.close, name="penstock closing").start()
+            return
+        try:
+            self.close()
+        except KeyboardInterrupt:  # would be lost here, with half of it done
+            self.close()
+            _thread.interrupt_main()
+
+    def _forget_inherited(self) -> None:
+        """In a forked child: the run is the parent's, its threads are not here."""
+        if os.getpid() != self._owner:
+            self._owner, self.run, self._busy = os.getpid(), None, False
+
+    def observation(self) -> Observation | None:
+        """Return the last seconds of training, of this run or the one before."""
+        return self._last if self.run is None else self.run.observation()
+
+
+# An epoch: one loop over a face, from `iter()` to its end or to where it was left.
+
+
+class Epoch(Iterator[Any]):
+    """Yields one epoch's batches. Dropped early, it stops the workers.
+
+    Args:
+        slot: where the run is held.
+        run: what to loop over.
+        hand_over: told of each delivery, and by None of the end. A method of the face,
+            which so lives for as long as the loop does.
+    """
+
+    def __init__(
+        self, slot: Slot, run: TunedRun, hand_over: Callable[[Delivery | None], None]
+    ) -> None:
+        self._slot = slot
+        self._run = run
+        self._hand_over = hand_over
+        self._over = False
+        self._abandon = weakref.finalize(self, slot.finalise, run)
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        try:
+            delivery = self._run.next()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
+            self._abandon()
+            raise
+        self._hand_over(delivery)
+        if delivery is None or delivery.plan.last:  # frameworks ask no further
+            self._abandon.detach()
+            self._slot.release(self._run)
+        if delivery is None:
+            self._over = True
+            raise StopIteration
+        return delivery.data
+
+    def withdraw(self) -> None:
+        """Leave the run to another epoch, which begins in place of this one."""
+        self._over = True
+        self._abandon.detach()
+        self._slot.release(self._run)
+
+
+class Loop(Iterator[Any]):
+    """One epoch of penstock's engine, as torch's iterators look from outside.
+
+    Args:
+        begin: begins the epoch: at once, and again at the first batch wanted if
+            somebody called `set_epoch` in between, as Lightning does after a resume.
+        order: what the samplers draw their order from.
+        length: batches of the epoch.
+        pinned: whether batches are copied to pinned memory.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Epoch],
+        order: Callable[[], list[Any]],
+        length: Callable[[], int],
+        *,
+        pinned: bool,
+    ) -> None:
+        self._begin: Callable[[], Epoch] | None = begin
+        self._order = order
+        self._epoch = begin()
+        self._drawn_from = order()  # after it: some samplers go on by themselves
+        self._length = length
+        self._pinned = pinned
+
+    def __next__(self) -> Any:
+        # Torch's profilers know loading by the beginning and the end of this name.
+        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            begin, self._begin = self._begin, None
+            if begin is not None and self._order() != self._drawn_from:
+                self._epoch.withdraw()
+                self._epoch = begin()
+            data = next(self._epoch)
+            if self._pinned:
+                from torch.utils.data._utils.pin_memory import pin_memory
+
+                data = pin_memory(data)  # type: ignore[no-untyped-call]
+            return data
+
+    def __len__(self) -> int:
+        return self._length()

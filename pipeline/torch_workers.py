@@ -1,0 +1,241 @@
+"""A loop that torch's own workers load: counted, and resumed.
+
+What torch's loaders know of their place is how many batches they gave, so a loop goes
+on by loading those once more, and dropping them. An iterable that keeps its own place,
+with `state_dict` and `load_state_dict` on itself or on its iterator, is asked for it
+where it is in the trainer's process: with 0 workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import worker as torchs
+
+from ..engine.movable import walk
+from ..engine.plan import Drawing
+from ..errors import StateError
+
+__all__ = [
+    "SharedOut",
+    "TorchLoop",
+    "find_on_device",
+    "resumed",
+    "tell_of_cuda",
+    "tell_of_shared_memory",
+    "watching",
+]
+
+
+class TorchLoop(Iterator[Any]):
+    """An iterator of torch's, counted; all else is asked of it."""
+
+    def __init__(self, torchs: Any, drawing: Drawing) -> None:
+        self._torchs = torchs
+        self._drawing = drawing
+
+    def __next__(self) -> Any:
+        try:
+            data = next(self._torchs)
+        except StopIteration:
+            self._drawing.end()
+            raise
+        self._drawing.batch += 1
+        return data
+
+    def __len__(self) -> int:
+        return len(self._torchs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_torchs":  # while it is copied, or if it could not be made
+            raise AttributeError(name)
+        return getattr(self._torchs, name)
+
+
+def resumed(begin: Callable[[], Any], drawing: Drawing, iterable: Any) -> TorchLoop:
+    """Begin a loop where `drawing` stands.
+
+    Args:
+        begin: makes torch's iterator.
+        drawing: the epoch; the generators are set to where it began.
+        iterable: the data set, where it is an iterable and loaded by the trainer.
+    """
+    consumed, drawing.batch = drawing.batch, 0
+    known, drawing.data = drawing.data, None
+    if known is None:
+        loop = TorchLoop(begin(), drawing)
+        drawing.keeper = keeper_of(loop, iterable)
+        deque(islice(loop, consumed), maxlen=0)
+        return loop
+    if is_keeper(iterable):  # its iterators begin where it stands
+        iterable.load_state_dict(known)
+    loop = TorchLoop(begin(), drawing)
+    drawing.batch, drawing.keeper = consumed, keeper_of(loop, iterable)
+    if drawing.keeper is None:
+        raise StateError(
+            f"the state is of an iterable that keeps its own place, and"
+            f" {type(iterable).__name__} has no `load_state_dict` with num_workers=0;"
+            " load it with the data set and the num_workers it was taken with"
+        )
+    if drawing.keeper is iterator_of(loop):  # also where that is the data set itself
+        drawing.keeper.load_state_dict(known)  # as what began it may have drawn
+    return loop
+
+
+def keeper_of(loop: TorchLoop, iterable: Any) -> Any:
+    """Return what knows how far an iterable is read, if anything does."""
+    if iterable is None:
+        return None
+    return next(filter(is_keeper, (iterator_of(loop), iterable)), None)
+
+
+def iterator_of(loop: TorchLoop) -> Any:
+    """Return the data set's iterator that torch reads from in this process."""
+    return getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
+
+
+def is_keeper(each: Any) -> bool:
+    """Whether it has torch's protocol `Stateful`."""
+    return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+
+
+# An iterable among several workers of torch's: no sample comes twice.
+#
+# Each worker has a copy of an iterable data set, and is to find out by `get_worker_info`
+# which share is its own. One that never looks would yield everything in every worker: of
+# such a one, worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
+
+SHARES = frozenset(("id", "num_workers", "dataset"))
+"""What one looks at who takes his share himself."""
+
+
+class Watched:
+    """Torch's worker info, and whether anybody looked whose share is whose."""
+
+    def __init__(self, info: Any) -> None:
+        vars(self).update(_info=info, _seen=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SHARES:
+            vars(self)["_seen"] = True
+        return getattr(self._info, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._info, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._info)
+
+
+def watch() -> Watched:
+    """See from here on whether this worker looks at its own info."""
+    info: Any = torchs._worker_info  # noqa: SLF001 what `get_worker_info` reads
+    if not isinstance(info, Watched):
+        info = torchs._worker_info = Watched(info)  # type: ignore[assignment] # noqa: SLF001
+    watched: Watched = info
+    return watched
+
+
+class watching:  # noqa: N801 it is called as the function that it wraps
+    """A `worker_init_fn` that is watched, too: it may be what takes the shares."""
+
+    def __init__(self, init: Callable[[int], Any] | None) -> None:
+        self._init = init
+
+    def __call__(self, number: int) -> None:
+        watch()
+        if self._init is not None:
+            self._init(number)
+
+
+class SharedOut(IterableDataset[Any]):
+    """An iterable data set as several workers are to read it.
+
+    Everything but iteration is the data set's own, so that a `worker_init_fn` may set
+    its attributes.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        vars(self).update(_dataset=dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        source: Iterator[Any] = iter(self._dataset)
+        if torchs._worker_info is None:  # noqa: SLF001 one reader has it all
+            return source
+        seen = watch()
+        first = list(islice(source, 1))  # a generator looks no earlier
+        whole = chain(first, source)
+        if vars(seen)["_seen"]:
+            return whole
+        info = vars(seen)["_info"]
+        return islice(whole, info.id, None, info.num_workers)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+
+# What worker processes will suffer from, said before they do: once each.
+
+LOGGER = logging.getLogger("penstock")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 looked at, not written to
+SMALL = 256 * 2**20
+"""Bytes; what a container is given unasked is a quarter of it."""
+TOLD: set[str] = set()
+ON_CUDA = (
+    "`%s` is a tensor on %s: forked worker processes cannot use it, others have a copy"
+    " each. Keep it on the CPU, and move batches to the device"
+)
+TOO_SMALL = (
+    "%s holds %d MiB, and torch's own workers hand their batches over there; give the"
+    " container more (docker run --shm-size=1g), or turn autotune on: penstock's own"
+    " workers do not use it"
+)
+
+
+def tell_of_cuda(dataset: Any) -> None:
+    """Warn of a data set that holds tensors on a CUDA device."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    found = find_on_device(dataset, "cuda")
+    if found is not None:
+        _tell(ON_CUDA, *found)
+
+
+def find_on_device(dataset: Any, kind: str) -> tuple[str, torch.device] | None:
+    """Return which part of a data set is a tensor on a device of this kind, and which.
+
+    None if there is none a few levels deep.
+    """
+    for part in walk(dataset, "dataset"):
+        if isinstance(part.thing, torch.Tensor) and part.thing.device.type == kind:
+            return part.path, part.thing.device
+    return None
+
+
+def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
+    """Warn of too little shared memory for torch's own workers."""
+    if not os.path.isdir(folder):
+        return
+    status = os.statvfs(folder)
+    total = status.f_blocks * status.f_frsize
+    if total < SMALL:
+        _tell(TOO_SMALL, folder, total // 2**20)
+
+
+def _tell(text: str, *values: object) -> None:
+    line = text % values
+    if line not in TOLD:
+        TOLD.add(line)
+        LOGGER.warning("%s.", line)

@@ -1,3 +1,0 @@
-"""The kinds of workers: the trainer itself, threads, processes."""
-
-__all__: list[str] = []

@@ -1,0 +1,1 @@
+"""system: see the README."""

@@ -1,0 +1,201 @@
+"""What a pipeline may use: cores and bytes, read from the limits of this very process.
+
+The machine's own counts are not what a container may use. A core count comes from the
+affinity mask and the CPU quota, a byte count from `MemAvailable` and the memory limit;
+a limit may be set on any control group between the process and the root, and the least
+of them binds. Both versions of control groups are read, also side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SpecError
+
+__all__ = [
+    "Budget",
+    "effective_cpus",
+    "effective_memory_bytes",
+    "parse_bytes",
+]
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+MEMORY_SHARE = 4
+"""Unless told otherwise a pipeline may hold one part in so many of the free memory."""
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)}
+UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", start=1)}
+QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a pipeline may use.
+
+    Raises:
+        SpecError: a budget of nothing.
+    """
+
+    cpu_cores: float
+    """Cores its workers may keep busy together; one that waits costs nothing."""
+    memory_bytes: int
+    """Bytes that rows and batches may hold together."""
+    whole_machine: bool = False
+    """True where `cpu_cores` are all there are, and so cannot be exceeded."""
+
+    def __post_init__(self) -> None:
+        if not self.cpu_cores > 0:
+            msg = (
+                f"the CPU budget must be above 0 cores, got {self.cpu_cores};"
+                " leave it out to use what affinity and cgroup allow"
+            )
+            raise SpecError(msg)
+        if self.memory_bytes < 1:
+            msg = (
+                f"the memory budget must be >= 1 byte, got {self.memory_bytes};"
+                " leave it out to use a quarter of the free memory"
+            )
+            raise SpecError(msg)
+
+    @classmethod
+    def of_machine(
+        cls, *, cpu_cores: float | None = None, memory_bytes: int | None = None
+    ) -> Budget:
+        """What is asked for, and for the rest what this process may use now.
+
+        Args:
+            cpu_cores: None: all that affinity and cgroup allow; never more than these.
+            memory_bytes: None: a quarter of what is free within the limits.
+        """
+        all_cores = effective_cpus()
+        cores = all_cores if cpu_cores is None else min(cpu_cores, all_cores)
+        if memory_bytes is None:
+            memory_bytes = max(1, effective_memory_bytes() // MEMORY_SHARE)
+        return cls(cores, memory_bytes, whole_machine=cores >= all_cores)
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes from `4000000`, `"4GB"` (10^9) or `"1.5 GiB"` (2^30).
+
+    Raises:
+        SpecError: it is no size, or less than one byte.
+    """
+    match = QUANTITY.fullmatch(str(size)) if not isinstance(size, bool) else None
+    factor = UNITS.get(match[2].upper()) if match else None
+    if match is None or factor is None or float(match[1]) * factor < 1:
+        msg = (
+            f"a size must be a number of bytes >= 1 or a text such as '4GB' or"
+            f" '512MiB', got {size!r}; units are KB, MB, GB, TB and KiB, MiB, GiB, TiB"
+        )
+        raise SpecError(msg)
+    return (
+        int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+    )
+
+
+def effective_cpus(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
+    """Cores this process may keep busy: the least of affinity and every CPU quota.
+
+    Args:
+        proc: where the process file system is mounted.
+        cgroup: where control groups are mounted.
+    """
+    return min([float(_affinity(proc)), *_quotas(proc, cgroup)])
+
+
+def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes this process may still take: the least of free memory and limits' rests.
+
+    Memory that only keeps files warm counts as free, for the kernel drops it on demand.
+
+    Args:
+        proc: where the process file system is mounted.
+        cgroup: where control groups are mounted.
+    """
+    return max(0, min([_available(proc), *_rests(proc, cgroup)]))
+
+
+def _affinity(proc: Path) -> int:
+    allowed = _fields(proc / "self/status").get("Cpus_allowed_list")
+    if allowed is not None:
+        spans = [span.split("-") for span in allowed.split(",")]
+        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+    return os.cpu_count() or 1
+
+
+def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
+    for group in _groups(proc, cgroup, "cpu"):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        yield from _cores(quota, period)
+        quota = _text(group / "cpu.cfs_quota_us")
+        yield from _cores(quota, _text(group / "cpu.cfs_period_us"))
+
+
+def _cores(quota_us: str, period_us: str) -> Iterator[float]:
+    # "max" (version 2) and -1 (version 1) stand for no limit.
+    if quota_us.isdigit() and period_us.isdigit() and int(period_us) > 0:
+        yield int(quota_us) / int(period_us)
+
+
+def _available(proc: Path) -> int:
+    available = _fields(proc / "meminfo").get("MemAvailable")
+    if available is not None:
+        return int(available.split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _rests(proc: Path, cgroup: Path) -> Iterator[int]:
+    for group in _groups(proc, cgroup, "memory"):
+        warm = _fields(group / "memory.stat")
+        for limit in ("memory.max", "memory.high"):
+            kept = warm.get("inactive_file", "0")
+            yield from _rest(group / limit, group / "memory.current", kept)
+        kept = warm.get("total_inactive_file", "0")
+        limit_v1 = group / "memory.limit_in_bytes"
+        yield from _rest(limit_v1, group / "memory.usage_in_bytes", kept)
+
+
+def _rest(limit: Path, used: Path, kept: str) -> Iterator[int]:
+    most, taken = _text(limit), _text(used)
+    if most.isdigit() and taken.isdigit():
+        yield int(most) - int(taken) + int(kept)
+
+
+def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+    """The control groups that bind this process, its own first, up to each root.
+
+    A namespace may show a path that does not exist here: its files are then simply
+    missing, and the groups above it are still read.
+    """
+    for line in _text(proc / "self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            roots = [cgroup, cgroup / "unified"]
+        elif controller in controllers.split(","):
+            roots = [cgroup / controllers, cgroup / controller]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in {"", ".."}]
+        for root in roots:
+            for depth in range(len(parts), -1, -1):
+                yield root.joinpath(*parts[:depth])
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """A file of lines `name: value` or `name value`."""
+    pairs = (re.split(r":?\s+", line, maxsplit=1) for line in _text(path).splitlines())
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) > 1}
+
+
+def _text(path: Path) -> str:
+    """What a file holds; empty where there is no such file or it may not be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

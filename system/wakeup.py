@@ -1,0 +1,42 @@
+"""A bell that is rung with the gate's lock held: it never waits, and keeps the GIL.
+
+`os.eventfd_write` lets go of the GIL, so another thread would run into the lock that
+the ringer holds, and both be put to sleep and woken for nothing, thousands of times a
+second. A function of `ctypes.PyDLL` keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = [
+    "Bell",
+]
+
+_libc = ctypes.PyDLL(None)
+
+
+class Bell:
+    """Something to wait for with a selector, until it is closed."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Make it ready to be read, if it is not yet. Nothing once it is closed."""
+        if self._descriptor >= 0:
+            _libc.eventfd_write(self._descriptor, ctypes.c_uint64(1))
+
+    def hear(self) -> None:
+        """Take note: it is not ready any more. For the one who waits."""
+        os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        """Ring no more. Who rings holds the same lock as who closes."""
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)

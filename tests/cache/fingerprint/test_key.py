@@ -1,0 +1,211 @@
+"""A record is found again exactly by the same sample of the same data and code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cache.fingerprint import key
+from penstock.cache.fingerprint.key import (
+    Fingerprint,
+    Keys,
+    file_fingerprints,
+    fingerprint,
+    url_fingerprints,
+)
+from support.cache_things import Compose, Scale, Squares, Stamped, even
+
+
+class Files:
+    """Tells each of its samples."""
+
+    def __init__(self, told: Any, length: int = 3) -> None:
+        self.told = told
+        self.length = length
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def sample_fingerprints(self) -> Any:
+        return self.told
+
+
+class MoreFiles(Files):
+    pass
+
+
+def told(*rows: int) -> np.ndarray[Any, Any]:
+    return np.array([[row, 0] for row in rows], np.uint64)
+
+
+def keys(
+    dataset: Any, *functions: Any, version: str | int | None = None
+) -> list[bytes]:
+    found = fingerprint(dataset, [("function", each) for each in functions], version)
+    assert found.private_because is None
+    return [Keys(found).of(index, None) for index in range(3)]
+
+
+def test_equal_data_and_code_have_equal_keys() -> None:
+    assert keys([1, 2, 3], even, Scale(2)) == keys([1, 2, 3], even, Scale(2))
+    assert keys(Files(told(1, 2, 3))) == keys(Files(told(1, 2, 3)))
+
+
+def test_data_code_order_and_version_make_other_keys() -> None:
+    others = [
+        keys([1, 2, 3]),
+        keys([1, 2, 4]),
+        keys((1, 2, 3)),
+        keys(np.array([1, 2, 3])),
+        keys([1, 2, 3], even),
+        keys([1, 2, 3], even, Scale(2)),
+        keys([1, 2, 3], Scale(2), even),
+        keys([1, 2, 3], even, Scale(3)),
+        keys([1, 2, 3], version=1),
+        keys([1, 2, 3], version="1"),
+        keys(Squares(3, abs)),
+        keys(Squares(4, abs)),
+        keys(Squares(3, Compose([abs]))),
+        keys(Stamped("a")),
+        keys(Stamped("b")),
+    ]
+    assert len({each for found in others for each in found}) == 3 * len(others)
+
+
+def test_a_function_s_name_in_the_pipeline_is_no_part_of_the_key() -> None:
+    found = [fingerprint([1], [(name, even)]).digest for name in ("a", "b")]
+    assert found[0] == found[1]
+
+
+def test_keys_differ_for_all_samples_and_sizes() -> None:
+    found = Keys(fingerprint([1], []))
+    sizes = (None, 0, 128, 224)
+    made = {found.of(index, size) for index in range(100_000) for size in sizes}
+    assert len(made) == 400_000
+    assert {len(each) for each in made} == {16}
+
+
+def test_keys_of_one_fingerprint_and_size_share_their_first_bytes() -> None:
+    for samples in (None, told(*range(100))):
+        found = Keys(Fingerprint(bytes(16), samples=samples))
+        namespace = found.namespace(224)
+        assert {found.of(index, 224)[:8] for index in range(100)} == {namespace}
+        assert len(namespace) == 8
+        assert found.namespace(None) != namespace
+
+
+def test_keys_are_the_same_after_pickling() -> None:
+    for samples in (None, told(1, 2)):
+        found = Keys(Fingerprint(bytes(16), samples=samples))
+        again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
+        assert again.of(1, 224) == found.of(1, 224)
+        assert found.of(np.int64(1), None) == found.of(1, None)  # type: ignore[arg-type]
+
+
+def test_a_changed_sample_leaves_the_keys_of_the_others() -> None:
+    before, after = keys(Files(told(1, 2, 3))), keys(Files(told(1, 9, 3)))
+    assert [x == y for x, y in zip(before, after, strict=True)] == [True, False, True]
+    longer = Files(told(1, 2, 3, 4), 4)
+    assert keys(longer) == before
+    assert set(keys(MoreFiles(told(1, 2, 3)))).isdisjoint(before)
+
+
+@pytest.mark.parametrize(
+    "wrong", [told(1, 2), np.zeros((3, 2)), np.zeros(3, np.uint64), [[1, 2]] * 3]
+)
+def test_what_is_told_of_samples_is_one_row_each(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"of Files must be uint64 \[3, 2\], .* got"):
+        fingerprint(Files(wrong), [])
+
+
+@pytest.mark.parametrize("index", [-1, 2, 100])
+def test_there_is_no_key_for_no_sample(index: int) -> None:
+    found = Keys(Fingerprint(bytes(16), samples=told(1, 2)))
+    with pytest.raises(IndexError, match=f"there are 2 samples, .* number {index}"):
+        found.of(index, None)
+
+
+def test_what_cannot_be_digested_is_this_run_s_alone() -> None:
+    dataset = Compose([threading.Lock()])
+    found = [fingerprint(dataset, []) for _ in range(2)]
+    assert found[0].private_because == "dataset.transforms[0] (lock)"
+    assert found[0].digest != found[1].digest
+    assert {len(each.digest) for each in found} == {16}
+
+    generator = (x for x in "ab")
+    found = [fingerprint([1], [("decode", lambda x: (x, generator))])]
+    assert found[0].private_because == "decode.<closure cell> generator (generator)"
+
+
+def test_files_are_told_by_path_size_time_and_label(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a", "b", "missing")]
+    for path in paths[:2]:
+        Path(path).write_bytes(b"1")
+        os.utime(path, ns=(1, 1))
+    before = file_fingerprints(paths)
+    assert (before.dtype, before.shape) == (np.uint64, (3, 2))
+    assert len({row.tobytes() for row in before}) == 3
+    assert np.array_equal(file_fingerprints(paths), before)
+
+    def changed() -> list[bool]:
+        return [*(file_fingerprints(paths) != before).all(axis=1)]
+
+    os.utime(paths[0], ns=(1, 2))
+    assert changed() == [True, False, False]
+    os.utime(paths[0], ns=(1, 1))
+    assert changed() == [False, False, False]
+    Path(paths[1]).write_bytes(b"12")
+    os.utime(paths[1], ns=(1, 1))
+    Path(paths[2]).write_bytes(b"")
+    assert changed() == [False, True, True]
+    labels = [file_fingerprints(paths, labels=each) for each in ([0, 1, 2], [0, 2, 2])]
+    assert [*(labels[0] != labels[1]).all(axis=1)] == [False, True, False]
+
+
+def test_a_folder_that_moves_as_a_whole_keeps_its_keys(tmp_path: Path) -> None:
+    found = []
+    for root in (tmp_path / "here", tmp_path / "there"):
+        root.mkdir()
+        (root / "a").write_bytes(b"1")
+        os.utime(root / "a", ns=(1, 1))
+        found.append(file_fingerprints([str(root / "a")], root=str(root)))
+    assert np.array_equal(*found)
+
+
+def test_files_on_a_slow_disk_are_looked_at_by_threads_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(1000)]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(bytes(number % 7))
+    quick = file_fingerprints(paths)
+    monkeypatch.setattr(key, "SLOW_STAT_S", 0.0)
+    assert np.array_equal(file_fingerprints(paths), quick)
+
+
+def test_objects_of_a_store_are_told_by_store_path_and_label() -> None:
+    found = [
+        url_fingerprints(["a", "b"], "s3"),
+        url_fingerprints(["a", "b"], "gs"),
+        url_fingerprints(["a", "b"], "s3", labels=[0, 1]),
+        url_fingerprints(["a", "b"], "s3", labels=["0", "1"]),
+        url_fingerprints(["a", "b"], "s3", labels=[np.array([0]), (1, None)]),
+    ]
+    assert len({row.tobytes() for each in found for row in each}) == 10
+    assert np.array_equal(url_fingerprints(["a", "b"], "s3"), found[0])
+
+
+def test_labels_and_paths_are_as_many() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        url_fingerprints(["a", "b"], "s3", labels=[0])
+
+
+def test_no_files_have_no_fingerprints() -> None:
+    assert file_fingerprints([]).shape == (0, 2)

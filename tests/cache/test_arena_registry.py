@@ -1,0 +1,125 @@
+"""Processes find one arena by a list of who has it, which nobody need keep in order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cache.arena_registry import join, leave, own_folder
+from support.forked import End, forked
+
+NAME = "test"
+KEY = bytes(range(16))
+
+
+@pytest.fixture(autouse=True)
+def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def the_list() -> Path:
+    folder = own_folder()
+    assert folder is not None
+    return folder / NAME
+
+
+def joins(end: End) -> None:
+    arena, _ = join(NAME, 4096, 0)
+    end.tell(bytes(arena.get(KEY) or b"nothing").decode())
+    end.hear()
+
+
+def test_a_second_process_finds_the_arena_of_the_first() -> None:
+    arena, holder = join(NAME, 4096, 0)
+    arena.put(KEY, b"of the first")
+    with forked(joins) as child:
+        assert child.hear() == "of the first"
+    leave(NAME, holder)
+    arena.close()
+
+
+def test_it_lives_on_when_the_first_has_left() -> None:
+    arena, holder = join(NAME, 4096, 0)
+    arena.put(KEY, b"of the first")
+    with forked(joins) as child:
+        assert child.hear() == "of the first"
+        leave(NAME, holder)
+        arena.close()
+        again, mine = join(NAME, 4096, 0)
+        assert bytes(again.get(KEY) or b"") == b"of the first"
+    leave(NAME, mine)
+    again.close()
+
+
+def test_nothing_is_left_when_the_last_has_left() -> None:
+    arena, holder = join(NAME, 4096, 0)
+    assert the_list().exists()
+    leave(NAME, holder)
+    leave(NAME, holder)
+    arena.close()
+    assert not the_list().exists()
+
+
+def test_after_a_killed_holder_there_is_a_new_arena() -> None:
+    def work(end: End) -> None:
+        arena, _ = join(NAME, 4096, 0)
+        arena.put(KEY, b"of one who is gone")
+        end.tell("put")
+        end.hear()
+
+    with forked(work) as child:
+        assert child.hear() == "put"
+    assert the_list().exists()
+    arena, holder = join(NAME, 4096, 0)
+    assert arena.get(KEY) is None
+    assert len(json.loads(the_list().read_text())) == 1
+    leave(NAME, holder)
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\x00",
+        b"{}",
+        b"[1]",
+        b'[{"pid": 1}]',
+        b'[{"pid": 1e999, "descriptor": 0, "device": 0, "inode": 0}]',
+        b'[{"pid": -1, "descriptor": 0, "device": 0, "inode": 0}]',
+        b"[" * 100_000,
+        b" " * (2 << 20),
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_a_list_that_is_none_is_written_anew(text: bytes) -> None:
+    the_list().write_bytes(text)
+    arena, holder = join(NAME, 4096, 0)
+    assert len(json.loads(the_list().read_text())) == 1
+    leave(NAME, holder)
+    arena.close()
+
+
+def test_a_folder_that_others_may_write_to_is_not_used() -> None:
+    the_list().parent.chmod(0o777)
+    assert own_folder() is None
+    arena, holder = join(NAME, 4096, 0)
+    leave(NAME, holder)
+    arena.close()
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = the_list().parent
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    assert own_folder() is None
+
+
+def test_without_a_runtime_folder_there_is_an_arena_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    arena, _ = join(NAME, 4096, 0)
+    arena.put(KEY, b"x")
+    arena.close()

@@ -1,0 +1,170 @@
+"""Each sample's turn: found, computed or compared, and nobody is left waiting."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cache.cache import COMPARED, REPEATED, Cache, RandomUpstreamError
+from penstock.cache.record import UnstorableError
+from support.forked import End, forked
+from support.tiers import Computing, a_cache, is_right, sample_of
+
+RAM = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@contextmanager
+def opened(disk: Path | None = None, *, ram: int = RAM) -> Iterator[Cache]:
+    cache = a_cache(disk, ram=ram)
+    cache.open()
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+def totals(cache: Cache) -> Any:
+    assert cache._here is not None
+    return cache._here.counters.totals()
+
+
+def free(cache: Cache) -> bool:
+    """Whether nobody of this process has a claim."""
+    assert cache._here is not None
+    assert cache._here.claims is not None
+    return not cache._here.claims._mine
+
+
+def test_the_first_are_computed_twice_and_the_others_once() -> None:
+    numbers: list[int] = []
+
+    def compute(index: int) -> Callable[[int], Any]:
+        return lambda number: numbers.append(number) or sample_of(index, None)
+
+    with opened() as cache:
+        for index in range(6):
+            cache.sample(index, None, compute(index))
+        assert numbers == [0, 1] * REPEATED + [0] * 3
+        assert totals(cache).misses == 6
+
+
+def test_what_is_random_is_refused_each_time_that_it_is_asked_for() -> None:
+    with opened() as cache:
+        for index in range(2 * REPEATED):
+            with pytest.raises(RandomUpstreamError, match=f"index {index} is not"):
+                cache.sample(index, None, lambda number: number)
+            assert free(cache)
+        assert totals(cache).stored == 0
+
+
+@pytest.mark.parametrize("has_ram", [True, False])
+def test_a_later_run_compares_some_and_then_trusts(
+    tmp_path: Path, *, has_ram: bool
+) -> None:
+    ram = RAM if has_ram else 0
+    with opened(tmp_path / "disk", ram=ram) as cache:
+        assert all(map(Computing(cache).right, range(COMPARED + 9)))
+    with opened(tmp_path / "disk", ram=ram) as cache:
+        again = Computing(cache)
+        assert all(map(again.right, range(COMPARED + 9)))
+        assert again.computed == COMPARED
+        assert totals(cache).compared == COMPARED
+        assert totals(cache).disk_hits == COMPARED + 9
+
+
+def test_changed_data_is_told_of_once_and_computed_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path / "disk") as cache:
+        assert all(map(Computing(cache).right, range(9)))
+    with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path / "disk") as it:
+        changed = Computing(it, version=1)
+        assert all(changed.right(index) for index in [*range(9), *range(9)])
+        assert changed.computed == 10  # that which showed it was dropped with the rest
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == 1
+    assert "sample index 0, stored by an earlier run, is not" in told[0]
+
+
+def test_a_computation_that_fails_frees_its_claim() -> None:
+    def fail(number: int) -> Any:
+        raise OSError(5, "the disk of the data set")
+
+    with opened() as cache:
+        for _ in range(2):
+            with pytest.raises(OSError, match="of the data set"):
+                cache.sample(1, None, fail)
+            assert free(cache)
+        assert Computing(cache).right(1)
+
+
+def test_what_cannot_be_stored_frees_its_claim() -> None:
+    with opened() as cache:
+        for _ in range(2):
+            with pytest.raises(UnstorableError):
+                cache.sample(1, None, lambda number: object())
+            assert free(cache)
+        assert Computing(cache).right(1)
+
+
+def test_in_a_loop_it_is_the_same() -> None:
+    async def compute(number: int) -> Any:
+        await asyncio.sleep(0)
+        return sample_of(1, None)
+
+    async def fail(number: int) -> Any:
+        raise OSError(5, "the disk of the data set")
+
+    async def main(cache: Cache) -> None:
+        with pytest.raises(OSError, match="of the data set"):
+            await cache.sample_in_loop(1, None, fail)
+        asked = [cache.sample_in_loop(1, None, compute) for _ in range(8)]
+        assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))
+
+    with opened() as cache:
+        asyncio.run(main(cache))
+        assert totals(cache).misses == 1
+        assert totals(cache).ram_hits == 7
+        assert free(cache)
+
+
+def test_processes_compute_a_sample_once_between_them(tmp_path: Path) -> None:
+    with opened(tmp_path / "disk") as cache:
+
+        def work(end: End) -> None:
+            ask = Computing(cache)
+            end.hear()
+            assert all(map(ask.right, range(12)))
+            end.tell("right")
+
+        with forked(work) as one, forked(work) as other:
+            one.tell("go")
+            other.tell("go")
+            assert (one.hear(), other.hear()) == ("right", "right")
+        assert Computing(cache).right(0)
+        assert totals(cache).misses == 12
+        assert totals(cache).ram_hits == 13
+
+
+def test_a_cache_that_was_closed_may_be_opened_again(tmp_path: Path) -> None:
+    with opened(tmp_path / "disk") as cache:
+        assert Computing(cache).right(1)
+        cache.close()
+        told = cache.statistics()
+        assert told is not None
+        assert told.misses == 1
+        cache.open()
+        assert Computing(cache).right(1)

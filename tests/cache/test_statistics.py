@@ -1,0 +1,89 @@
+"""Sums over processes: those that run, and those that are gone."""
+
+# ruff: noqa: SLF001 what cannot be brought about from outside is done inside
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.cache.arena_registry import Holder, nameless
+from penstock.cache.statistics import Counters, Counts
+from support.forked import End, forked
+
+
+@pytest.fixture
+def shared() -> Iterator[tuple[Counters, Holder]]:
+    descriptor = nameless("test")
+    counters = Counters(descriptor)
+    yield counters, Holder.me(descriptor)
+    counters.close()
+
+
+def opened(holder: Holder) -> Counters:
+    descriptor = holder.open()
+    assert descriptor is not None
+    return Counters(descriptor)
+
+
+def test_threads_lose_no_count(shared: tuple[Counters, Holder]) -> None:
+    counters, _ = shared
+
+    def work() -> None:
+        for _ in range(1000):
+            counters.add(misses=1, compute_ns=2)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert counters.totals() == Counts(misses=4000, compute_ns=8000)
+
+
+def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, Holder]) -> None:
+    counters, holder = shared
+
+    def work(end: End) -> None:
+        mine = opened(holder)
+        mine.add(misses=5)
+        end.tell(str(mine._start))
+        end.hear()
+
+    counters.add(misses=1)
+    with forked(work) as one, forked(work) as other:
+        rows = {counters._start, int(one.hear()), int(other.hear())}
+    assert len(rows) == 3
+    assert counters.total("misses") == 11
+
+
+def test_who_is_killed_leaves_counts_and_row_to_others(
+    shared: tuple[Counters, Holder],
+) -> None:
+    counters, holder = shared
+
+    def work(end: End) -> None:
+        mine = opened(holder)
+        mine.add(waits=3)
+        end.tell(str(mine._start))
+        end.hear()
+
+    with forked(work) as child:
+        row = int(child.hear())
+    heir = opened(holder)
+    assert heir._start == row
+    heir.add(waits=1)
+    assert counters.total("waits") == 4
+    heir.close()
+
+
+def test_closing_twice_closes_no_file_of_others() -> None:
+    counters = Counters(nameless("test"))
+    counters.close()
+    other = os.open(os.devnull, os.O_RDONLY)
+    counters.close()
+    os.fstat(other)
+    os.close(other)

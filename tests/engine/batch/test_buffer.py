@@ -1,0 +1,198 @@
+"""Batches: filled by row, failures replaced or told, odd samples named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from penstock.engine.batch.buffer import Buffers, Failed, Finished, donors, heap
+from penstock.engine.batch.layout import Layout, describe, size_of
+from penstock.engine.core.chunk import Failure, Flight
+from support.flow_script import Script
+from support.samples import assert_same
+
+
+def finish(
+    buffers: Buffers,
+    samples: Sequence[Any],
+    failed: Sequence[int] = (),
+    image_size: int | None = None,
+) -> Finished | Failed:
+    """Place all samples but the failed rows one at a time, the last first."""
+    script = Script((len(samples),), (image_size,))
+    plan = script.batch(0)
+    buffer = buffers.of(plan)
+    for row in reversed(range(len(samples))):
+        if row not in failed:
+            buffer.place([row], [samples[row]])
+    flight = Flight(plan, script.rows(plan), buffer, [0])
+    flight.failures = [
+        Failure(ValueError(f"row {row}"), "Map(ID:1) f", row, row) for row in failed
+    ]
+    return buffers.finish(flight)
+
+
+def buffers(**options: Any) -> Buffers:
+    return Buffers("Batch(ID:3)", **options)
+
+
+def data_of(finished: Finished | Failed) -> Any:
+    assert isinstance(finished, Finished)
+    return finished.data
+
+
+def test_the_first_error_by_row_is_the_batchs() -> None:
+    failed = finish(buffers(), [0, 1, 2, 3], failed=[2, 1])
+    assert isinstance(failed, Failed)
+    assert str(failed.error) == "row 1"
+    assert failed.error.__notes__ == [
+        "penstock: in Map(ID:1) f, sample index 1 (epoch 0, step 0, row 1 of the batch)"
+    ]
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "written in place": lambda n: (np.full(3, n), n, {"name": str(n)}),
+    "by default_collate": lambda n: {"n": np.float32(n)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("failed", [[1], [3], [0, 3], [0, 1, 2]])
+def test_a_failed_row_holds_the_next_healthy_one(kind: str, failed: list[int]) -> None:
+    samples = [KINDS[kind](n) for n in range(4)]
+    finished = finish(buffers(substitute=True), samples, failed)
+    filled = list(samples)
+    for row in failed:
+        donor = next(r % 4 for r in range(row, row + 4) if r % 4 not in failed)
+        filled[row] = samples[donor]
+    assert_same(data_of(finished), default_collate(filled))
+    assert isinstance(finished, Finished)
+    assert [failure.row for failure in finished.failures] == failed
+
+
+def test_a_batch_without_a_healthy_row_cannot_be_filled() -> None:
+    assert isinstance(finish(buffers(substitute=True), [0, 1], [0, 1]), Failed)
+
+
+@given(st.integers(1, 12), st.data())
+def test_every_failed_row_has_one_healthy_donor(rows: int, data: st.DataObject) -> None:
+    failed = sorted(data.draw(st.sets(st.integers(0, rows - 1), max_size=rows - 1)))
+    pairs = donors(tuple(failed), rows)
+    assert [row for row, _ in pairs] == failed
+    assert not {donor for _, donor in pairs} & set(failed)
+
+
+def test_a_collate_fn_gets_the_samples_in_row_order() -> None:
+    assert data_of(finish(buffers(collate=list), "abc")) == ["a", "b", "c"]
+
+
+def test_a_collate_fn_gets_substitutes_too() -> None:
+    made = finish(buffers(collate=list, substitute=True), "abc", failed=[1])
+    assert data_of(made) == ["a", "c", "c"]
+
+
+def test_an_error_of_the_collate_fn_says_where() -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise KeyError("pad")
+
+    failed = finish(buffers(collate=collate), "abc")
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, KeyError)
+    (note,) = failed.error.__notes__
+    assert "Batch(ID:3)" in note
+    assert "epoch 0, step 0" in note
+    assert "collate_fn" in note
+
+
+def test_ragged_samples_are_named_with_the_cure() -> None:
+    samples = [np.zeros((2, 3), np.uint8)] * 3 + [np.zeros((2, 4), np.uint8)]
+    failed = finish(buffers(), samples)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, RuntimeError)
+    (note,) = failed.error.__notes__
+    assert "Batch(ID:3) (epoch 0, step 0)" in note
+    assert "most are uint8 [2, 3]" in note
+    assert "sample index 3: uint8 [2, 4]" in note
+    assert "batch(collate_fn=...)" in note
+
+
+def test_samples_that_no_batch_can_be_made_of_are_described() -> None:
+    failed = finish(buffers(), [{1}, {2}])
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, TypeError)
+    assert "all are set" in failed.error.__notes__[0]
+
+
+def test_kept_batches_are_the_samples_that_are_left_by_row() -> None:
+    made = data_of(finish(buffers(keep=True), "abcd", failed=[]))
+    assert list(made.items()) == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
+
+
+def test_each_image_size_has_its_own_layout() -> None:
+    maker = buffers()
+    small, large = np.zeros((4, 4), np.uint8), np.ones((6, 6), np.uint8)
+    for image, size in ((small, 4), (large, 6), (small, 4)):
+        batch = data_of(finish(maker, [image, image], image_size=size))
+        assert_same(batch, default_collate([image, image]))
+    assert {
+        size: layout and layout.row_bytes for size, layout in maker.layouts.items()
+    } == {4: 16, 6: 36}
+
+
+def test_memory_is_lent_once_a_batch_for_all_its_rows() -> None:
+    lent: list[int] = []
+
+    def lend(layout: Layout, rows: int) -> Any:
+        lent.append(rows * layout.row_bytes)
+        return f"slab of {lent[-1]}", heap(layout, rows)[1]
+
+    maker = buffers(lend=lend)
+    plan = Script((4,)).batch(0)
+    buffer = maker.of(plan)
+    assert buffer.nbytes == 0
+    assert buffer.place(range(2), [1, 2]) == 2 * 8
+    assert buffer.place(range(2, 4), [3, 4]) == 2 * 8
+    assert lent == [4 * 8]
+    assert buffer.nbytes == 4 * 8
+    assert buffer.slab == "slab of 32"
+
+
+def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
+    plan = Script((2,)).batch(0)
+    buffer = buffers().of(plan)
+    buffer.place([0], [np.zeros(4)])
+    assert buffer.place([1], [np.zeros(5)]) == 40
+
+
+@pytest.mark.parametrize(
+    ("sample", "nbytes"),
+    [
+        (np.zeros((2, 3), np.float32), 24),
+        (torch.zeros(2, dtype=torch.float64), 16),
+        ("abc", 3),
+        (b"abcd", 4),
+        (bytearray(5), 5),
+        (("ab", [b"c"]), 3),
+        ({"a": "ab", "b": np.zeros(1)}, 10),
+        (1, 64),
+        (object(), 64),
+        ([], 0),
+    ],
+    ids=repr,
+)
+def test_the_bytes_of_a_sample_are_those_of_its_arrays_and_texts(
+    sample: Any, nbytes: int
+) -> None:
+    assert size_of(sample) == nbytes
+
+
+def test_a_sample_is_described_by_dtype_and_shape() -> None:
+    sample = {"image": torch.zeros(3, 4, dtype=torch.bfloat16), "label": (1, "x")}
+    assert describe(sample) == "{image: bfloat16 [3, 4], label: (int, str)}"

@@ -1,0 +1,246 @@
+"""Placed row by row, a batch is what default_collate makes of the samples at once."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from penstock.engine.batch.buffer import Buffers, Failed, Finished, heap
+from penstock.engine.batch.layout import Misfit, learn, write_rows
+from penstock.engine.core.chunk import Flight
+from support.flow_script import Script
+from support.samples import OTHER_PAIR, PAIR, assert_same, makers
+
+Rows = list[int] | range
+
+
+def collated(buffers: Buffers, samples: list[Any], chunks: list[Rows]) -> Any:
+    """Return what `chunks` of `samples` make, placed in this order."""
+    script = Script((len(samples),))
+    plan = script.batch(0)
+    buffer = buffers.of(plan)
+    for rows in chunks:
+        buffer.place(rows, [samples[row] for row in rows])
+    return buffers.finish(Flight(plan, script.rows(plan), buffer, [0]))
+
+
+def by_torch(samples: list[Any]) -> Any:
+    """Return torch's batch, or the exception it raises."""
+    try:
+        return default_collate(samples)
+    except Exception as error:  # noqa: BLE001 whatever it raises is what is wanted
+        return error
+
+
+@st.composite
+def cuts(draw: st.DrawFn, rows: int) -> list[Rows]:
+    """Draw chunks of a batch, in the order in which they come."""
+    edges = draw(st.sets(st.integers(1, max(1, rows - 1)), max_size=3))
+    starts = sorted({0, *(edge for edge in edges if edge < rows)})
+    chunks: list[Rows] = [
+        range(start, stop)
+        for start, stop in zip(starts, [*starts[1:], rows], strict=True)
+    ]
+    if draw(st.booleans()):  # as a filter leaves them: not one run
+        whole = list(range(rows))
+        chunks = [part for part in (whole[::2], whole[1::2]) if part]
+    return draw(st.permutations(chunks))
+
+
+def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> None:
+    """Place batches of drawn samples in drawn chunks; each is as torch has it."""
+    buffers = Buffers("Batch(ID:1)")
+    make = data.draw(strategy)
+    others = [make, make, data.draw(strategy)]
+    for maker in data.draw(st.permutations(others)):  # layouts are kept between them
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        rows = data.draw(st.integers(1, 6))
+        samples = [maker(rng) for _ in range(rows)]
+        expected = by_torch(samples)
+        got = collated(buffers, samples, data.draw(cuts(rows)))
+        if isinstance(expected, Exception):
+            assert isinstance(got, Failed)
+            assert type(got.error) is type(expected)
+        else:
+            assert isinstance(got, Finished), got
+            assert_same(got.data, expected)
+
+
+@given(st.data())
+def test_a_batch_placed_in_chunks_is_what_default_collate_makes(
+    data: st.DataObject,
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_like_torch(data, makers())
+
+
+def in_place(samples: list[Any], chunks: list[Rows]) -> Any:
+    """Return the batch that samples of one layout make without default_collate."""
+    layout = learn(samples[0])
+    assert layout is not None
+    memory = layout.open(len(samples), heap(layout, 2)[1])
+    for rows in chunks:
+        write_rows(layout, memory, rows, [samples[row] for row in rows])
+    return memory
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "array": lambda n: np.full((2, 3), n, np.uint8),
+    "large arrays": lambda n: np.full((1, 300, 300), n, np.float64),
+    "large arrays, strided": lambda n: np.full((300, 1000), n, np.float64)[:, ::2],
+    "strided": lambda n: np.full((4, 6), n, np.uint8)[::2, ::2],
+    "reversed": lambda n: np.arange(n, n + 4)[::-1],
+    "in Fortran's order": lambda n: np.full((2, 3), n, order="F"),
+    "vector of nothing": lambda n: np.zeros(0),
+    "array of nothing": lambda n: np.zeros((3, 0, 2)),
+    "tensor": lambda n: torch.full((3,), n, dtype=torch.bfloat16),
+    "tensor of no dimension": torch.tensor,
+    "int": lambda n: -n,
+    "float": lambda n: n / 7,
+    "bool": lambda n: n % 2 == 0,
+    "text": "x".__mul__,
+    "bytes": b"x".__mul__,
+    "tuple": lambda n: (np.full(2, n), n),
+    "list": lambda n: [np.full(2, n), float(n)],
+    "namedtuple": lambda n: PAIR(torch.full((2,), n), n),
+    "dict": lambda n: {"a": n, "b": (n, {"c": np.full(1, n)}), "text": "x" * n},
+    "nothing in it": lambda n: {"a": (), "b": [], "c": {}},
+}
+
+
+def straight(sample: Any) -> Any:
+    """Return a copy of an array that torch takes: it refuses negative strides."""
+    return sample.copy() if isinstance(sample, np.ndarray) else sample
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_usual_samples_are_written_in_place(kind: str) -> None:
+    samples = [SAMPLES[kind](n) for n in range(6)]
+    assert_same(
+        in_place(samples, [range(4, 6), [0, 2, 3], [1]]),
+        default_collate([straight(sample) for sample in samples]),
+    )
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_what_was_written_can_be_read_back(kind: str) -> None:
+    samples = [SAMPLES[kind](n) for n in range(6)]
+    layout = learn(samples[0])
+    assert layout is not None
+    memory = in_place(samples, [range(6)])
+    read = [layout.read(memory, row) for row in range(6)]
+    assert [type(sample) for sample in read] == [type(sample) for sample in samples]
+    assert_same(
+        default_collate(read), default_collate([straight(one) for one in samples])
+    )
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_a_layout_travels_to_other_processes(kind: str) -> None:
+    layout = learn(SAMPLES[kind](1))
+    assert pickle.loads(pickle.dumps(layout)) == layout  # noqa: S301 our own
+
+
+def test_a_layout_knows_the_bytes_of_a_row() -> None:
+    sample = {"a": np.zeros((3, 5), np.float16), "b": (1, True, torch.zeros(2))}
+    layout = learn(sample)
+    assert layout is not None
+    assert layout.row_bytes == 3 * 5 * 2 + 8 + 1 + 2 * 4
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        None,
+        1j,
+        np.float32(1),
+        np.array(1),
+        np.zeros(2, ">f4"),
+        np.zeros(2, "U1"),
+        np.ma.zeros(2),
+        torch.zeros(2, requires_grad=True),
+        torch.zeros(2).to_sparse(),
+        torch.nn.Parameter(torch.zeros(1)),
+        (1, None),
+        {"a": {1, 2}},
+    ],
+    ids=repr,
+)
+def test_what_is_not_known_to_the_last_bit_is_left_to_torch(sample: Any) -> None:
+    assert learn(sample) is None
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        (np.zeros((2, 2)), np.zeros((2, 3))),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (np.zeros(2), [0.0, 0.0]),
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+        (1, 1.0),
+        (1, True),
+        (1, 2**63),
+        (1.0, 1),
+        ("a", b"a"),
+        ((1, 2), (1, 2, 3)),
+        ((1, 2), 1),
+        ((1, 2), [1, 2]),
+        (PAIR(1, 2), OTHER_PAIR(1, 2)),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": 1}, 1),
+    ],
+    ids=repr,
+)
+def test_a_sample_of_another_kind_is_a_misfit(usual: Any, odd: Any) -> None:
+    layout = learn(usual)
+    assert layout is not None
+    memory = layout.open(2, heap(layout, 2)[1])
+    with pytest.raises(Misfit):
+        layout.write(memory, 0, [odd])
+
+
+def test_a_column_is_a_misfit_among_vectors() -> None:
+    samples = [np.zeros(4), np.zeros((4, 1))]
+    got = collated(Buffers("Batch(ID:1)"), samples, [range(2)])
+    assert isinstance(got, Failed)
+
+
+@pytest.mark.parametrize("sample", [("a", 1), ["a", 1], PAIR(b"a", 1)], ids=repr)
+def test_text_within_a_sequence_comes_as_torch_has_it(sample: Any) -> None:
+    samples = [sample, sample]
+    got = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
+    assert_same(got.data, default_collate(samples))
+
+
+def test_keys_come_in_the_order_of_the_first_row() -> None:
+    samples = [{"a": 1, "b": 2}, {"b": 3, "a": 4}]
+    got = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
+    assert list(got.data) == ["a", "b"]
+
+
+def test_a_reversed_array_fares_alike_in_chunks_of_any_size() -> None:
+    samples = [np.zeros((3, 224, 224), np.uint8)[:, :, ::-1]] * 2
+    buffers = Buffers("Batch(ID:1)")
+    one_by_one = collated(buffers, samples, [range(1), range(1, 2)])
+    together = collated(buffers, samples, [range(2)])
+    assert type(one_by_one) is type(together)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_tensors_are_left_to_torch() -> None:
+    assert learn(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)) is None

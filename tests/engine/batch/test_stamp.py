@@ -1,0 +1,103 @@
+"""A batch is what collate gives, and says which batch it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.batch.stamp import map_tensors, stamped
+from penstock.engine.to_device.device import DeviceStage, ToDevice
+from support.flow_script import Script
+
+PLAN = Script((4,)).batch(7)
+
+
+class Labelled(NamedTuple):
+    """A sample with names."""
+
+    image: Any
+    label: Any
+
+
+class Holder:
+    """What a collate_fn of the user's may return."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [[1, 2], (1, 2), {"a": 1}, Labelled(1, 2), OrderedDict(a=1), [], ()],
+    ids=repr,
+)
+def test_containers_come_as_their_own_kind_with_a_plan(data: Any) -> None:
+    batch = stamped(data, PLAN)
+    assert isinstance(batch, type(data))
+    assert batch == data
+    assert batch.plan is PLAN
+
+
+def test_a_tensor_gets_an_attribute_and_is_not_copied() -> None:
+    tensor = torch.zeros(3)
+    batch = stamped(tensor, PLAN)
+    assert batch is tensor
+    assert batch.plan is PLAN
+    assert not hasattr(batch.to(torch.float64), "plan")
+
+
+def test_an_object_of_the_users_gets_an_attribute() -> None:
+    assert stamped(Holder(), PLAN).plan is PLAN
+
+
+@pytest.mark.parametrize("data", [5, "text", np.zeros(2), None], ids=repr)
+def test_what_cannot_hold_a_plan_comes_as_it_is(data: Any) -> None:
+    assert stamped(data, PLAN) is data
+
+
+def test_a_namedtuple_keeps_its_names() -> None:
+    batch = stamped(Labelled(image=1, label=2), PLAN)
+    assert (batch.image, batch.label) == (1, 2)
+    image, label = batch
+    assert (image, label) == (1, 2)
+    assert type(batch).__name__ == "Labelled"
+
+
+@pytest.mark.parametrize("data", [[1, 2], (1, 2), {"a": 1}], ids=repr)
+def test_batches_are_pickled_and_copied_with_their_plan(data: Any) -> None:
+    batch = stamped(data, PLAN)
+    for twin in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):  # noqa: S301
+        assert twin == data
+        assert twin.plan == PLAN
+
+
+def test_a_batch_of_named_parts_is_pickled_too() -> None:
+    batch = stamped(Labelled(1, 2), PLAN)
+    assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301
+
+
+def test_every_tensor_is_moved_wherever_it_stands() -> None:
+    data = {
+        "a": [torch.zeros(1), (torch.ones(2), "text")],
+        "b": Labelled(1, torch.ones(1)),
+    }
+    moved = ToDevice(DeviceStage.of("meta"))(data)
+    assert moved["a"][0].device.type == "meta"
+    assert moved["a"][1][0].device.type == "meta"
+    assert moved["a"][1][1] == "text"
+    assert moved["b"].label.device.type == "meta"
+    assert type(moved["b"]) is Labelled
+    assert data["a"][0].device.type == "cpu"
+
+
+def test_what_holds_no_tensor_stays_as_it_is() -> None:
+    data = ({"a": 1}, [2, "x"], Labelled(3, None))
+    assert map_tensors(data, torch.neg) == data
+
+
+def test_a_mapping_keeps_its_type_when_moved() -> None:
+    moved = map_tensors(OrderedDict(a=torch.zeros(1)), torch.neg)
+    assert type(moved) is OrderedDict

@@ -1,0 +1,66 @@
+"""What is handed over: chunks that split without loss, failures that say where."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.core.chunk import Chunk, Failure, runs
+from penstock.engine.plan import Context
+
+
+def chunk(rows: int, first_row: int = 5) -> Chunk:
+    indices = np.arange(100, 100 + rows)
+    return Chunk(3, first_row, indices, indices * 10, Context(1, 3, None))
+
+
+@given(st.integers(0, 20), st.data())
+def test_a_split_chunk_is_its_two_parts(rows: int, data: st.DataObject) -> None:
+    whole = chunk(rows)
+    cut = data.draw(st.integers(0, rows))
+    head, tail = whole.split(cut)
+    assert (len(head), len(tail)) == (cut, rows - cut)
+    assert (head.first_row, tail.first_row) == (5, 5 + cut)
+    assert [*head.indices, *tail.indices] == whole.indices.tolist()
+    assert [*head.rounds, *tail.rounds] == whole.rounds.tolist()
+    assert head.context is tail.context is whole.context
+    assert head.step == tail.step == 3
+
+
+def test_a_part_of_a_part_keeps_its_address() -> None:
+    part = chunk(10).part(2, 8).part(3, 5)
+    assert part.first_row == 5 + 2 + 3
+    assert part.indices.tolist() == [105, 106]
+
+
+@given(st.sets(st.integers(0, 30)).map(sorted))
+def test_runs_cover_ascending_offsets_in_as_few_pieces_as_there_are_gaps(
+    offsets: list[int],
+) -> None:
+    found = runs(offsets, len(offsets))
+    covered = [first + at for start, stop, first in found for at in range(stop - start)]
+    assert covered == offsets
+    assert [start for start, _, _ in found] == [0, *(s for _, s, _ in found)][:-1] or (
+        found == []
+    )
+    gaps = sum(b != a + 1 for a, b in pairwise(offsets))
+    assert len(found) == (gaps + 1 if offsets else 0)
+
+
+def test_no_offsets_stand_for_all() -> None:
+    assert runs(None, 7) == [(0, 7, 0)]
+
+
+def test_a_failure_says_stage_sample_and_batch_once() -> None:
+    error = ValueError("bad pixels")
+    failure = Failure(error, "Map(ID:2) decode", 417, 9)
+    assert failure.annotated(2, 31) is error
+    failure.annotated(2, 31)
+    (note,) = error.__notes__
+    assert note == (
+        "penstock: in Map(ID:2) decode, sample index 417 "
+        "(epoch 2, step 31, row 9 of the batch)"
+    )

@@ -1,0 +1,334 @@
+"""The seam with real threads: who waits is woken by what it waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.engine.core.byte_budget import Account, Purse
+from penstock.engine.core.chunk import Flight, Lease, Outcome, Signal
+from penstock.engine.core.connector import Connector, Gate
+from penstock.engine.core.core import Flow, SegmentState
+from penstock.engine.observe.metrics import Gauge, Wait
+from support.flow_script import Script
+
+JOIN_S = 5.0
+"""A woken thread ends at once; only a lost wake-up takes so long."""
+
+
+class Clock:
+    """Time that tests turn."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Site:
+    """A gate over a flow of two segments, with their connectors."""
+
+    def __init__(
+        self, sizes: tuple[int, ...] = (2,), purse: Purse | None = None
+    ) -> None:
+        segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
+        for segment in segments:
+            segment.learn(1, 1, 1)  # a lease is a whole batch
+        account = Account(purse or Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
+        flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
+        self.clock = Clock()
+        self.gate = Gate(flow, self.clock)
+        self.finished: list[int] = []
+        self.connectors = [Connector(self.gate, at, self.finish) for at in range(2)]
+        self.meters = [connector.enter() for connector in self.connectors]
+
+    def finish(self, flight: Flight) -> object:
+        """Make a batch of a flight; user code runs here, so no lock may be held."""
+        assert self.gate.lock.acquire(blocking=False)
+        self.gate.lock.release()
+        self.finished.append(flight.plan.step)
+        return f"batch {flight.plan.step}"
+
+    def lease(self, at: int) -> Lease:
+        """Take work that is there."""
+        given = self.connectors[at].try_take(self.meters[at])
+        assert given is not None
+        return given
+
+    def settle(self, lease: Lease) -> None:
+        """Do all of it."""
+        at, rows = lease.segment, len(lease.chunk)
+        outcome = Outcome(rows, run_ns=rows, nbytes=rows)
+        if at == 0:
+            outcome.outputs = [None] * rows
+        self.connectors[at].settle(lease, outcome, self.meters[at])
+
+    def load(self) -> None:
+        """Bring one batch to the outbox."""
+        self.settle(self.lease(0))
+        self.settle(self.lease(1))
+
+    def pop(self) -> Any:
+        """Take the next batch, as the trainer does."""
+        with self.gate.lock:
+            popped = self.gate.flow.pop(self.clock())
+            self.gate.ring()
+        self.gate.poke_others()
+        return popped
+
+
+@contextmanager
+def changed(gate: Gate) -> Iterator[Flow]:
+    """Change a flow, and have those woken whom that concerns."""
+    with gate.lock:
+        yield gate.flow
+        gate.ring()
+    gate.poke_others()
+
+
+class Taker(threading.Thread):
+    """A worker that asks once for work."""
+
+    def __init__(self, connector: Connector) -> None:
+        super().__init__(daemon=True)
+        self.connector = connector
+        self.given: Lease | Signal | None = None
+        self.retiring = False
+        self._looked = threading.Event()
+
+    def run(self) -> None:
+        meter = self.connector.enter()
+        try:
+            self.given = self.connector.take(meter, self.surplus)
+        finally:
+            self.connector.leave(meter)
+
+    def surplus(self) -> bool:
+        """Tell whether to retire; called under the lock before each look for work."""
+        self._looked.set()
+        return self.retiring
+
+    def wait_until_it_sleeps(self) -> None:
+        """Return when it has looked in vain: then, and not before, the lock is free."""
+        assert self._looked.wait(JOIN_S)
+        with self.connector.gate.lock:
+            pass
+        assert self.given is None
+
+    def result(self) -> Lease | Signal | None:
+        """Return what it was given, once it has been woken."""
+        self.join(JOIN_S)
+        assert not self.is_alive(), "nothing woke it"
+        return self.given
+
+
+@contextmanager
+def sleeping(connector: Connector) -> Iterator[Taker]:
+    """Start a worker that finds nothing to do, and end it."""
+    taker = Taker(connector)
+    taker.start()
+    try:
+        taker.wait_until_it_sleeps()
+        yield taker
+    finally:
+        taker.retiring = True
+        connector.wake_all()
+        taker.join(JOIN_S)
+
+
+def test_work_that_is_there_is_given_without_waiting() -> None:
+    site = Site()
+    given = site.connectors[0].take(site.meters[0], lambda: False)
+    assert isinstance(given, Lease)
+    assert len(given.chunk) == 2
+
+
+def test_a_worker_waits_for_input_until_there_is_some() -> None:
+    site = Site()
+    with sleeping(site.connectors[1]) as taker:
+        site.settle(site.lease(0))
+        given = taker.result()
+    assert isinstance(given, Lease)
+    assert given.segment == 1
+
+
+def test_a_worker_waits_for_credit_until_the_trainer_takes_a_batch() -> None:
+    site = Site()
+    site.load()
+    while (lease := site.connectors[0].try_take(site.meters[0])) is not None:
+        site.settle(lease)
+    assert site.meters[0].waiting_for is Wait.CREDIT
+    with sleeping(site.connectors[0]) as taker:
+        assert site.pop() is not None
+        site.settle(site.lease(1))
+        assert isinstance(taker.result(), Lease)
+
+
+def test_a_worker_is_woken_when_its_segment_may_go_further_ahead() -> None:
+    site = Site()
+    site.load()
+    site.settle(site.lease(0))
+    site.settle(site.lease(0))
+    with sleeping(site.connectors[0]) as taker:
+        with changed(site.gate) as flow:
+            flow.set_prefetch(0, 8)
+        assert isinstance(taker.result(), Lease)
+
+
+def test_rows_put_back_wake_a_worker() -> None:
+    site = Site()
+    lease = site.lease(0)
+    with sleeping(site.connectors[0]) as taker:
+        site.connectors[0].settle(lease, Outcome(0), site.meters[0])
+        given = taker.result()
+    assert isinstance(given, Lease)
+    assert given.chunk.indices.tolist() == lease.chunk.indices.tolist()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
+    site = Site()
+    lease = site.lease(0)
+    with sleeping(site.connectors[at]) as taker:
+        taker.retiring = True
+        site.connectors[at].wake_all()
+        assert taker.result() is Signal.RETIRE
+    assert lease in site.gate.flow.leases
+
+
+def test_retiring_goes_before_work() -> None:
+    site = Site()
+    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.RETIRE
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_closing_wakes_every_waiting_worker(at: int) -> None:
+    site = Site()
+    site.lease(0)
+    with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
+        with changed(site.gate) as flow:
+            flow.close()
+        assert one.result() is Signal.CLOSED
+        assert two.result() is Signal.CLOSED
+
+
+def test_closed_goes_before_retiring_and_work() -> None:
+    site = Site()
+    with changed(site.gate) as flow:
+        flow.close()
+    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.CLOSED
+    assert site.connectors[0].try_take(site.meters[0]) is None
+
+
+def test_a_restart_wakes_a_waiting_worker() -> None:
+    site = Site()
+    site.lease(0)
+    with sleeping(site.connectors[0]) as taker:
+        with changed(site.gate) as flow:
+            flow.restart(5, 0)
+        given = taker.result()
+    assert isinstance(given, Lease)
+    assert given.chunk.step == 5
+
+
+def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
+    purse = Purse(4)
+    here, there = Site(purse=purse), Site(purse=purse)
+    for site in (here, there):
+        site.load()
+        assert site.pop() is not None
+    there.lease(0)
+    here.load()
+    with sleeping(here.connectors[0]) as taker:
+        with changed(there.gate) as flow:
+            flow.close()
+        assert isinstance(taker.result(), Lease)
+
+
+def trainer_at(site: Site, woken: Callable[[], bool]) -> threading.Thread:
+    """Return a started thread that waits as the trainer does; it is asleep by then."""
+    looked = threading.Event()
+
+    def wait() -> None:
+        while True:
+            with site.gate.lock:
+                looked.set()
+                if woken():
+                    return
+                site.gate.trainer_waits = True
+            site.gate.sleep()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert looked.wait(JOIN_S)
+    with site.gate.lock:
+        return thread
+
+
+def test_a_finished_batch_wakes_the_trainer() -> None:
+    site = Site()
+    thread = trainer_at(site, lambda: bool(site.gate.flow.outbox))
+    site.load()
+    thread.join(JOIN_S)
+    assert not thread.is_alive()
+    flight, batch = site.pop()
+    assert (flight.plan.step, batch) == (0, "batch 0")
+    assert site.finished == [0]
+
+
+def test_a_fault_of_the_engine_wakes_the_trainer_with_the_first_error() -> None:
+    site = Site()
+    thread = trainer_at(site, lambda: site.gate.broken is not None)
+    first = RuntimeError("first")
+    site.gate.fail(first)
+    site.gate.fail(RuntimeError("second"))
+    thread.join(JOIN_S)
+    assert not thread.is_alive()
+    assert site.gate.broken is first
+
+
+def test_one_who_must_not_wait_is_rung_instead() -> None:
+    site = Site()
+    rung: list[str] = []
+    site.gate.bells[1].append(lambda: rung.append("segment 1"))
+    lease = site.lease(0)
+    assert rung == []
+    site.settle(lease)
+    assert rung == ["segment 1"]
+
+
+def test_settling_twice_finishes_a_batch_once() -> None:
+    site = Site()
+    site.settle(site.lease(0))
+    lease = site.lease(1)
+    site.settle(lease)
+    site.settle(lease)
+    assert site.finished == [0]
+
+
+def test_the_time_of_workers_is_counted_also_of_those_that_left() -> None:
+    site = Site()
+    connector, meter = site.connectors[1], site.meters[1]
+    assert connector.try_take(meter) is None
+    site.clock.now_ns = 3_000_000_000
+    site.settle(site.lease(0))
+    lease = site.lease(1)
+    site.clock.now_ns = 5_000_000_000
+    connector.settle(lease, Outcome(2, run_ns=10**9, cpu_ns=5 * 10**8), meter)
+    connector.leave(meter)
+    connector.leave(meter)
+    site.clock.now_ns = 9_000_000_000
+    with site.gate.lock:
+        assert connector.readings(site.clock()) == ()
+        total = connector.total(site.clock())
+    assert (total.rows, total.alive_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
+    assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
+
+
+def test_it_shows_how_many_workers_it_has() -> None:
+    assert repr(Site().connectors[1]) == "<Connector of segment 1: 1 workers>"

@@ -1,0 +1,112 @@
+"""Instruments: every nanosecond is counted once, the open interval too."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter, WorkerReading
+
+S = 1_000_000_000
+
+
+def test_a_gauge_integrates_what_stands_in_it() -> None:
+    gauge = Gauge(4, 0)
+    gauge.move(2, 1 * S)
+    gauge.move(4, 3 * S)
+    gauge.move(0, 4 * S)
+    read = gauge.read(10 * S)
+    assert read.area == 2 * 2 + 4 * 1
+    assert read.empty_s == 1 + 6
+    assert read.full_s == 1
+    assert read.capacity == 4
+
+
+def test_the_interval_still_open_is_counted_once() -> None:
+    gauge = Gauge(1, 0)
+    gauge.move(1, 0)
+    assert gauge.read(5 * S).full_s == 5
+    assert gauge.read(5 * S).full_s == 5
+    assert gauge.read(7 * S).full_s == 7
+
+
+def test_more_than_the_capacity_is_full() -> None:
+    gauge = Gauge(2, 0)
+    gauge.move(3, 0)
+    assert gauge.read(S).full_s == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=20))
+def test_empty_full_and_between_make_up_the_time(moves: list[tuple[int, int]]) -> None:
+    gauge, now_s, area, empty_s, full_s = Gauge(3, 0), 0, 0, 0, 0
+    level = 0
+    for following, pause_s in moves:
+        now_s += pause_s
+        area += level * pause_s
+        empty_s += pause_s * (level == 0)
+        full_s += pause_s * (level >= 3)
+        level = following
+        gauge.move(level, now_s * S)
+    read = gauge.read(now_s * S)
+    assert (read.area, read.empty_s, read.full_s) == (area, empty_s, full_s)
+
+
+def test_a_worker_waits_for_one_thing_at_a_time() -> None:
+    meter = WorkerMeter(0)
+    meter.wait(Wait.INPUT, 1 * S)
+    meter.wait(Wait.INPUT, 2 * S)  # looked again in vain
+    meter.wait(Wait.CREDIT, 4 * S)
+    meter.start(9 * S)
+    assert meter.waiting_for is None
+    read = meter.read(10 * S)
+    assert (read.wait_input_s, read.wait_credit_s) == (3, 5)
+    assert read.alive_s == 10
+
+
+def test_a_wait_or_a_lease_still_open_is_counted() -> None:
+    meter = WorkerMeter(0)
+    meter.wait(Wait.CREDIT, 0)
+    assert meter.read(60 * S).wait_credit_s == 60
+    meter.start(60 * S)
+    assert meter.read(65 * S).run_s == 5
+    meter.stop(3, 6 * S, 2 * S, 66 * S)
+    read = meter.read(70 * S)
+    assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
+
+
+def test_what_runs_without_cpu_is_blocked() -> None:
+    assert WorkerReading(run_s=5.0, cpu_s=2.0).blocked_s == 3.0
+    assert WorkerReading(run_s=1.0, cpu_s=1.5).blocked_s == 0.0
+
+
+NUMBERS = st.builds(WorkerReading, *[st.integers(0, 9)] * 6)
+
+
+@given(NUMBERS, NUMBERS)
+def test_readings_add_up_and_subtract(one: WorkerReading, two: WorkerReading) -> None:
+    assert one + two - two == one
+    assert (one + two).rows == one.rows + two.rows
+
+
+def test_readings_of_several_workers_are_summed() -> None:
+    readings = [WorkerReading(1, 2, 3, 4, 5, 6)] * 3
+    assert sum(readings, WorkerReading()) == WorkerReading(3, 6, 9, 12, 15, 18)
+
+
+def test_a_reading_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        WorkerReading().rows = 1  # type: ignore[misc]
+
+
+def test_a_lease_that_waits_behind_another_begins_when_that_ends() -> None:
+    meter = WorkerMeter(0)
+    meter.start(0)
+    meter.start(1 * S)
+    meter.wait(Wait.INPUT, 2 * S)  # no third one: the worker itself waits for nothing
+    assert meter.waiting_for is None
+    meter.stop(1, 4 * S, 0, 4 * S)
+    assert meter.leases == 1
+    assert meter.read(6 * S).run_s == 4 + 2
+    meter.stop(1, 5 * S, 0, 9 * S)
+    assert meter.read(20 * S).run_s == 9

@@ -1,0 +1,165 @@
+"""Readings of an engine, and windows as the difference of two of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.engine.core.byte_budget import Purse
+from penstock.engine.engine import Engine
+from penstock.engine.observe.metrics import GaugeReading, WorkerReading
+from penstock.engine.observe.monitor import (
+    Reading,
+    SegmentReading,
+    TrainerMeter,
+    Window,
+    difference,
+    unmeasured,
+)
+from penstock.engine.observe.observation import TrainerObservation
+from penstock.engine.plan import BatchPlan, Shard
+from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
+from support.flow_script import Script
+
+S = 1_000_000_000
+RECIPE = compile_recipe(
+    (
+        SourceStage(list(range(100)), executor="inline", name="data"),
+        MapStage(float, executor="thread", num_parallel_workers=2),
+        BatchStage(5),
+    ),
+    Defaults(1, 2, 0),
+    Shard.single(),
+)
+
+
+def batch(rows: int, epoch: int, step: int, *, last: bool = False) -> BatchPlan:
+    """A whole batch of one rank."""
+    first = Script((rows,)).batch(0)
+    return replace(first, epoch=epoch, step=step, last=last)
+
+
+def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
+    meter = TrainerMeter()
+    meter.get(1 * S, batch(64, 0, 0))
+    meter.get(2 * S, batch(17, 0, 1, last=True))
+    assert meter.regime == "batches of 64"
+    meter.get(3 * S, replace(batch(32, 1, 2), image_size=224))
+    assert meter.regime == "batches of 32 of 224 px"
+
+
+def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
+    meter = TrainerMeter()
+    assert not meter.training
+    meter.ask(10 * S)
+    assert meter.training
+    assert meter.read() == TrainerObservation(0, 0, 0.0, 0.0)
+    meter.get(13 * S, batch(64, 0, 1))
+    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
+    meter.ask(20 * S)
+    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
+    meter.get(21 * S, batch(32, 1, 2))
+    assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0)
+    assert (meter.steps, meter.epoch, meter.step) == (2, 1, 2)
+
+
+def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
+    meter = TrainerMeter()
+    meter.ask(0)
+    meter.get(1 * S, batch(8, 0, 0))
+    meter.stop()
+    assert not meter.training
+    meter.ask(100 * S)
+    meter.get(102 * S, batch(8, 1, 1))
+    assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0)
+
+
+def segment(scale: float, workers: int = 2) -> SegmentReading:
+    """Return a reading whose counters are in proportion to `scale`."""
+    return SegmentReading(
+        "Map(ID:1) f",
+        "Batch(ID:2)",
+        "thread",
+        workers,
+        3,
+        WorkerReading(int(10 * scale), 8 * scale, 6 * scale, 5 * scale, scale, scale),
+        (),
+        GaugeReading(40 * scale, 1 * scale, 2 * scale, 20),
+        7.0,
+    )
+
+
+def reading(time_s: float, scale: float, workers: int = 2) -> Reading:
+    trainer = TrainerObservation(int(2 * scale), int(8 * scale), scale, 3 * scale)
+    parts = (segment(scale), segment(2 * scale, workers))
+    return Reading(time_s, 1, 9, trainer, parts, 500, 900)
+
+
+def test_a_window_is_the_difference_of_two_readings() -> None:
+    seen = difference(reading(10.0, 1), reading(14.0, 3, workers=5))
+    assert (seen.time_s, seen.window_s) == (14.0, 4.0)
+    assert (seen.epoch, seen.step) == (1, 9)
+    assert seen.trainer == TrainerObservation(4, 16, 2.0, 6.0)
+    first, second = seen.segments
+    assert (first.rows, first.worker_s, first.run_s, first.cpu_s) == (20, 16, 12, 10)
+    assert (second.rows, second.wait_input_s, second.wait_credit_s) == (40, 4.0, 4.0)
+    assert second.num_parallel_workers == 5
+    assert (seen.held_bytes, seen.peak_bytes) == (500, 900)
+
+
+def test_a_connector_is_seen_as_the_mean_over_the_window() -> None:
+    first, second = difference(reading(10.0, 1), reading(14.0, 3)).segments
+    assert first.input is None
+    assert second.input is first.output
+    assert first.output.occupancy == 80 / 4
+    assert first.output.nbytes == 80 / 4 * 7.0
+    assert (first.output.empty, first.output.full) == (2 / 4, 4 / 4)
+    assert first.output.capacity == 20
+
+
+def test_shares_of_a_window_never_exceed_one() -> None:
+    first, _ = difference(reading(10.0, 1), reading(10.001, 3)).segments
+    assert (first.output.empty, first.output.full) == (1.0, 1.0)
+
+
+def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
+    seen = unmeasured(RECIPE)
+    assert [part.name for part in seen.segments] == [
+        "Dataset(ID:0) data",
+        "Map(ID:1) float",
+    ]
+    assert seen.trainer == TrainerObservation(0, 0, 0.0, 0.0)
+    assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
+
+
+def test_a_running_engine_is_read_whole() -> None:
+    with Engine(RECIPE, Purse(1 << 30), 0) as engine:
+        window = Window(engine.monitor)
+        for _ in range(6):
+            engine.pop()
+        read = engine.monitor.read()
+        seen = window.observe()
+        again = window.observe()
+    source, mapped = read.segments
+    assert (source.name, source.queue_name) == ("Dataset(ID:0) data",) * 2
+    assert (mapped.name, mapped.queue_name) == ("Map(ID:1) float", "Batch(ID:2)")
+    assert (source.executor, mapped.executor) == ("inline", "thread")
+    assert (source.num_parallel_workers, mapped.num_parallel_workers) == (1, 2)
+    assert source.total.rows >= mapped.total.rows >= 30
+    assert seen.segments[0].rows >= seen.segments[1].rows >= 30
+    assert again.segments[1].rows <= 70
+    assert read.held_bytes <= read.peak_bytes
+    assert read.peak_bytes >= 5 * 8
+    assert mapped.output.capacity == 2 * 5
+
+
+def test_windows_follow_each_other_without_a_gap() -> None:
+    with Engine(RECIPE, Purse(1 << 30), 0) as engine:
+        window = Window(engine.monitor)
+        start_s = engine.monitor.read().time_s
+        engine.pop()
+        first, second = window.observe(), window.observe()
+    assert second.time_s - second.window_s == pytest.approx(first.time_s)
+    assert first.time_s - first.window_s <= start_s

@@ -1,0 +1,314 @@
+"""A segment's body: rows that fail are set aside, the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.core.chunk import Chunk, Outcome
+from penstock.engine.plan import Context
+from penstock.engine.program.program import (
+    Filter,
+    Map,
+    Operation,
+    Program,
+    Read,
+    ReadOn,
+)
+from penstock.engine.program.randomness import SampleRandom
+from penstock.errors import SampleError
+
+
+def chunk(indices: Sequence[int], first_row: int = 0, epoch: int = 0) -> Chunk:
+    array = np.array(indices, np.int64)
+    return Chunk(2, first_row, array, array * 0 + epoch, Context(epoch, 2, 64))
+
+
+def run(*operations: Operation, indices: Sequence[int] = range(4)) -> Outcome:
+    """Run operations on a chunk that stands at row 10 of its batch."""
+    program = Program(operations, places=False)
+    return program.run(chunk(indices, 10), None, None, SampleRandom(7))
+
+
+def read(get: Callable[[int], Any] = int) -> Read:
+    return Read("Dataset(ID:0) data", get)
+
+
+def mapped(function: Callable[..., Any], **wants: bool) -> Map:
+    return Map("Map(ID:1) f", 1, function, **wants)
+
+
+def failing_at(bad: set[int], error: type[BaseException]) -> Callable[[int], int]:
+    def function(sample: int) -> int:
+        if sample in bad:
+            raise error(sample)
+        return sample * 2
+
+    return function
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Takes rows, as a batch's buffer does."""
+
+    rows: dict[int, Any] = field(default_factory=dict)
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        self.rows.update(zip(rows, samples, strict=True))
+        return 100 * len(rows)
+
+
+def test_samples_pass_through_the_operations_in_order() -> None:
+    outcome = run(read(), mapped(lambda n: n + 1), mapped(lambda n: n * 10))
+    assert outcome.outputs == [10, 20, 30, 40]
+    assert outcome.offsets is None
+    assert (outcome.done, outcome.failures, outcome.dropped) == (4, [], 0)
+
+
+def test_results_go_into_the_batch_if_the_segment_is_the_last() -> None:
+    shelf = Shelf()
+    program = Program((read(),), places=True)
+    outcome = program.run(chunk([5, 6], 10), None, shelf, SampleRandom(0))
+    assert shelf.rows == {10: 5, 11: 6}
+    assert outcome.outputs is None
+    assert outcome.nbytes == 200
+
+
+def test_a_later_segment_starts_from_its_inputs() -> None:
+    program = Program((mapped(str.upper),), places=False)
+    outcome = program.run(chunk([5, 6]), ["a", "b"], None, SampleRandom(0))
+    assert outcome.outputs == ["A", "B"]
+    assert outcome.nbytes == 2
+
+
+@given(st.sets(st.integers(0, 7)), st.integers(1, 8))
+def test_rows_that_raise_are_set_aside_wherever_they_stand(
+    bad: set[int], rows: int
+) -> None:
+    calls: list[int] = []
+
+    def function(sample: int) -> int:
+        calls.append(sample)
+        return failing_at(bad, ValueError)(sample)
+
+    outcome = run(read(), mapped(function), indices=range(rows))
+    good = [n for n in range(rows) if n not in bad]
+    assert calls == list(range(rows))  # each once
+    assert outcome.outputs == [2 * n for n in good]
+    assert (outcome.offsets or list(range(rows))) == good or not good
+    assert [
+        (failure.row, failure.index, failure.stage, failure.error.args)
+        for failure in outcome.failures
+    ] == [(10 + n, n, "Map(ID:1) f", (n,)) for n in sorted(bad) if n < rows]
+    assert outcome.done == rows
+
+
+@given(
+    st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))
+)
+def test_what_one_operation_leaves_is_what_the_next_works_on(
+    unread: set[int], bad: set[int], unwanted: set[int]
+) -> None:
+    shelf = Shelf()
+    program = Program(
+        (
+            read(lambda n: failing_at(unread, KeyError)(n) // 2),
+            Filter("Filter(ID:1) f", lambda n: n not in unwanted),
+            mapped(failing_at(bad, ValueError)),
+        ),
+        places=True,
+    )
+    outcome = program.run(chunk(range(6), 10), None, shelf, SampleRandom(0))
+    dropped = unwanted - unread
+    failed = unread | (bad - dropped)
+    assert shelf.rows == {10 + n: 2 * n for n in set(range(6)) - failed - dropped}
+    assert outcome.dropped == len(dropped)
+    assert sorted(f.row - 10 for f in outcome.failures) == sorted(failed)
+    assert all(f.index == f.row - 10 for f in outcome.failures)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_exceptions_that_end_programs_are_kept_for_the_trainer(
+    error: type[BaseException],
+) -> None:
+    outcome = run(read(), mapped(failing_at({1}, error)))
+    assert outcome.outputs == [0, 4, 6]
+    assert type(outcome.failures[0].error) is error
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_a_stop_iteration_is_an_error_and_ends_nothing(at: int) -> None:
+    outcome = run(read(), mapped(failing_at({at}, StopIteration)))
+    assert len(outcome.outputs or ()) == 3
+    (failure,) = outcome.failures
+    assert isinstance(failure.error, SampleError)
+    assert failure.row == 10 + at
+    assert "Map(ID:1) f raised StopIteration" in str(failure.error)
+    assert "must return a sample" in str(failure.error)
+
+
+def test_none_is_no_sample() -> None:
+    outcome = run(read(), mapped(lambda n: None if n == 2 else n))
+    assert outcome.outputs == [0, 1, 3]
+    (failure,) = outcome.failures
+    assert (failure.row, failure.index) == (12, 2)
+    assert isinstance(failure.error, SampleError)
+    assert "returned None, which is no sample" in str(failure.error)
+    assert "is a `return` missing?" in str(failure.error)
+    assert "filter()" in str(failure.error)
+
+
+def test_none_is_found_among_rows_of_which_others_have_failed() -> None:
+    def function(n: int) -> int | None:
+        return None if n == 2 else failing_at({0}, ValueError)(n)
+
+    outcome = run(read(), mapped(function))
+    assert outcome.outputs == [2, 6]
+    assert [failure.row for failure in outcome.failures] == [10, 12]
+
+
+def test_samples_whose_comparison_is_no_truth_value_pass() -> None:
+    outcome = run(read(lambda n: np.full(3, n)), mapped(lambda array: array + 1))
+    assert outcome.failures == []
+    assert outcome.nbytes == 4 * 3 * 8
+
+
+def test_a_function_that_asks_is_given_its_samples_own_randomness() -> None:
+    def draw(sample: int, *, rng: np.random.Generator) -> tuple[int, int]:
+        return sample, int(rng.integers(1 << 62))
+
+    drawn = run(read(), mapped(draw, wants_rng=True)).outputs
+    assert drawn is not None
+    own = SampleRandom(7)
+    assert drawn == [
+        (index, int(own.at(0, index, 1).integers(1 << 62))) for index in range(4)
+    ]
+    later = run(read(), mapped(draw, wants_rng=True), indices=[3, 1]).outputs
+    assert later == [drawn[3], drawn[1]]
+
+
+def test_randomness_follows_the_sample_when_others_have_failed() -> None:
+    def draw(sample: int, *, rng: np.random.Generator) -> float:
+        return float(rng.random())
+
+    whole = run(read(), mapped(draw, wants_rng=True)).outputs
+    part = run(
+        read(failing_at({0, 2}, ValueError)), mapped(draw, wants_rng=True)
+    ).outputs
+    assert whole is not None
+    assert part == [whole[1], whole[3]]
+
+
+def test_a_function_that_asks_is_given_the_context() -> None:
+    def look(sample: int, *, ctx: Context) -> tuple[int, int, int | None]:
+        return ctx.epoch, ctx.step, ctx.image_size
+
+    outcome = run(read(), mapped(look, wants_ctx=True), indices=[0])
+    assert outcome.outputs == [(0, 2, 64)]
+
+
+def test_a_dataset_that_reads_many_at_once_is_asked_once() -> None:
+    asked: list[list[int]] = []
+
+    def get_many(indices: list[int]) -> list[int]:
+        asked.append(indices)
+        return [-index for index in indices]
+
+    outcome = run(Read("Dataset(ID:0) d", failing_at({9}, ValueError), get_many))
+    assert asked == [[0, 1, 2, 3]]
+    assert all(type(index) is int for index in asked[0])
+    assert outcome.outputs == [0, -1, -2, -3]
+
+
+@pytest.mark.parametrize("answer", [ValueError("all or nothing"), [1, 2]], ids=repr)
+def test_where_reading_many_fails_the_guilty_sample_says_so_itself(
+    answer: Exception | list[int],
+) -> None:
+    def get_many(indices: list[int]) -> list[int]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    outcome = run(Read("Dataset(ID:0) d", failing_at({2}, KeyError), get_many))
+    assert outcome.outputs == [0, 2, 6]
+    (failure,) = outcome.failures
+    assert (failure.index, type(failure.error)) == (2, KeyError)
+
+
+def test_time_is_measured_in_cpu_and_on_the_wall() -> None:
+    outcome = run(read(), mapped(lambda n: sum(range(20_000))))
+    assert outcome.cpu_ns > 0
+    assert outcome.run_ns > 0
+
+
+class Stream:
+    """An iterable that counts how often it is opened, and may break off."""
+
+    def __init__(self, length: int, breaks_at: int | None = None) -> None:
+        self.length = length
+        self.breaks_at = breaks_at
+        self.opened = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.opened += 1
+        for n in range(self.length):
+            if n == self.breaks_at:
+                raise OSError(n)
+            yield n
+
+
+def reader(stream: Stream) -> Callable[..., Outcome]:
+    """Return a function that reads `rows` more of an epoch."""
+    operation = ReadOn("Dataset(ID:0) stream", stream)
+    program = Program((operation,), places=False)
+
+    def more(rows: int, epoch: int = 0) -> Outcome:
+        part = chunk([0] * rows, epoch=epoch)
+        return program.run(part, None, None, SampleRandom(0))
+
+    more.__dict__["operation"] = operation
+    return more
+
+
+def test_an_iterable_is_read_on_until_it_ends() -> None:
+    more = reader(Stream(5))
+    first, last, after = more(3), more(3), more(3)
+    assert (first.outputs, first.ended, first.dropped) == ([0, 1, 2], False, 0)
+    assert (last.outputs, last.ended, last.dropped) == ([3, 4], True, 1)
+    assert last.offsets == [0, 1]
+    assert (after.outputs, after.ended, after.dropped) == ([], True, 3)
+
+
+def test_an_iterable_is_opened_anew_for_each_epoch() -> None:
+    stream = Stream(2)
+    more = reader(stream)
+    assert [more(3, epoch).outputs for epoch in (0, 1, 1, 2)] == [
+        [0, 1],
+        [0, 1],
+        [],
+        [0, 1],
+    ]
+    assert stream.opened == 3
+
+
+def test_an_iterable_that_raises_ends_its_epoch_with_the_error() -> None:
+    more = reader(Stream(9, breaks_at=2))
+    outcome = more(5)
+    assert outcome.outputs == [0, 1]
+    (failure,) = outcome.failures
+    assert (failure.row, type(failure.error)) == (2, OSError)
+    assert (outcome.ended, outcome.dropped) == (True, 2)
+
+
+def test_an_iterable_resumes_by_leaving_out_what_was_had() -> None:
+    more = reader(Stream(5))
+    more(4)
+    more.__dict__["operation"].restart(3)
+    assert more(9).outputs == [3, 4]
+    assert more(9, epoch=1).outputs == [0, 1, 2, 3, 4]

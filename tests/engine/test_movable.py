@@ -1,0 +1,212 @@
+"""What threads must not share is found wherever a dataset keeps it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import sqlite3
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from penstock.engine.movable import find_unsafe
+
+
+class Rows(Dataset[Any]):
+    """A dataset that keeps something."""
+
+    def __init__(self, reader: Any = None) -> None:
+        self.reader = reader
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+    def __len__(self) -> int:
+        return 9
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Closes what a test opens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+Open = Callable[[Path, ExitStack], Any]
+
+
+def archive(path: Path, stack: ExitStack) -> Any:
+    return stack.enter_context(zipfile.ZipFile(path, "w"))
+
+
+def tape(path: Path, stack: ExitStack) -> Any:
+    return stack.enter_context(tarfile.open(path, "w"))
+
+
+def data_base(path: Path, stack: ExitStack) -> Any:
+    return stack.enter_context(closing(sqlite3.connect(path)))
+
+
+def environment(path: Path, stack: ExitStack) -> Any:
+    return stack.enter_context(lmdb.open(str(path.with_suffix(".lmdb"))))
+
+
+def transaction(path: Path, stack: ExitStack) -> Any:
+    return stack.enter_context(environment(path, stack).begin())
+
+
+def file(mode: str, buffering: int = -1) -> Open:
+    def opened(path: Path, stack: ExitStack) -> Any:
+        path.touch()
+        return stack.enter_context(path.open(mode, buffering))
+
+    return opened
+
+
+UNSAFE: dict[str, Open] = {
+    "_io.BufferedReader": file("rb"),
+    "_io.FileIO": file("rb", buffering=0),
+    "_io.TextIOWrapper": file("r"),
+    "_io.BufferedRandom": file("w+b"),
+    "_io.BytesIO": lambda path, stack: io.BytesIO(b"bytes"),
+    "zipfile.ZipFile": archive,
+    "tarfile.TarFile": tape,
+    "sqlite3.Connection": data_base,
+    "sqlite3.Cursor": lambda *at: data_base(*at).cursor(),
+    "lmdb.Environment": environment,
+    "lmdb.Transaction": transaction,
+    "lmdb.Cursor": lambda *at: transaction(*at).cursor(),
+    "generator": lambda path, stack: (each for each in "abc"),
+    "list_iterator": lambda path, stack: iter([1, 2]),
+    "map": lambda path, stack: map(str, [1, 2]),
+    "itertools.islice": lambda path, stack: islice([1, 2], 1),
+    "_csv.reader": lambda path, stack: csv.reader(["a,b"]),
+}
+
+
+@pytest.mark.parametrize("kind", UNSAFE)
+def test_what_has_a_position_or_a_handle_is_found(
+    kind: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    found = find_unsafe(Rows(UNSAFE[kind](tmp_path / "file", stack)), "dataset")
+    assert found is not None
+    assert (found.path, found.type_name) == ("dataset.reader", kind)
+    assert str(found) == f"`dataset.reader` (a {kind}) {found.why}"
+
+
+def named(module: str, name: str) -> Any:
+    """Return an object of a class of this name, of a library that is not here."""
+    made = type(name, (), {"__module__": module})
+    return type("Derived", (made,), {"__module__": "users_own"})()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("h5py._hl.base", "HLObject"),
+        ("netCDF4._netCDF4", "Dataset"),
+        ("cv2", "VideoCapture"),
+        ("decord.video_reader", "VideoReader"),
+        ("av.container.core", "Container"),
+        ("torchcodec.decoders._video_decoder", "VideoDecoder"),
+        ("torchvision.io.video_reader", "VideoReader"),
+    ],
+)
+def test_a_library_is_known_by_name_also_below_a_class_of_the_users(
+    module: str, name: str
+) -> None:
+    assert find_unsafe(Rows(named(module, name)), "dataset") is not None
+    assert find_unsafe(Rows(named("another", name)), "dataset") is None
+
+
+SAFE: dict[str, Open] = {
+    "nothing": lambda path, stack: None,
+    "a file to write to": file("wb"),
+    "stderr": lambda path, stack: sys.__stderr__,
+    "an array": lambda path, stack: np.zeros(3),
+    "a mapped array": lambda path, stack: np.memmap(path, mode="w+", shape=3),
+    "a tensor": lambda path, stack: torch.zeros(3),
+    "a logger": lambda path, stack: logging.getLogger(),
+    "a lock": lambda path, stack: threading.Lock(),
+    "a counter": lambda path, stack: count(),
+    "a pool": lambda path, stack: stack.enter_context(ThreadPoolExecutor(1)),
+    "a network": lambda path, stack: torch.nn.Sequential(torch.nn.Linear(2, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", SAFE)
+def test_what_threads_may_share_is_left_alone(
+    kind: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    assert find_unsafe(Rows(SAFE[kind](tmp_path / "file", stack)), "dataset") is None
+
+
+def test_each_thread_may_have_a_file_of_its_own() -> None:
+    own = threading.local()
+    own.file = io.BytesIO(b"bytes")
+    assert find_unsafe(Rows(own), "dataset") is None
+
+
+def test_a_closed_file_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open() as text, io.BytesIO() as memory:
+        pass
+    assert find_unsafe(Rows((text, memory)), "dataset") is None
+
+
+def test_it_is_found_in_nested_datasets() -> None:
+    nested = Subset(ConcatDataset([Rows(), Rows({"part": [io.BytesIO()]})]), [0])
+    found = find_unsafe(nested, "dataset")
+    assert found is not None
+    assert found.path == "dataset.dataset.datasets[1].reader['part'][0]"
+
+
+SHARED = io.BytesIO(b"of the module")
+
+
+class Wide(Rows):
+    """Reads from a global of its module."""
+
+    def __getitem__(self, index: int) -> Any:
+        return SHARED.read(index)
+
+
+def test_it_is_found_among_what_a_function_uses() -> None:
+    stream = io.BytesIO()
+    found = find_unsafe(lambda sample: (sample, stream), "lambda")
+    assert found is not None
+    assert found.path == "lambda.<closure>.stream"
+    found = find_unsafe(Wide(), "dataset")
+    assert found is not None
+    assert found.path == "dataset.__getitem__.<globals>.SHARED"
+
+
+class Odd(io.RawIOBase):
+    """A stream of the user's that cannot be asked anything."""
+
+    @property
+    def closed(self) -> bool:
+        raise AssertionError("the user's code was run")
+
+    def close(self) -> None:
+        """Do nothing, at the end."""
+
+
+def test_a_stream_of_the_users_own_is_not_asked() -> None:
+    found = find_unsafe(Rows(Odd()), "dataset")
+    assert found is not None
+    assert found.type_name.endswith("Odd")

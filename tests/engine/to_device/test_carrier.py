@@ -1,0 +1,115 @@
+"""Copies read pinned memory, bounded, that nobody writes before they are done.
+
+The device is a stand-in whose copies are done when the test says so.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.engine.feed import Delivery
+from penstock.engine.to_device.carrier import Carrier
+from penstock.engine.to_device.device import DeviceStage, ToDevice
+from penstock.engine.to_device.lane import DEPTH
+from penstock.engine.workers.process.slabs import SlabPool
+from support.clocked_bus import ClockedBus
+from support.given_host import PLAN, Given, as_it_is, images, lane_from, taken
+
+PAGE = 4096
+
+
+def test_pinned_memory_is_that_of_one_batch_more_than_are_ahead() -> None:
+    bus, host = ClockedBus(), Given([images(at, 100) for at in range(20)])
+    lane = lane_from(host, bus)
+    for host.ready in range(1, 21):
+        taken(lane, host)
+        nbytes = images(0, 100).nbytes
+        assert bus.pinned_bytes <= (DEPTH + 1) * (nbytes + nbytes // 4)
+    assert bus.from_pageable == 0
+    assert bus.waited > 0  # it never ticked by itself, and was waited for
+    lane.close()
+    assert (bus.pinned_bytes, bus.done) == (0, bus.issued)
+
+
+def test_where_copies_lag_nothing_more_is_taken_ahead() -> None:
+    bus, host = ClockedBus(), Given([images(at) for at in range(20)])
+    host.ready = 20
+    lane = lane_from(host, bus)
+    taken(lane, host)
+    taken(lane, host)
+    assert (host.place, bus.waited) == (DEPTH + 1, 0)
+    bus.tick()
+    taken(lane, host)
+    assert (host.place, bus.waited) == (DEPTH + 2, 0)
+
+
+def test_a_slab_is_pinned_once_and_kept_until_its_copy_is_done() -> None:
+    bus, pool = ClockedBus(), SlabPool()
+    carrier = Carrier(bus, as_it_is(), 3)
+    slab, allocate = pool.lend_bytes(PAGE)
+    address = slab.address
+    first = [allocate((8,), torch.uint8).fill_(at) for at in (1, 2)]
+    del allocate
+    crossing = carrier.send(Delivery(first, PLAN))
+    assert bus.registered == {address: PAGE}
+    assert (bus.pinned_bytes, bus.from_pageable) == (0, 0)
+    del first
+    other, held = pool.lend_bytes(PAGE)
+    assert other is not slab
+    bus.tick(2)
+    assert [each[0].item() for each in crossing.data] == [1, 2]
+    carrier.send(Delivery([], PLAN))
+    again, allocate = pool.lend_bytes(PAGE)
+    assert again is slab
+    carrier.send(Delivery(allocate((8,), torch.uint8), PLAN))
+    assert bus.registered == {address: PAGE}
+    carrier.close()
+    pool.close()
+    del allocate, slab, again, other, held
+    assert bus.unregistered == [address]
+
+
+def test_slabs_that_cannot_be_pinned_are_copied_through_the_ring() -> None:
+    bus, pool = ClockedBus(), SlabPool()
+    bus.refusing = {"register"}
+    carrier = Carrier(bus, as_it_is(), 3)
+    slab, allocate = pool.lend_bytes(PAGE)
+    batch = allocate((8,), torch.uint8).fill_(5)
+    crossing = carrier.send(Delivery(batch, PLAN))
+    del allocate, batch
+    assert pool.lend_bytes(PAGE)[0] is slab  # free again: it has been read
+    slab.block[0] = 9
+    bus.refusing.clear()
+    bus.tick()
+    assert crossing.data.tolist() == [5] * 8
+    assert (bus.registered, bus.from_pageable) == ({}, 0)
+    carrier.close()
+    pool.close()
+
+
+def test_without_pinned_memory_batches_are_copied_from_where_they_are() -> None:
+    bus, host = ClockedBus(), Given([images(at) for at in range(3)])
+    bus.refusing = {"pinned"}
+    lane = lane_from(host, bus)
+    for at in range(3):
+        assert torch.equal(taken(lane, host), images(at))
+    assert bus.from_pageable == 3
+
+
+def test_what_is_on_a_device_already_is_left_to_the_trainers_stream() -> None:
+    bus = ClockedBus()
+    data = (torch.zeros(3, device="meta"), torch.ones(3))
+    to_meta = ToDevice(DeviceStage.of("meta"))
+    crossing = Carrier(bus, to_meta, 3).send(Delivery(data, PLAN))
+    assert (crossing.mark, bus.issued) == (None, 0)
+
+
+def test_a_batch_of_another_size_has_a_buffer_of_its_size() -> None:
+    bus = ClockedBus()
+    carrier = Carrier(bus, as_it_is(), 1)
+    for rows in (1, 100, 90, 2):
+        crossing = carrier.send(Delivery(images(3, rows), PLAN))
+        nbytes = images(3, rows).nbytes
+        assert nbytes <= bus.pinned_bytes <= 2 * nbytes + 64
+        bus.tick()
+        assert torch.equal(crossing.data, images(3, rows))

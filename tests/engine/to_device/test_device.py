@@ -1,0 +1,138 @@
+"""To the device: as bytes, normalised there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.engine.feed import Delivery
+from penstock.engine.to_device.device import DeviceStage, ToDevice
+from penstock.engine.workers.process.slabs import SlabPool
+from support.datasets import KINDS
+from support.flow_script import Script
+
+PLAN = Script((4,)).batch(7)
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
+
+
+class Images:
+    """Sample i is (`uint8 [64, 64, 3]` of its own, i)."""
+
+    nbytes = 64 * 64 * 3
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        values = torch.arange(self.nbytes, dtype=torch.int64) * (index + 1) % 251
+        return values.to(torch.uint8).reshape(64, 64, 3), index
+
+
+def described() -> ps.Pipeline:
+    images = torch.arange(4 * 2 * 5 * 3, dtype=torch.uint8).reshape(4, 2, 5, 3)
+    return ps.Pipeline.from_dataset([(im, at) for at, im in enumerate(images)]).batch(4)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_become_floats_on_the_device(dtype: Any, *, channels_last: bool) -> None:
+    ((raw, _),) = described()
+    pipe = described().to_device(
+        "cpu", normalize=(MEAN, STD), dtype=dtype, channels_last=channels_last
+    )
+    ((images, labels),) = pipe
+    wanted = (raw / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    assert images.dtype == dtype
+    assert images.shape == (4, 3, 2, 5)
+    assert torch.allclose(images.float(), wanted.permute(0, 3, 1, 2), atol=0.02)
+    assert labels.tolist() == [0, 1, 2, 3]
+    assert labels.dtype == torch.int64
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert images.is_contiguous(memory_format=layout)
+    assert "normalize=((0.4, 0.5, 0.6), (0.2, 0.25, 0.5))" in repr(pipe)
+
+
+@pytest.mark.parametrize("wrong", [5, (MEAN,), (MEAN, (1, 2)), (MEAN, (0, 1, 1))])
+def test_a_wrong_normalisation_is_an_error_with_an_example(wrong: Any) -> None:
+    with pytest.raises(ps.SpecError, match=r"\(means, deviations\)"):
+        described().to_device("cpu", normalize=wrong)
+
+
+def test_nothing_to_normalise_is_an_error() -> None:
+    pipe = ps.Pipeline.from_dataset(range(8)).batch(4)
+    batches = iter(pipe.to_device("cpu", normalize=(MEAN, STD)))
+    with pytest.raises(ps.SpecError, match=r"uint8 \[N, H, W, 3\]"):
+        next(batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("host", ["trainer", "process"])
+@pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
+def test_batches_on_a_cuda_device_are_those_at_home(how: Any, host: Any) -> None:
+    def images(**to: Any) -> ps.Pipeline:
+        pipe = ps.Pipeline.from_dataset(Images(200), **how).batch(16)
+        return pipe.options(host=host).to_device(**to, normalize=(MEAN, STD))
+
+    with images(device="cpu") as home, images(device="cuda") as away:
+        for ours, theirs in zip(home, away, strict=True):
+            work = torch.empty(1 << 24, device="cuda")
+            for _ in range(20):  # so that what is freed is still being read
+                work.mul_(2)
+            total = theirs[0].double().sum()
+            assert theirs[0].device.type == "cuda"
+            assert theirs.plan == ours.plan
+            assert torch.allclose(total.cpu(), ours[0].double().sum(), rtol=1e-6)
+            assert torch.allclose(theirs[0].cpu(), ours[0], atol=1e-6)
+            assert torch.equal(theirs[1].cpu(), ours[1])
+
+
+@pytest.mark.gpu
+def test_a_copy_from_the_ring_or_from_a_slab_keeps_nobody() -> None:
+    """What is issued behind a long kernel returns before that is done."""
+    from penstock.engine.to_device.carrier import Carrier
+    from penstock.engine.to_device.cuda import CudaBus
+
+    bus = CudaBus(torch.device("cuda"))
+    carrier = Carrier(bus, ToDevice(DeviceStage.of("cuda")), 3)
+    pool = SlabPool()
+    slab, allocate = pool.lend_bytes(1 << 20)
+    address = slab.address
+    shared = allocate((1 << 20,), torch.uint8).fill_(3)
+    heap = torch.full((1 << 20,), 5, dtype=torch.uint8)
+    carrier.send(Delivery((shared, heap), PLAN))
+    assert shared.is_pinned()
+    with bus.side():
+        torch.cuda._sleep(200_000_000)  # noqa: SLF001 cycles: some 0.1 s
+    crossing = carrier.send(Delivery((shared, heap), PLAN))
+    assert crossing.mark is not None
+    assert not crossing.mark.query()
+    heap.zero_()
+    moved = carrier.hand_over(crossing).data
+    assert [each.sum().item() for each in moved] == [3 << 20, 5 << 20]
+    carrier.close()
+    pool.close()
+    del shared, allocate, slab, crossing, moved
+    assert bus.register(address, 0) is False
+    assert torch.ones(1, device="cuda").item() == 1  # nobody is blamed for that
+
+
+@pytest.mark.gpu
+def test_no_more_than_the_depth_is_on_a_cuda_device_ahead() -> None:
+    from penstock.engine.to_device.lane import DEPTH
+
+    pipe = ps.Pipeline.from_dataset(Images(400), executor="thread").batch(4)
+    nbytes = 4 * Images.nbytes
+    with pipe.to_device("cuda") as moved:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in moved:
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+    assert nbytes <= peak <= (DEPTH + 2) * (nbytes + (1 << 12))

@@ -1,0 +1,293 @@
+"""Batches reach a device ahead of the trainer, whole, and are what they are at home.
+
+The device is a stand-in whose copies are done when the test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.engine import run
+from penstock.engine.core.byte_budget import Purse
+from penstock.engine.host.local import TrainerHost
+from penstock.engine.observe.monitor import TrainerMeter
+from penstock.engine.plan import Cursor, Shard
+from penstock.engine.to_device.device import DeviceStage, ToDevice
+from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
+from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.stages import BatchStage, Defaults, SourceStage
+from support.batches import COLLATES, same
+from support.clocked_bus import ClockedBus
+from support.datasets import KINDS, Numbers
+from support.given_host import Given, as_it_is, images, lane_from, taken
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
+STAGE = DeviceStage.of("cpu", (MEAN, STD))
+
+
+# The stand-in
+
+
+def test_a_buffer_written_over_before_its_copy_would_be_seen() -> None:
+    bus = ClockedBus()
+    memory = bus.pinned(8).fill_(1)
+    with bus.side():
+        early, late = bus.copy(memory), bus.copy(memory)
+    assert early.tolist() == [0] * 8
+    bus.tick()
+    memory.fill_(2)
+    bus.tick()
+    assert (early[0].item(), late[0].item()) == (1, 2)
+
+
+# Exactness
+
+
+@given(
+    st.lists(st.integers(1, 9), max_size=12),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20)), max_size=12),
+)
+def test_at_whatever_pace_batches_are_those_copied_in_the_trainers_thread(
+    rows: list[int], paces: list[tuple[int, int]]
+) -> None:
+    bus = ClockedBus()
+    host = Given([(images(at, n), torch.arange(n) + at) for at, n in enumerate(rows)])
+    lane = lane_from(host, bus, ToDevice(STAGE))
+    paces += [(0, 0)] * (len(rows) - len(paces))
+    for at, (n, (ready, ticks)) in enumerate(zip(rows, paces, strict=False)):
+        host.ready = max(host.ready, at + ready)
+        assert lane.cursor(host) == Cursor(0, at, at, 0)
+        moved = taken(lane, host)
+        assert host.place - at - 1 <= DEPTH
+        bus.tick(ticks)
+        bus.read()
+        assert same(moved, ToDevice(STAGE)((images(at, n), torch.arange(n) + at)))
+    assert lane.next(host) is None
+    assert bus.from_pageable == 0
+
+
+@pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
+def test_whatever_a_batch_is_made_of_crosses(collate: Any) -> None:
+    bus, data = ClockedBus(), collate([Numbers(50)[at] for at in range(8)])
+    lane = lane_from(host := Given([data]), bus)
+    moved = taken(lane, host)
+    bus.read()
+    assert same(moved, as_it_is()(data))
+
+
+def test_what_is_ready_is_on_its_way_before_it_is_asked_for() -> None:
+    bus, host = ClockedBus(), Given([images(at) for at in range(5)])
+    lane = lane_from(host, bus)
+    taken(lane, host)
+    assert (host.place, bus.issued) == (1, 1)
+    bus.tick()
+    host.ready = 5
+    taken(lane, host)
+    assert (host.place, bus.issued) == (2 + DEPTH, 2 + DEPTH)
+    assert (bus.done, bus.waited) == (1, 0)
+
+
+def test_an_error_is_raised_when_its_batch_is_due() -> None:
+    bus, host = ClockedBus(), Given([images(0), ValueError("its own"), images(2)])
+    host.ready = 3
+    lane = lane_from(host, bus)
+    taken(lane, host)
+    assert lane.cursor(host) == Cursor(0, 1, 1, 0)
+    with pytest.raises(ValueError, match="its own"):
+        lane.next(host)  # type: ignore[arg-type]
+    assert lane.cursor(host) == Cursor(0, 2, 2, 0)
+    moved = taken(lane, host)
+    bus.read()
+    assert torch.equal(moved, images(2))
+
+
+def test_a_batch_that_cannot_be_copied_ahead_is_copied_when_it_is_due() -> None:
+    """As the device may have had no room for it."""
+    host = Given([images(at) for at in range(6)])
+    host.ready = 6
+    bus = ClockedBus()
+    lane = lane_from(host, bus)
+    whole, bus.copy = bus.copy, broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no room"):
+        lane.next(host)  # type: ignore[arg-type]
+    bus.copy = whole  # type: ignore[method-assign]
+    taken(lane, host)
+    assert host.place == 4
+    bus.copy = broken  # type: ignore[method-assign]
+    taken(lane, host)
+    bus.copy = whole  # type: ignore[method-assign]
+    for at in (3, 4, 5):
+        moved = taken(lane, host)
+        bus.read()
+        assert torch.equal(moved, images(at))
+    assert host.place == 6
+
+
+def broken(_: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no room")
+
+
+def test_what_was_copied_ahead_is_dropped_when_the_trainer_goes_elsewhere() -> None:
+    bus, host = ClockedBus(), Given([images(at) for at in range(9)])
+    host.ready = 9
+    lane = lane_from(host, bus)
+    taken(lane, host)
+    lane.drop()
+    host.place = 7
+    assert lane.cursor(host) == Cursor(0, 7, 7, 0)
+    moved = taken(lane, host)
+    bus.read()
+    assert torch.equal(moved, images(7))
+
+
+# Whole pipelines
+
+
+def test_an_engine_is_looked_ahead_of_up_to_the_end_of_its_epoch() -> None:
+    stages = (
+        SourceStage(Numbers(40), executor="thread", name="data"),
+        BatchStage(4),
+    )
+    recipe = compile_recipe(stages, Defaults(2, 4, 0), Shard.single())
+    start = recipe.planned.start(0)
+    host = TrainerHost(recipe, Purse(1 << 30), start, TrainerMeter())
+    bus = ClockedBus()
+    lane = Lane(bus, as_it_is())
+    outbox = host.engine.gate.flow.outbox
+    ahead = []
+    while True:
+        head = host.engine.head
+        while not all(head + at in outbox for at in range(DEPTH + 1)):
+            os.sched_yield()
+        if lane.next(host) is None:
+            break
+        bus.tick(bus.issued)
+        ahead.append(int(repr(lane).split()[1]))
+    assert ahead == [2] * 8 + [1, 0]
+    assert not is_ready(host, 0)
+    host.close()
+    lane.close()
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[ClockedBus, Lane]]]:
+    """Every pipeline to a device has it behind a clocked bus; these are they."""
+    made: list[tuple[ClockedBus, Lane]] = []
+
+    def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, None]:
+        if stage is None:
+            return None, None
+        bus = ClockedBus()
+        made.append((bus, Lane(bus, ToDevice(stage))))
+        return made[-1][1], None
+
+    monkeypatch.setattr(run, "ways_to", ways_to)
+    yield made
+    made.clear()
+
+
+def described(**how: Any) -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(Numbers(40), **how).shuffle(seed=3).batch(4)
+
+
+@pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("host", ["trainer", "process"])
+def test_a_pipeline_gives_the_same_batches_and_states(
+    lanes: list[tuple[ClockedBus, Lane]], how: Any, host: Any
+) -> None:
+    wanted, states = [], []
+    with described(**how) as plain:
+        for batch in plain:
+            wanted.append(batch)
+            states.append(plain.state_dict())
+    with described(**how).options(host=host).to_device("cpu") as pipe:
+        for _ in range(2):
+            pipe.set_epoch(0)
+            for at, batch in enumerate(pipe):
+                lanes[-1][0].read()
+                assert same(list(batch), list(wanted[at]))
+                assert batch.plan == wanted[at].plan
+                assert pipe.state_dict() == states[at]
+        pipe.load_state_dict(states[3])
+        for batch, values in zip(pipe, wanted[4:], strict=True):
+            lanes[-1][0].read()
+            assert same(list(batch), list(values))
+    for bus, _ in lanes:
+        assert (bus.from_pageable, bus.pinned_bytes) == (0, 0)
+        assert bus.done == bus.issued
+
+
+def test_a_pipeline_that_is_left_early_goes_on_where_the_trainer_was(
+    lanes: list[tuple[ClockedBus, Lane]],
+) -> None:
+    with described(executor="thread", num_parallel_workers=2) as plain:
+        wanted = [batch[1].tolist() for batch in plain]
+    pipe = described(executor="thread", num_parallel_workers=2).to_device("cpu")
+    found: list[list[int]] = []
+    with pipe:
+        while len(found) < len(wanted):
+            for count, batch in enumerate(pipe):
+                lanes[-1][0].read()
+                found.append(batch[1].tolist())
+                if count == 2:
+                    pipe.load_state_dict(pipe.state_dict())
+                    break
+    assert found == wanted
+
+
+def test_a_failing_sample_fails_its_own_batch(
+    lanes: list[tuple[ClockedBus, Lane]],
+) -> None:
+    def picky(sample: Any) -> Any:
+        if sample[1] == 21:
+            raise ValueError("21 again")
+        return sample
+
+    pipe = ps.Pipeline.from_dataset(Numbers(40)).map(picky, executor="thread").batch(4)
+    with pipe.to_device("cpu") as moved:
+        batches = iter(moved)
+        assert [next(batches).plan.step for _ in range(5)] == [0, 1, 2, 3, 4]
+        with pytest.raises(ValueError, match="21 again"):
+            next(batches)
+    assert len(lanes) == 1
+
+
+@pytest.mark.parametrize("how", [KINDS["2 threads"], KINDS["3 processes"]])
+def test_nothing_of_a_batch_outlives_its_pipeline(
+    lanes: list[tuple[ClockedBus, Lane]], how: Any
+) -> None:
+    with described(**how).to_device("cpu") as pipe:
+        batches = iter(pipe)
+        seen: list[Callable[[], object]] = [
+            weakref.ref(next(batches)[0]) for _ in range(3)
+        ]
+    del batches
+    assert [each() for each in seen] == [None] * 3
+    (bus, lane) = lanes[0]
+    assert bus.registered == {}
+    assert "0 ahead, <Carrier: 0 under way" in repr(lane)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_where_there_is_no_cuda_device_nothing_of_it_is_loaded(device: str) -> None:
+    code = (
+        "import sys, threading, penstock as ps;"
+        f"pipe = ps.Pipeline.from_dataset(range(8)).batch(4).to_device({device!r});"
+        "assert len(list(pipe)) == 2; pipe.close();"
+        "assert threading.active_count() == 1, threading.enumerate();"
+        "print(*(n for n in sys.modules if n.startswith('penstock.engine.to_dev')))"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == []

@@ -1,0 +1,101 @@
+"""The end that never waits: whole objects, in order, whatever the other end does."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.engine.workers.process.pipe import Mailbox, Pipe
+
+LARGE = bytes(3 << 20)
+"""More than fits into the pipe at once."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Mailbox, Pipe]]:
+    """The trainer's end, and the worker's."""
+    ours, theirs = Mailbox.pair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_what_fits_is_sent_at_once(ends: tuple[Mailbox, Pipe]) -> None:
+    ours, theirs = ends
+    ours.post("one")
+    ours.post(2)
+    assert not ours.waiting
+    assert (theirs.receive(), theirs.receive()) == ("one", 2)
+
+
+def test_posting_to_one_who_does_not_read_does_not_wait(
+    ends: tuple[Mailbox, Pipe],
+) -> None:
+    ours, _ = ends
+    for _ in range(3):
+        ours.post(LARGE)
+    assert ours.waiting
+
+
+def test_what_had_no_room_follows_in_order_with_its_descriptors(
+    ends: tuple[Mailbox, Pipe],
+) -> None:
+    ours, theirs = ends
+    reading, writing = os.pipe()
+    ours.post(LARGE)
+    ours.post("with it", [writing])
+    os.close(writing)  # its number may be used again before the message is sent
+    again = os.open(os.devnull, os.O_WRONLY)
+    assert again == writing
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(lambda: [theirs.receive(), theirs.receive()])
+        while ours.waiting:
+            select.select([], [ours], [])
+            ours.flush()
+        assert received.result() == [LARGE, "with it"]
+    os.write(theirs.descriptors[0], b"through")
+    assert os.read(reading, 20) == b"through"
+    os.close(again)
+    os.close(reading)
+
+
+def test_large_objects_are_read_as_they_come(ends: tuple[Mailbox, Pipe]) -> None:
+    ours, theirs = ends
+    found = []
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(lambda: [theirs.send(LARGE), theirs.send("small")])
+        while len(found) < 2:
+            select.select([ours], [], [])
+            found += ours.collect()
+        sent.result()
+    assert found == [LARGE, "small"]
+
+
+def test_nothing_yet_is_no_end(ends: tuple[Mailbox, Pipe]) -> None:
+    ours, _ = ends
+    assert ours.collect() == []
+
+
+def test_half_an_object_waits_for_its_rest(ends: tuple[Mailbox, Pipe]) -> None:
+    ours, theirs = ends
+    theirs.send("whole")
+    whole = ours._socket.recv(1000)  # noqa: SLF001 taken off, to be sent in halves
+    os.write(theirs.fileno(), whole[:7])
+    assert ours.collect() == []
+    os.write(theirs.fileno(), whole[7:])
+    assert ours.collect() == ["whole"]
+
+
+def test_last_words_come_before_the_end(ends: tuple[Mailbox, Pipe]) -> None:
+    ours, theirs = ends
+    theirs.send("last")
+    theirs.close()
+    assert ours.collect() == ["last"]
+    with pytest.raises(EOFError):
+        ours.collect()
+    with pytest.raises(EOFError):
+        ours.post("anyone?")

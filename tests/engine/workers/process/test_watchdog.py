@@ -1,0 +1,50 @@
+"""The time limit, looked at by hand: who is due, and when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from penstock.engine.workers.process.child import Child, Errand, Watchdog
+from penstock.engine.workers.process.status_page import Hands
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """A child with one lane, at work, and with task 2 on its way to it."""
+    nothing: Any = None
+    hands = Hands.make()
+    made = Child(nothing, hands, 0, 0)
+    made.pid = 1
+    made.errands[2] = Errand(nothing, nothing, nothing, time.monotonic_ns())
+    yield made
+    hands.close()
+
+
+def due_s(child: Child) -> float:
+    """Seconds until the child is looked at again, with a limit of a minute."""
+    wait_s, lost = Watchdog(60.0).look([child])
+    assert lost == []
+    return cast("float", wait_s)
+
+
+def test_a_task_in_hand_is_due_a_limit_after_it_was_begun(child: Child) -> None:
+    child.hands.hand(0).begin(2)
+    assert due_s(child) == pytest.approx(60.0, abs=1.0)
+
+
+def test_a_task_that_nobody_takes_up_is_due_too(child: Child) -> None:
+    assert due_s(child) == pytest.approx(60.0, abs=1.0)
+
+
+def test_a_lane_that_stops_right_after_it_told_an_outcome_is_due(child: Child) -> None:
+    child.hands.hand(0).begin(1)  # of which the trainer has heard all
+    assert due_s(child) == pytest.approx(60.0, abs=1.0)
+
+
+def test_nobody_is_due_who_has_nothing_to_do(child: Child) -> None:
+    child.errands.clear()
+    assert Watchdog(60.0).look([child]) == (None, [])

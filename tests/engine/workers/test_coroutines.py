@@ -1,0 +1,159 @@
+"""The event loop's crew: what a ring costs, what its meters say, how it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.engine.core.byte_budget import Account, Purse
+from penstock.engine.core.chunk import Lease, Outcome
+from penstock.engine.core.connector import Connector, Gate
+from penstock.engine.core.core import Flow, SegmentState
+from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.program.program import Map, Program
+from penstock.engine.workers.coroutines import Coroutines
+from support.flow_script import Script
+
+SOON_S = 60.0
+"""What comes at once, with all the time that a busy machine may need."""
+
+
+class Counted(Connector):
+    """Counts how often work was asked for, and tells when it was so often."""
+
+    def __init__(self, gate: Gate, segment: int) -> None:
+        super().__init__(gate, segment, lambda flight: "batch")
+        self.tries = 0
+        self.wanted = 0
+        self.there = threading.Event()
+
+    def try_take(self, meter: WorkerMeter) -> Lease | None:
+        lease = super().try_take(meter)
+        self.tries += 1
+        if self.tries == self.wanted:
+            self.there.set()
+        return lease
+
+    def expect(self, tries: int) -> None:
+        self.there.clear()
+        self.wanted = self.tries + tries
+
+
+class Site:
+    """A crew at the second of three segments; the first is worked on by hand."""
+
+    def __init__(self, function: Any, sizes: tuple[int, ...] = (4,)) -> None:
+        segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(3)]
+        account = Account(Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
+        flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
+        self.gate = Gate(flow)
+        self.source = Connector(self.gate, 0, lambda flight: "batch")
+        self.connector = Counted(self.gate, 1)
+        program = Program((Map("Map(ID:1) f", 1, function),), places=False)
+        self.crew = Coroutines(self.connector, program, 0, "f")
+
+    def close(self) -> None:
+        with self.gate.lock:
+            self.gate.flow.close()
+            self.gate.ring()
+        self.crew.close()
+
+    def load(self) -> int:
+        """Let the source hand on its next rows; return how many."""
+        meter = self.source.enter()
+        lease = self.source.try_take(meter)
+        assert lease is not None
+        rows = len(lease.chunk)
+        self.source.settle(lease, Outcome(rows, outputs=[None] * rows), meter)
+        return rows
+
+    def waits(self) -> list[Wait | None]:
+        """What each worker waits for."""
+        with self.gate.lock:
+            return [meter.waiting_for for meter in self.connector._meters]  # noqa: SLF001
+
+
+@contextmanager
+def site(function: Any) -> Iterator[Site]:
+    made = Site(function)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def hand_on(sample: Any) -> Any:
+    return sample
+
+
+def test_a_new_permit_tries_once_so_that_its_meter_says_what_it_waits_for() -> None:
+    with site(hand_on) as here:
+        here.connector.expect(101)  # the last ends in the line's first trying again
+        here.crew.resize(100)
+        assert here.connector.there.wait(SOON_S)
+        assert here.waits() == [Wait.INPUT] * 100
+        assert here.crew.statistics().alive == 100
+
+
+def test_a_ring_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
+    with site(hand_on) as here:
+        here.connector.expect(1001)
+        here.crew.resize(1000)
+        assert here.connector.there.wait(SOON_S)
+        before = here.connector.tries
+        for _ in range(10):
+            here.connector.expect(1)
+            here.connector.wake_all()
+            assert here.connector.there.wait(SOON_S)
+        late = 1  # the ring of the resize, where the loop had begun to staff before it
+        assert here.connector.tries <= before + 10 + late
+
+
+def test_retiring_lets_those_at_work_finish_and_ends_the_thread() -> None:
+    begun, finish = threading.Event(), threading.Event()
+
+    async def slow(sample: Any) -> int:
+        begun.set()
+        await asyncio.to_thread(finish.wait)
+        return 1
+
+    with site(slow) as here:
+        here.crew.resize(3)
+        rows = here.load()
+        assert begun.wait(SOON_S)
+        here.crew.retire()
+        assert here.crew.statistics().asked == 0
+        finish.set()
+        here.crew._thread.join(SOON_S)  # noqa: SLF001 close() waits as long
+        assert not here.crew._thread.is_alive()  # noqa: SLF001
+        assert here.crew.statistics().alive == 0
+        assert here.connector.total(0).rows == rows
+
+
+def test_what_goes_wrong_in_the_engine_itself_is_told() -> None:
+    class Broken(Exception):
+        pass
+
+    with site(hand_on) as here:
+
+        def fail(meter: WorkerMeter) -> None:
+            raise Broken
+
+        here.connector.try_take = fail  # type: ignore[method-assign, assignment]
+        here.crew.resize(1)
+        here.crew._thread.join(SOON_S)  # noqa: SLF001 it cannot go on
+        assert type(here.gate.broken) is Broken
+
+
+@pytest.mark.parametrize("workers", [1, 50])
+def test_resizing_after_the_end_is_harmless(workers: int) -> None:
+    with site(hand_on) as here:
+        here.crew.resize(2)
+    here.crew.resize(workers)
+    here.crew.retire()
+    assert here.crew.statistics().alive == 0

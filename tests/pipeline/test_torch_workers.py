@@ -1,0 +1,101 @@
+"""What worker processes will suffer from is said before they do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock import DataLoader
+from penstock.pipeline import torch_workers as surroundings
+from penstock.pipeline.torch_workers import (
+    find_on_device,
+    tell_of_cuda,
+    tell_of_shared_memory,
+)
+from penstock.system.descriptors import descriptors_left
+
+
+class Holds:
+    def __init__(self, device: str) -> None:
+        self.tables = {"near": [torch.zeros(2), torch.zeros(2, device=device)]}
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.tables["near"][0]
+
+
+def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
+    found = find_on_device(Holds("meta"), "meta")
+    assert found == ("dataset.tables['near'][1]", torch.device("meta"))
+    assert find_on_device(Holds("cpu"), "meta") is None
+    tell_of_cuda(Holds("meta"))  # no CUDA in use: nothing to tell
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_tensor_in_a_forked_data_set_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    list(DataLoader(Holds("cuda"), num_workers=1, sample_seeding=True))
+    assert "`dataset.tables['near'][1]` is a tensor on cuda:0" in caplog.text
+
+
+def test_little_shared_memory_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(surroundings, "TOLD", set())
+    status = os.statvfs(tmp_path)
+    total = status.f_blocks * status.f_frsize
+    tell_of_shared_memory(str(tmp_path))
+    assert (str(tmp_path) in caplog.text) == (total < surroundings.SMALL)
+    monkeypatch.setattr(surroundings, "SMALL", total + 1)
+    caplog.clear()
+    for _ in range(2):
+        tell_of_shared_memory(str(tmp_path))
+    (told,) = caplog.messages
+    assert "--shm-size" in told
+
+
+def test_no_limit_of_descriptors_is_room_for_any_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    none = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: none)
+    assert descriptors_left() > 10**6
+
+
+SHORT = """
+import resource, time
+from penstock import DataLoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {hard}))
+loader = DataLoader(range(400), 4, num_workers=32, sample_seeding=True)
+batches = [batch.tolist() for batch in loader]
+assert sum(batches, []) == list(range(400))
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("limit", [48, 64])
+def test_few_descriptors_mean_fewer_workers_and_a_line(limit: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    script = SHORT.format(limit=limit, hard=hard)
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "whole\n"
+    assert f"`ulimit -n` is {limit}, which leaves room for" in done.stderr
