@@ -246,7 +246,7 @@ def doctor() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing the doctor looked at."""
 
     what: str
@@ -259,11 +259,11 @@ class Finding:
         return f"{self.what:17}{self.value}{cure}"
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[Diagnosis]:
     """Look at everything that loading depends on."""
     budget = config.budget()
-    yield Finding("Python", f"{platform.python_version()}, {platform.system()}")
-    yield Finding("torch", f"{torch.__version__}, {accelerators()}")
+    yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
+    yield Diagnosis("torch", f"{torch.__version__}, {accelerators()}")
     yield of_cpus(budget.cpu_cores)
     yield of_torch_threads(torch.get_num_threads(), budget.cpu_cores)
     yield of_memory(budget.memory_bytes)
@@ -279,7 +279,7 @@ def accelerators() -> str:
     return ", ".join(names) or "no CUDA device"
 
 
-def of_cpus(budget_cores: float) -> Finding:
+def of_cpus(budget_cores: float) -> Diagnosis:
     """Compare the cores in the machine with those that may be used."""
     value = (
         f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and quota, "
@@ -287,44 +287,44 @@ def of_cpus(budget_cores: float) -> Finding:
     )
     few = budget_cores < CORES_WANTED
     cure = "training and loading take turns: allow this process more cores"
-    return Finding("CPUs", value, cure if few else "")
+    return Diagnosis("CPUs", value, cure if few else "")
 
 
-def of_torch_threads(threads: int, budget_cores: float) -> Finding:
+def of_torch_threads(threads: int, budget_cores: float) -> Diagnosis:
     """Compare torch's threads with the cores there are for them."""
     most = max(1, int(budget_cores))
     cure = f"more threads than cores hinder each other: torch.set_num_threads({most})"
-    return Finding("torch threads", str(threads), cure if threads > most else "")
+    return Diagnosis("torch threads", str(threads), cure if threads > most else "")
 
 
-def of_memory(budget_bytes: int) -> Finding:
+def of_memory(budget_bytes: int) -> Diagnosis:
     """Look whether a few batches fit."""
     cure = 'that is few batches: free some memory, or ps.set_memory_budget("512MB")'
     value = f"budget {budget_bytes / GIB:.1f} GiB for batches in flight"
-    return Finding("memory", value, cure if budget_bytes < MEMORY_WANTED else "")
+    return Diagnosis("memory", value, cure if budget_bytes < MEMORY_WANTED else "")
 
 
-def of_shared_memory(folder: str) -> Finding:
+def of_shared_memory(folder: str) -> Diagnosis:
     """Look at what containers often have too little of."""
     try:
         total = shutil.disk_usage(folder).total
     except OSError:
-        return Finding(folder, "not on this system; penstock does not need it")
+        return Diagnosis(folder, "not on this system; penstock does not need it")
     cure = "torch's own DataLoader needs more, penstock does not: docker --shm-size=1g"
     short = total < SHARED_MEMORY_WANTED
-    return Finding(folder, f"{total / GIB:.1f} GiB", cure if short else "")
+    return Diagnosis(folder, f"{total / GIB:.1f} GiB", cure if short else "")
 
 
-def of_worker_processes(methods: list[str]) -> Finding:
+def of_worker_processes(methods: list[str]) -> Diagnosis:
     """Look whether worker processes can run: they are forked and share memory files."""
     able = "fork" in methods and hasattr(os, "memfd_create")
     cure = 'worker processes need Linux: use executor="thread"'
-    return Finding("start methods", ", ".join(methods), "" if able else cure)
+    return Diagnosis("start methods", ", ".join(methods), "" if able else cure)
 
 
-def of_package(name: str) -> Finding:
+def of_package(name: str) -> Diagnosis:
     """Look which version is installed."""
     try:
-        return Finding(name, importlib.metadata.version(name))
+        return Diagnosis(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed", f"pip install {name}")
+        return Diagnosis(name, "not installed", f"pip install {name}")

@@ -20,7 +20,7 @@ from .window import demand_rows_per_s, outbox, wait_share
 
 __all__ = [
     "Explanation",
-    "Stage",
+    "StageReport",
     "Verdict",
     "cache_points",
     "explain",
@@ -33,7 +33,7 @@ INPUT_BOUND = 0.10
 """Exposed wait above this share of the step: the trainer is starved."""
 NOT_INPUT_BOUND = 0.03
 """Below this share there is nothing to gain worth the trouble."""
-HEADSPACE_MOST = 1000.0
+MAX_HEADSPACE = 1000.0
 """Stands for all that is more, as of a trainer that does nothing."""
 COMPUTES = 0.75
 """CPU as a share of the run time above which a segment computes."""
@@ -47,12 +47,12 @@ MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
 COUNTLESS = 1000
 """Workers, from which on a need says only that the trainer does next to nothing."""
-NAMED_MOST = 3
+MAX_NAMED = 3
 """Segments named in the verdict line, and next things to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageReport:
     """One segment's line: shares are of its workers' time, 0 to 1."""
 
     name: str
@@ -91,7 +91,7 @@ class Explanation:
     """Exposed wait as a share of the step, 0 to 1."""
     trainer: TrainerObservation
     rows_per_s: float
-    stages: tuple[Stage, ...]
+    stages: tuple[StageReport, ...]
     """In the order of the data, source first."""
     advice: tuple[str, ...]
     """Next things to do, as code; empty where nothing is justified."""
@@ -109,7 +109,7 @@ class Explanation:
         blamed = sorted(self.stages, key=lambda s: s.wait_share, reverse=True)
         parts = [
             f"{phrases.short_name(stage.name)} {100 * stage.wait_share:.0f}%"
-            for stage in blamed[:NAMED_MOST]
+            for stage in blamed[:MAX_NAMED]
             if round(100 * stage.wait_share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
@@ -150,7 +150,7 @@ class Explanation:
         ]
         return "\n".join(lines)
 
-    def _row(self, stage: Stage, width: int) -> str:
+    def _row(self, stage: StageReport, width: int) -> str:
         mark = ">" if stage.name == self.bottleneck else " "
         return (
             f"{mark} {stage.name:<{width}}  {stage.num_parallel_workers:>7}"
@@ -222,7 +222,7 @@ def bottleneck_phrase(observation: Observation) -> str | None:
 
 
 def _headspace(share: float) -> float:
-    return min(HEADSPACE_MOST, ratio(1.0, 1.0 - share) or HEADSPACE_MOST)
+    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
 def _busiest(observation: Observation) -> SegmentObservation:
@@ -347,10 +347,10 @@ def _advice(
     computes = ratio(worst.cpu_s, worst.run_s) >= COMPUTES
     if computes and "decode" in worst.name and FUSED_DECODE not in worst.name:
         steps.append(f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image")
-    return tuple(steps[:NAMED_MOST])
+    return tuple(steps[:MAX_NAMED])
 
 
-def _stages(observation: Observation, share: float) -> tuple[Stage, ...]:
+def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
     demand = demand_rows_per_s(observation)
     gap_s = 1.0 / demand if demand > 0 else 0.0
     spent = [
@@ -360,7 +360,7 @@ def _stages(observation: Observation, share: float) -> tuple[Stage, ...]:
     # Where no segment alone is slower than the trainer, unevenness is to blame: of all.
     weights = late if sum(late) > 0 else spent
     return tuple(
-        Stage(
+        StageReport(
             name=segment.name,
             num_parallel_workers=segment.num_parallel_workers,
             prefetch_size=segment.prefetch_size,

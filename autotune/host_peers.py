@@ -31,21 +31,21 @@ import psutil
 from ..system.resources import Budget
 
 __all__ = [
-    "Neighbours",
-    "meeting_place",
+    "HostPeers",
+    "peers_folder",
 ]
 
 _numbers = itertools.count()
 """Tells the tuners of one process apart."""
 
-PARKED_S = 30.0
+SUSPENDED_S = 30.0
 """Who has not looked for so long does not train now: validation between two epochs."""
 HELP = 3.0
 """So much more weighs a trainer that only waits than one that never does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Peer:
     """One tuner, as its file tells."""
 
     pid: int
@@ -69,7 +69,7 @@ class Entry:
         return False
 
 
-def meeting_place() -> Path | None:
+def peers_folder() -> Path | None:
     """Return this user's folder, made if need be; None where it is not to be trusted.
 
     It must be a folder of this very user that nobody else may write to.
@@ -85,7 +85,7 @@ def meeting_place() -> Path | None:
     return place if ours and not status.st_mode & 0o077 else None
 
 
-class Neighbours:
+class HostPeers:
     """This tuner among those of the host, as a `with`.
 
     Args:
@@ -96,7 +96,7 @@ class Neighbours:
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
         began_s = psutil.Process().create_time()
         known = frozenset(os.sched_getaffinity(0)) if cores is None else cores
-        self._me = Entry(os.getpid(), began_s, known, 0.0)
+        self._me = Peer(os.getpid(), began_s, known, 0.0)
         self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
 
     def __enter__(self) -> Self:
@@ -136,13 +136,13 @@ class Neighbours:
                 self._file.unlink(missing_ok=True)
             self._file = None
 
-    def _part(self, core: int, others: list[Entry]) -> float:
+    def _part(self, core: int, others: list[Peer]) -> float:
         """What is left of a core by others, each of whom has a claim by its weight."""
         here = [other for other in others if core in other.cores]
         whole = self._me.weight + sum(other.weight for other in here)
         return 1.0 - sum(min(other.load, other.weight / whole) for other in here)
 
-    def _others(self) -> Iterator[Entry]:
+    def _others(self) -> Iterator[Peer]:
         """Those that live and are not parked; the files of the dead are removed."""
         if self._file is None:
             return
@@ -153,7 +153,7 @@ class Neighbours:
             if not entry.lives:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            elif _age_s(path) < PARKED_S:
+            elif _age_s(path) < SUSPENDED_S:
                 yield entry
 
     def _write(self) -> None:
@@ -175,7 +175,7 @@ class Neighbours:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<Neighbours: {sum(1 for _ in self._others())} others>"
+        return f"<HostPeers: {sum(1 for _ in self._others())} others>"
 
 
 def _age_s(path: Path) -> float:
@@ -185,13 +185,13 @@ def _age_s(path: Path) -> float:
     return float("inf")
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> Peer | None:
     """Return what a file tells; None where it tells nothing that can be understood."""
     try:
         row = json.loads(path.read_text())
         cores = frozenset(map(int, row["cores"]))
         pid, began_s = int(row["pid"]), float(row["began_s"])
         wait_share, load = float(row["wait_share"]), float(row["load"])
-        return Entry(pid, began_s, cores, wait_share, load)
+        return Peer(pid, began_s, cores, wait_share, load)
     except (OSError, ValueError, KeyError, TypeError):
         return None

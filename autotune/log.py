@@ -22,7 +22,7 @@ from . import phrases
 from .explain import verdict_of
 from .policies.per_regime import Values
 from .saved import Saved
-from .situation import Decision, Outcome, Row, Situation
+from .situation import Decision, DecisionOutcome, Row, Situation
 from .window import wait_share
 
 __all__ = [
@@ -46,7 +46,7 @@ class Released:
         self.workers = 0
         self.held_bytes = 0  # when the giving back began
 
-    def add(self, outcomes: tuple[Outcome, ...], held_bytes: int) -> None:
+    def add(self, outcomes: tuple[DecisionOutcome, ...], held_bytes: int) -> None:
         """Count kept outcomes; `held_bytes` is what was held before them."""
         workers = sum(
             outcome.decision.old - outcome.decision.new
@@ -152,7 +152,7 @@ class AutotuneLog:
         self.say(phrases.request(decision))
         self._write(decision.to_row(time_s))
 
-    def outcome(self, outcome: Outcome, time_s: float) -> None:
+    def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
         """What a change did."""
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))

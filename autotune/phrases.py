@@ -6,7 +6,7 @@ uses one only where its numbers say so.
 
 from __future__ import annotations
 
-from .situation import Decision, Outcome
+from .situation import Decision, DecisionOutcome
 
 __all__ = [
     "blocked_bottleneck",
@@ -115,7 +115,7 @@ def request(decision: Decision) -> str:
     )
 
 
-def outcome(seen: Outcome) -> str:
+def outcome(seen: DecisionOutcome) -> str:
     """What a change did."""
     decision, before, after = seen.decision, seen.before, seen.after
     verb = "kept" if seen.kept else "rolled back"

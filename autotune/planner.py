@@ -17,11 +17,11 @@ from ..system.resources import Budget
 from .explain import Explanation, explain
 from .log import AutotuneLog
 from .policies import BottleneckLaw
-from .simulator import Machine, Simulated, Stage, Trainer, Workload
+from .simulator import Machine, Simulated, SimulatedStage, Trainer, Workload
 from .situation import Situation
 from .tuner import Tuner
 
-__all__ = ["Plan", "measured_workload", "plan"]
+__all__ = ["Projection", "measured_workload", "plan"]
 
 TUNED_S = 60.0
 SEEN_S = 20.0
@@ -32,7 +32,7 @@ PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Projection:
     """What a machine of so many cores would do with a workload."""
 
     cores: float
@@ -81,7 +81,7 @@ def measured_workload(path: str | os.PathLike[str]) -> Workload:
     return _workload(seen[-1])
 
 
-def plan(workload: Workload, cores: float, seed: int = 0) -> Plan:
+def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
     """Tune a simulated machine, and tell what it comes to."""
     machine = Machine(cores, seed)
     ones = [1] * len(workload.stages)
@@ -95,7 +95,7 @@ def plan(workload: Workload, cores: float, seed: int = 0) -> Plan:
     plant.observe()
     machine.advance(max(SEEN_S, lasting_s))
     seen = plant.observe()
-    return Plan(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
+    return Projection(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
 
 
 def _observed(line: str) -> Observation | None:
@@ -116,10 +116,10 @@ def _workload(seen: Observation) -> Workload:
     )
 
 
-def _stage(segment: SegmentObservation) -> Stage:
+def _stage(segment: SegmentObservation) -> SimulatedStage:
     """Return it as measured: what was on no CPU counts as waiting, whoever's fault."""
     cpu_s = segment.cpu_s_per_row
-    return Stage(
+    return SimulatedStage(
         segment.name,
         cpu_s=cpu_s,
         wait_s=max(0.0, segment.run_s_per_row - cpu_s),

@@ -23,10 +23,10 @@ from ..system.resources import Budget
 
 __all__ = [
     "Decision",
+    "DecisionOutcome",
     "KnobKey",
     "KnobView",
     "Measure",
-    "Outcome",
     "Row",
     "Situation",
 ]
@@ -93,7 +93,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecisionOutcome:
     """What a decision did, and whether it stands."""
 
     decision: Decision
@@ -143,7 +143,7 @@ class Situation:
     observation: Observation
     knobs: Mapping[KnobKey, KnobView]
     budget: Budget
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[DecisionOutcome, ...] = ()
     """Of the decisions verified since the policy was last asked."""
 
     def to_row(self) -> Row:
@@ -191,8 +191,8 @@ def _segment(row: Mapping[str, Any]) -> SegmentObservation:
     return SegmentObservation(**{**row, **inner})
 
 
-def _outcome(row: Mapping[str, Any]) -> Outcome:
-    return Outcome(
+def _outcome(row: Mapping[str, Any]) -> DecisionOutcome:
+    return DecisionOutcome(
         decision=Decision(**row["decision"]),
         kept=row["kept"],
         before=Measure(**row["before"]),

@@ -13,7 +13,7 @@ from enum import Enum
 from math import ceil, isfinite, sqrt
 
 from ..engine.observe.observation import Observation
-from .situation import Decision, Outcome
+from .situation import Decision, DecisionOutcome
 from .window import cost_s, measured, sustained_rows, wait_share, whole
 
 __all__ = [
@@ -29,7 +29,7 @@ STANDARD_ERRORS = 2.0
 GAIN = 0.03
 """What a change that spends must gain at least, or `GAIN_SHARE` of what it promised."""
 GAIN_SHARE = 0.3
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Where much was promised, so much of it must come: four times the workers for a few
 percent are not worth it."""
 PRIOR_SD = 0.02
@@ -39,12 +39,12 @@ PRIOR_WINDOWS = 2
 COUNTING = 0.3
 """Part of a counted row that may fall into the window before or after, and of its
 time."""
-LEAST_FOR_WORSE = 2
+MIN_FOR_WORSE = 2
 """One bad window may be a hiccup."""
-LEAST_FOR_RELEASE = 3
+MIN_FOR_RELEASE = 3
 """Full connectors hide for a moment what was taken away."""
-MOST_WINDOWS = 4
-MOST_FILLING = 12
+MAX_WINDOWS = 4
+MAX_FILLING = 12
 """The same while connectors fill: what goes into them is not in what comes out."""
 FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
@@ -78,10 +78,10 @@ class Trial:
         """The trial with one more window under the new values."""
         return replace(self, after=(*self.after, window))
 
-    def outcomes(self, *, kept: bool) -> tuple[Outcome, ...]:
+    def outcomes(self, *, kept: bool) -> tuple[DecisionOutcome, ...]:
         """What each decision has come to; it needs a window on both sides."""
         before, after = measured(self.before), measured(self.after)
-        return tuple(Outcome(d, kept, before, after) for d in self.decisions)
+        return tuple(DecisionOutcome(d, kept, before, after) for d in self.decisions)
 
     def verdict(self, least: int = 1) -> Verdict:
         """Judge by the windows seen so far.
@@ -93,18 +93,18 @@ class Trial:
             return Verdict.KEEP
         change, error = self._cost_change()
         harmful = change > max(WORSE, STANDARD_ERRORS * error)
-        if harmful and len(self.after) >= LEAST_FOR_WORSE:
+        if harmful and len(self.after) >= MIN_FOR_WORSE:
             return Verdict.ROLL_BACK
         if len(self.after) < least:
             return Verdict.MORE
         if all(decision.new < decision.old for decision in self.decisions):
             return self._of_release()
-        most = max(MOST_FILLING if self._filling() else MOST_WINDOWS, least)
+        most = max(MAX_FILLING if self._filling() else MAX_WINDOWS, least)
         gain = 1.0 / (1.0 + change) - 1.0
         return self._of_growth(max(gain, self._own_gain()), most)
 
     def _of_release(self) -> Verdict:
-        if len(self.after) < LEAST_FOR_RELEASE:
+        if len(self.after) < MIN_FOR_RELEASE:
             return Verdict.MORE
         if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
             change, error = self._cost_change()
@@ -118,7 +118,7 @@ class Trial:
 
     def _of_growth(self, gain: float, most: int) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
-        needed = max(min(GAIN, GAIN_SHARE * promised), LEAST_SHARE * promised)
+        needed = max(min(GAIN, GAIN_SHARE * promised), MIN_SHARE * promised)
         if gain >= needed:
             return Verdict.KEEP
         return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK

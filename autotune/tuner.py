@@ -16,12 +16,12 @@ from ..engine.observe.observation import Observation
 from ..system.resources import Budget
 from . import phrases
 from .explain import bottleneck_phrase, explain, verdict_of
-from .host_peers import Neighbours
+from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
 from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
 from .saved import Saved
-from .situation import Decision, KnobKey, KnobView, Outcome, Situation
+from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
 from .window import enough, joined, moving, staff, wait_share, whole
 
@@ -36,7 +36,7 @@ CALM_CONTROL_S = 2.0
 CALM_WINDOWS = 20
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
-SETTLE_MOST_S = 10.0
+MAX_SETTLE_S = 10.0
 """After a change; else one window, or as long as a row takes."""
 
 
@@ -75,7 +75,7 @@ class Tuner(Generic[M]):
         log: AutotuneLog,
         *,
         interval_steps: int = 0,
-        neighbours: Neighbours | None = None,
+        host_peers: HostPeers | None = None,
         found: Mapping[str, Values] | None = None,
     ) -> None:
         """Begin with nothing known but what was found before.
@@ -87,7 +87,7 @@ class Tuner(Generic[M]):
             log: where it is told; the caller closes it.
             interval_steps: training steps between two decisions at least; 0: as soon as
                 there is evidence.
-            neighbours: with whom the budget's cores are shared; None: with nobody.
+            host_peers: with whom the budget's cores are shared; None: with nobody.
             found: values that served other regimes best, by an earlier run.
         """
         self._plant = plant
@@ -103,9 +103,11 @@ class Tuner(Generic[M]):
         self._trial: Trial | None = None
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
-        self._neighbours = neighbours or Neighbours(None)
+        self._host_peers = host_peers or HostPeers(None)
         self._share = budget  # of it, that is not the neighbours'
-        self._outcomes: tuple[Outcome, ...] = ()  # the policy does not know them yet
+        self._outcomes: tuple[
+            DecisionOutcome, ...
+        ] = ()  # the policy does not know them yet
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
@@ -133,7 +135,7 @@ class Tuner(Generic[M]):
             window = seen if gathered is None else joined(gathered, seen)
             self._gathered = None if enough(window) else window
             if self._gathered is None:
-                self._turn(window)
+                self._on_window(window)
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self) -> None:
@@ -151,9 +153,9 @@ class Tuner(Generic[M]):
             regimes[self._regime] = values
         return Saved(values, dict(self._staff), regimes, self._budget.cpu_cores)
 
-    def _turn(self, window: Observation) -> None:
+    def _on_window(self, window: Observation) -> None:
         """One window of evidence: settle, verify, or decide."""
-        self._share = self._neighbours.share(
+        self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
         if self._moved(window):
@@ -201,7 +203,7 @@ class Tuner(Generic[M]):
     def _enter(self, window: Observation) -> None:
         """Another regime: what is known of it is in force at once, if anything is."""
         if self._trial is not None:
-            self._turn_back(self._trial)
+            self._restore(self._trial)
         self._trial = None
         self._settle(window)
         self._base = (window,)  # what is restored is compared with it
@@ -228,14 +230,14 @@ class Tuner(Generic[M]):
         return kept
 
     def _roll_back(self, trial: Trial) -> None:
-        self._turn_back(trial)
+        self._restore(trial)
         self._settle(trial.after[-1])
 
-    def _turn_back(self, trial: Trial) -> None:
+    def _restore(self, trial: Trial) -> None:
         knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
         for decision in trial.decisions:
             if decision.key in knobs:
-                knobs[decision.key].turn(decision.old)
+                knobs[decision.key].set(decision.old)
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._share, self._outcomes)
@@ -255,7 +257,7 @@ class Tuner(Generic[M]):
             self._name_bottleneck(decisions, window)
         for decision in decisions:
             self._log.decision(decision, window.time_s)
-            knobs[decision.key].turn(decision.new)
+            knobs[decision.key].set(decision.new)
         known = max(BASE_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
@@ -272,7 +274,7 @@ class Tuner(Generic[M]):
         """Wait for the next window, and until rows in hand now have gone through."""
         self._settling = True
         longest_s = max(segment.run_s_per_row for segment in window.segments)
-        self._settled_s = window.time_s + min(longest_s, SETTLE_MOST_S)
+        self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
         self._base = ()
         self._noise.cut()
 

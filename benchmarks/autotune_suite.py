@@ -31,9 +31,9 @@ from suite_rows import ROWS, Row
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
-from penstock.autotune.situation import Decision, Outcome
+from penstock.autotune.situation import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.run import Run
 from penstock.system.resources import Budget
 
@@ -64,7 +64,7 @@ class Diary(AutotuneLog):
         self.changed_s.append(time.perf_counter())
         super().decision(decision, time_s)
 
-    def outcome(self, outcome: Outcome, time_s: float) -> None:
+    def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
         if not outcome.kept and self.changed_s:  # no net change
             self.changed_s.pop()
         super().outcome(outcome, time_s)
@@ -101,7 +101,7 @@ def course(
 ) -> Course:
     """Train for so long, tuned or not."""
     recipe = row.make(workers)._compiled()  # noqa: SLF001 with a policy of our choice
-    run, log = Run(recipe, Purse(1 << 30), recipe.plan.start(0)), Diary()
+    run, log = Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0)), Diary()
     try:
         if policy is None:
             return trained(run, row, seconds, log)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from burning import burn, rounds_for
 
 import penstock as ps
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.observe.observation import Move
 from penstock.engine.run import Run
 
@@ -82,7 +82,7 @@ class Candidate:
         recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
         segment = replace(recipe.segments[0], executor=executor, movable=auto)
         recipe = replace(recipe, segments=(segment,))
-        self.run = Run(recipe, Purse(1 << 30), recipe.plan.start(0))
+        self.run = Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0))
 
     def rate(self, seconds: float) -> float:
         """Train for so long; return samples a second."""

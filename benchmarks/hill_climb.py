@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.autotune.policies.backoff import NO_HOLDS
+from penstock.autotune.policies.backoff import NO_BACKOFFS
 from penstock.autotune.policies.case import Case
 from penstock.autotune.situation import Decision, Situation
 from penstock.engine.observe.knob import KnobName
@@ -19,7 +19,7 @@ __all__ = ["HillClimb"]
 
 GAIN = 0.07
 ASKED_SHARE = 0.1
-"""Of what a decision promises, a trial asks for so much (`trial.LEAST_SHARE`)."""
+"""Of what a decision promises, a trial asks for so much (`trial.MIN_SHARE`)."""
 HELD_WINDOWS = 20
 WORKERS: KnobName = "num_parallel_workers"
 
@@ -49,7 +49,7 @@ class HillClimb:
             return (), Memory(HELD_WINDOWS)
         if memory.held:
             return (), Memory(memory.held - 1)
-        case = Case(situation, NO_HOLDS)
+        case = Case(situation, NO_BACKOFFS)
         if case.hungry():
             return self._step(case, +1), memory
         return (self._step(case, -1) if case.at_ease() else ()), memory

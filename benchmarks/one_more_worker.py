@@ -25,7 +25,7 @@ from penstock.engine.observe.knob import Knob
 
 WORKERS = 4
 SAMPLE_S = 0.010
-TURN_S = 0.25
+ROUND_S = 0.25
 """From a change to the next."""
 WARM_S = 1.0
 AIM_MS = 50
@@ -47,7 +47,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Hire:
+class MakePool:
     """What happened when a worker was asked for."""
 
     asked_ns: int
@@ -62,7 +62,7 @@ def collect(batches: Iterator[list[list[int]]], until_s: float) -> Iterator[Even
         yield from zip(map(int, makers), map(int, times), strict=True)
 
 
-def run(hires: int) -> tuple[list[Event], list[Hire]]:
+def run(starts: int) -> tuple[list[Event], list[MakePool]]:
     """Hire and dismiss; return all that was made, and when somebody was asked for."""
     source = ps.Pipeline.from_dataset(
         Slow(),
@@ -75,13 +75,13 @@ def run(hires: int) -> tuple[list[Event], list[Hire]]:
         events = list(collect(batches, time.perf_counter() + WARM_S))
         knob = workers_of(pipe)
         asked = []
-        for _ in range(hires):
+        for _ in range(starts):
             asked_ns = time.monotonic_ns()
-            knob.turn(WORKERS + 1)
-            events += collect(batches, time.perf_counter() + TURN_S)
-            asked.append(Hire(asked_ns, time.monotonic_ns()))
-            knob.turn(WORKERS)
-            events += collect(batches, time.perf_counter() + TURN_S)
+            knob.set(WORKERS + 1)
+            events += collect(batches, time.perf_counter() + ROUND_S)
+            asked.append(MakePool(asked_ns, time.monotonic_ns()))
+            knob.set(WORKERS)
+            events += collect(batches, time.perf_counter() + ROUND_S)
     return events, asked
 
 
@@ -92,46 +92,46 @@ def workers_of(pipe: ps.Pipeline) -> Knob:
     return next(k for k in live.run.knobs() if k.name == "num_parallel_workers")
 
 
-def at_work_ms(events: list[Event], hire: Hire) -> float | None:
+def at_work_ms(events: list[Event], start: MakePool) -> float | None:
     """Return how long it took until a process not seen before began a sample."""
-    before = {pid for pid, begun_ns in events if begun_ns < hire.asked_ns}
+    before = {pid for pid, begun_ns in events if begun_ns < start.asked_ns}
     new = [
         begun_ns
         for pid, begun_ns in events
-        if hire.asked_ns <= begun_ns < hire.back_ns and pid not in before
+        if start.asked_ns <= begun_ns < start.back_ns and pid not in before
     ]
-    return (min(new) - hire.asked_ns) / 1e6 if new else None
+    return (min(new) - start.asked_ns) / 1e6 if new else None
 
 
-def pauses_ms(events: list[Event], asked: list[Hire]) -> tuple[list[float], ...]:
+def pauses_ms(events: list[Event], asked: list[MakePool]) -> tuple[list[float], ...]:
     """Return the times from sample to sample: while somebody is hired, and else."""
     by_worker: dict[int, list[int]] = defaultdict(list)
     for pid, begun_ns in events:
         by_worker[pid].append(begun_ns)
-    hiring, otherwise = [], []
+    starting, otherwise = [], []
     span_ns = AIM_MS * 1_000_000
     for begun in by_worker.values():
         begun.sort()
         for one, next_one in itertools.pairwise(begun):
             beside = any(
-                one < hire.asked_ns + span_ns and next_one > hire.asked_ns
-                for hire in asked
+                one < start.asked_ns + span_ns and next_one > start.asked_ns
+                for start in asked
             )
-            (hiring if beside else otherwise).append((next_one - one) / 1e6)
-    return hiring, otherwise
+            (starting if beside else otherwise).append((next_one - one) / 1e6)
+    return starting, otherwise
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hires", type=int, default=40)
-    events, asked = run(parser.parse_args().hires)
-    times = [at_work_ms(events, hire) for hire in asked]
+    events, asked = run(parser.parse_args().starts)
+    times = [at_work_ms(events, start) for start in asked]
     seen = sorted(time_ms for time_ms in times if time_ms is not None)
     print(
         f"one more worker at work: {statistics.median(seen):.1f} ms (median of "
         f"{len(seen)}; {seen[0]:.1f} to {seen[-1]:.1f}; aim: {AIM_MS}); "
-        f"{times.count(None)} came to nothing in {TURN_S * 1e3:.0f} ms"
+        f"{times.count(None)} came to nothing in {ROUND_S * 1e3:.0f} ms"
     )
     names = f"in the {AIM_MS} ms after somebody was asked for", "else"
     for name, found in zip(names, pauses_ms(events, asked), strict=True):

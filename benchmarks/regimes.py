@@ -32,7 +32,7 @@ import penstock as ps
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.run import Run
 from penstock.system.resources import Budget
 
@@ -50,22 +50,22 @@ class World:
         self.read_s = 0.0
         self.step_s = 0.0
         self.size = 128
-        self._neighbour = 0
+        self._peer = 0
 
-    def let_in_a_neighbour(self) -> None:
+    def let_in_a_peer(self) -> None:
         """Let another process burn a core from here on."""
         owner = os.getpid()
-        self._neighbour = os.fork()
-        if self._neighbour == 0:
+        self._peer = os.fork()
+        if self._peer == 0:
             while os.getppid() == owner:
                 burn(100_000)
             os._exit(0)
 
     def close(self) -> None:
         """End the neighbour, if there is one."""
-        if self._neighbour:
-            os.kill(self._neighbour, signal.SIGKILL)
-            os.waitpid(self._neighbour, 0)
+        if self._peer:
+            os.kill(self._peer, signal.SIGKILL)
+            os.waitpid(self._peer, 0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Row:
     """How the world is."""
     then: dict[str, float]
     """What changes."""
-    neighbour: bool = False
+    peer: bool = False
     best: float = 0.0
     """Steps a second of the best settings afterwards; 0: it is searched."""
     fewest: int = 0
@@ -139,7 +139,7 @@ ROWS = {
         fewest=16,
     ),
     "larger images": Row(Photos, {"size": 128}, {"size": 224}),
-    "neighbour": Row(Photos, {"size": 128}, {}, neighbour=True),
+    "neighbour": Row(Photos, {"size": 128}, {}, peer=True),
 }
 
 
@@ -149,7 +149,7 @@ def running(row: Row, world: World, workers: int) -> Run:
         row.data(world), executor="thread", num_parallel_workers=workers
     )
     recipe = source.batch(BATCH)._compiled()  # noqa: SLF001 with a policy of our choice
-    return Run(recipe, Purse(1 << 30), recipe.plan.start(0))
+    return Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0))
 
 
 def train(run: Run, world: World, seconds: float) -> list[float]:
@@ -177,8 +177,8 @@ def workers_of(run: Run) -> int:
 def change(world: World, row: Row) -> None:
     """Let happen what happens."""
     vars(world).update(row.then)
-    if row.neighbour:
-        world.let_in_a_neighbour()
+    if row.peer:
+        world.let_in_a_peer()
 
 
 def optimum(row: Row) -> float:

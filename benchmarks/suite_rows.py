@@ -15,9 +15,9 @@ from PIL import Image
 
 import penstock as ps
 
-__all__ = ["MOST", "ROWS", "SAMPLES", "Row", "photograph"]
+__all__ = ["MAX_WORKERS_TRIED", "ROWS", "SAMPLES", "Row", "photograph"]
 
-MOST = 32
+MAX_WORKERS_TRIED = 32
 """Workers of each stage in the start from too many."""
 SAMPLES = 10**8
 
@@ -138,7 +138,7 @@ class Row:
     fewest: int = 0
     """Workers, over all stages, that suffice for these; 0: not known."""
     fixed: tuple[int, ...] = ()
-    most: int = MOST
+    most: int = MAX_WORKERS_TRIED
 
 
 def read(data: Any, batch: int, **settings: Any) -> Callable[[int], ps.Pipeline]:

@@ -29,7 +29,7 @@ __all__ = [
     "own_folder",
 ]
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of a list of holders: longer ones are not ours."""
 
 
@@ -175,7 +175,7 @@ def opened(path: Path) -> int:
 def read(descriptor: int) -> list[Holder]:
     """Return who is on the list; whoever wrote something else is nobody."""
     try:
-        entries = json.loads(os.pread(descriptor, MOST_BYTES, 0) or b"[]")
+        entries = json.loads(os.pread(descriptor, MAX_BYTES, 0) or b"[]")
         return [Holder(**{k: int(v) for k, v in each.items()}) for each in entries]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return []

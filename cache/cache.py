@@ -29,8 +29,8 @@ __all__ = [
     "COMPARED",
     "REPEATED",
     "Cache",
+    "Lookup",
     "RandomUpstreamError",
-    "Turn",
 ]
 
 # One sample's way through the tiers, between the moments at which it is waited for.
@@ -45,7 +45,7 @@ class RandomUpstreamError(ValueError):
     """What is to be stored is another thing each time it is computed."""
 
 
-class Turn:
+class Lookup:
     """Whether a sample is there; if not, who computes it, and what becomes of it.
 
     Within a `with` it is being computed: what was claimed is let go of at its end.
@@ -230,14 +230,14 @@ class Cache:
             RandomUpstreamError: it is another one each time.
             UnstorableError: it holds something that cannot be stored.
         """
-        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
-        if turn.wants_claim:
-            turn.claimed(turn.claims.claim(turn.key))
-        if turn.settled:
-            return turn.sample
-        with turn:
-            made = [compute(number) for number in turn.numbers()]
-            return turn.finish(made)
+        lookup = Lookup(self._mine(), self.keys.of(index, image_size), index)
+        if lookup.wants_claim:
+            lookup.claimed(lookup.claims.claim(lookup.key))
+        if lookup.settled:
+            return lookup.sample
+        with lookup:
+            made = [compute(number) for number in lookup.numbers()]
+            return lookup.finish(made)
 
     async def sample_in_loop(
         self,
@@ -246,14 +246,14 @@ class Cache:
         compute: Callable[[int], Awaitable[Any]],
     ) -> Any:
         """Do the same in an event loop, where others go on while one waits."""
-        turn = Turn(self._mine(), self.keys.of(index, image_size), index)
-        if turn.wants_claim:
-            turn.claimed(await turn.claims.claim_in_loop(turn.key))
-        if turn.settled:
-            return turn.sample
-        with turn:
-            made = [await compute(number) for number in turn.numbers()]
-            return turn.finish(made)
+        lookup = Lookup(self._mine(), self.keys.of(index, image_size), index)
+        if lookup.wants_claim:
+            lookup.claimed(await lookup.claims.claim_in_loop(lookup.key))
+        if lookup.settled:
+            return lookup.sample
+        with lookup:
+            made = [await compute(number) for number in lookup.numbers()]
+            return lookup.finish(made)
 
     def statistics(self) -> CacheStatistics | None:
         """Return what all processes did; None before the first sample."""

@@ -61,17 +61,17 @@ NAMES: tuple[Name, ...] = get_args(Name)
 Packed = bytes | bytearray | memoryview
 Image = NDArray[np.uint8]
 
-LZ4_MOST_RATIO = 255
+LZ4_MAX_RATIO = 255
 """A byte of lz4 makes at most so many (its block format, "linear small-integer")."""
 
 ZSTD_LEVEL = 1
 ZSTD_BLOCK_BYTES = 48 << 10
 """Each block has Huffman codes of its own: near the size of one colour of one image."""
 
-ZSTD_MOST_WINDOW_LOG = 23
+ZSTD_MAX_WINDOW_LOG = 23
 """8 MiB: what a frame may ask for; level 1 writes windows of at most 512 KiB."""
 
-LEAST_IMAGE_BYTES = 1024
+MIN_IMAGE_BYTES = 1024
 
 
 class CodecError(ValueError):
@@ -129,7 +129,7 @@ def lz4_unpack(stored: memoryview, length: int) -> bytearray:
     """Undo `lz4_pack`."""
     import lz4.block
 
-    if length > LZ4_MOST_RATIO * len(stored):
+    if length > LZ4_MAX_RATIO * len(stored):
         raise CodecError(f"lz4: {len(stored)} bytes cannot hold {length}")
     try:
         body: bytearray = lz4.block.decompress(
@@ -167,7 +167,7 @@ def zstd_unpack(stored: memoryview, length: int) -> bytes:
     its own size, before the library finds out. So the output has a bound of its own.
     """
     library = zstd()
-    limits = {library.DecompressionParameter.window_log_max: ZSTD_MOST_WINDOW_LOG}
+    limits = {library.DecompressionParameter.window_log_max: ZSTD_MAX_WINDOW_LOG}
     decompressor = library.ZstdDecompressor(options=limits)
     try:
         if library.get_frame_info(stored).decompressed_size != length:
@@ -203,7 +203,7 @@ CODECS = {
 
 def is_image(shape: Sequence[int]) -> bool:
     """Whether bytes of this shape are worth predicting."""
-    return len(shape) > 1 and math.prod(shape) >= LEAST_IMAGE_BYTES
+    return len(shape) > 1 and math.prod(shape) >= MIN_IMAGE_BYTES
 
 
 def predicted(image: Image) -> Image:

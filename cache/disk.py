@@ -152,8 +152,8 @@ if hasattr(os, "register_at_fork"):
 
 MAP_BYTES = 1 << 40
 """Address space that is reserved: files are sparse, so it takes what is stored."""
-LEAST_MAP_BYTES = 1 << 34
-MOST_READERS = 4096
+MIN_MAP_BYTES = 1 << 34
+MAX_READERS = 4096
 PAGE = 4096
 NODE = 40
 """Bytes of a page that a small record takes beside itself, about."""
@@ -370,7 +370,7 @@ class Disk:
         settings: dict[str, Any] = {
             "subdir": True,
             "max_dbs": 1,
-            "max_readers": MOST_READERS,
+            "max_readers": MAX_READERS,
             "mode": 0o600,
             "writemap": False,
             "metasync": False,
@@ -382,7 +382,7 @@ class Disk:
             try:
                 return self._lmdb.open(str(folder), map_size=size, **settings)
             except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
-                if size <= LEAST_MAP_BYTES:
+                if size <= MIN_MAP_BYTES:
                     raise
                 size //= 4
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 VERSION = 1
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FolderState:
     def read(cls, folder: Path) -> FolderState:
         """Return it; what cannot be read is of no version."""
         try:
-            state = json.loads((folder / "state.json").read_bytes()[:MOST_BYTES])
+            state = json.loads((folder / "state.json").read_bytes()[:MAX_BYTES])
             session, boot = str(state["session"]), str(state["boot"])
             return cls(session, state["clean"] is True, boot, int(state["version"]))
         except (OSError, ValueError, TypeError, LookupError, RecursionError):

@@ -12,7 +12,7 @@ from .folder import DistrustError
 from .record import RecordError, check
 from .tiers import FOLDER
 
-__all__ = ["Entry", "NoCacheError", "Verdict", "clear", "entries", "verify"]
+__all__ = ["CacheEntry", "NoCacheError", "Verification", "clear", "entries", "verify"]
 
 
 class NoCacheError(Exception):
@@ -20,7 +20,7 @@ class NoCacheError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """One namespace: what one data set and its functions left, at one image size."""
 
     name: str
@@ -29,7 +29,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What a check of all records found."""
 
     whole: int
@@ -59,18 +59,20 @@ def opened(folder: Path) -> Iterator[Disk]:
         disk.close()
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CacheEntry]:
     """Return what is stored, what was used last first.
 
     Raises:
         NoCacheError: there is none.
     """
     with opened(folder) as disk:
-        found = [Entry(name.hex(), held) for name, held in disk.namespaces().items()]
+        found = [
+            CacheEntry(name.hex(), held) for name, held in disk.namespaces().items()
+        ]
         return sorted(found, key=lambda entry: -entry.held.used_s)
 
 
-def verify(folder: Path, progress: Callable[[int], object]) -> Verdict:
+def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
     """Read every record and drop those that are damaged.
 
     Args:
@@ -88,7 +90,7 @@ def verify(folder: Path, progress: Callable[[int], object]) -> Verdict:
                 seen += 1
                 progress(seen)
         disk.sync()
-        return Verdict(seen - damaged, damaged, disk.told)
+        return Verification(seen - damaged, damaged, disk.told)
 
 
 def is_whole(disk: Disk, key: bytes) -> bool:

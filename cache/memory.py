@@ -46,17 +46,17 @@ GROUP_WORDS = 3
 GROUPS_AT = 32
 SLOT = struct.Struct("<16sQII")
 """Key, where its record begins, its length, the generation it belongs to."""
-LEAST_SLOTS = 1 << 10
+MIN_SLOTS = 1 << 10
 RECORD_BYTES = 512
 """There is a slot for so many bytes of capacity at most: smaller ones run out of
 slots first."""
-MOST_PARTS = 1000
+MAX_PARTS = 1000
 """That are written in one call: Linux takes 1024 (IOV_MAX)."""
 Part = bytes | bytearray | memoryview
 LARGE = 1 << 21
 """Bytes that take 0.2 ms to copy. For less the GIL is kept: where other threads want
 it, too, it takes some 50 us to get it back."""
-MOST_PROBES = 64
+MAX_PROBES = 64
 """Slots looked at before a key is given up: at half full runs are far shorter."""
 WRITING = 0
 """Byte of the file that whoever writes has locked."""
@@ -73,7 +73,7 @@ def copied(view: memoryview) -> memoryview:
 
 def write_all(descriptor: int, parts: Sequence[Part], offset: int) -> None:
     """Write to the file, not to its mapping: no page of it need be mapped first."""
-    if len(parts) > MOST_PARTS:
+    if len(parts) > MAX_PARTS:
         parts = [b"".join(parts)]
     done = os.pwritev(descriptor, parts, offset)
     if done < sum(map(len, parts)):  # cut short, by a signal perhaps
@@ -204,8 +204,8 @@ class Arena:
     # Within the file
 
     def _make(self, capacity: int, samples: int) -> None:
-        most = max(LEAST_SLOTS, capacity // RECORD_BYTES)
-        slots = 1 << (max(LEAST_SLOTS, min(2 * samples, most)) - 1).bit_length()
+        most = max(MIN_SLOTS, capacity // RECORD_BYTES)
+        slots = 1 << (max(MIN_SLOTS, min(2 * samples, most)) - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: takes what is used
         header = struct.pack("=9Q", MAGIC, VERSION, 1, slots, capacity, start, 0, 0, 0)
@@ -227,16 +227,16 @@ class Arena:
         """
         generation, slots = self._words[_GENERATION], self._slots
         number = int.from_bytes(key[8:16], "little") & (slots - 1)
-        for probe in range(MOST_PROBES):
+        for probe in range(MAX_PROBES):
             at = PAGE + ((number + probe) & (slots - 1)) * SLOT.size
             there, begin, length, era = SLOT.unpack_from(self._memory, at)
             if era != generation:
                 return at, None
             if there == key:
-                return at, (begin, length) if self._holds(begin, length) else None
+                return at, (begin, length) if self._contains(begin, length) else None
         return None
 
-    def _holds(self, begin: int, length: int) -> bool:
+    def _contains(self, begin: int, length: int) -> bool:
         """Whether a record can be there: what is nowhere is stored anew."""
         return length > 0 and self._start <= begin <= len(self._memory) - length
 

@@ -24,11 +24,19 @@ import numpy as np
 from xxhash import xxh3_64
 
 from .codec import CODECS, Codec, Measured, Packed
-from .structure import ALIGNMENT, WRONG, Buffer, Reader, Taken, UnstorableError, aligned
+from .structure import (
+    ALIGNMENT,
+    WRONG,
+    Reader,
+    StoredBuffer,
+    TakenBytes,
+    UnstorableError,
+    aligned,
+)
 
 __all__ = [
     "KEY_BYTES",
-    "MOST_BYTES",
+    "MAX_BYTES",
     "RecordError",
     "RecordFacts",
     "UnstorableError",
@@ -41,10 +49,10 @@ __all__ = [
     "same",
 ]
 
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 """Of a body, and so of each allocation that reading a record makes."""
 
-MOST_STRUCTURE_BYTES = 8 << 20
+MAX_STRUCTURE_BYTES = 8 << 20
 """JSON takes up to some 40 times its size in memory once it is read."""
 
 KEY_BYTES = 16
@@ -121,7 +129,7 @@ def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryvi
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"the key has {len(key)} bytes, a record's {KEY_BYTES}")
-    taken = Taken(sample)
+    taken = TakenBytes(sample)
     structure = written(taken)
     length = length_of(taken.buffers)
     packed = codec.pack(b"".join(parts(taken.buffers, codec))) if codec.number else b""
@@ -171,7 +179,7 @@ def same(one: Any, other: Any) -> bool:
     Raises:
         UnstorableError: one of them cannot be stored.
     """
-    first, second = Taken(one), Taken(other)
+    first, second = TakenBytes(one), TakenBytes(other)
     return written(first) == written(second) and all(
         bytes(a.data) == bytes(b.data)
         for a, b in zip(first.buffers, second.buffers, strict=True)
@@ -231,31 +239,31 @@ def best(clock: Callable[[], int], work: Callable[[], Any]) -> int:
     return min(times_ns)
 
 
-def written(taken: Taken) -> bytes:
+def written(taken: TakenBytes) -> bytes:
     """Return the structure as JSON, padded so that the body starts aligned."""
     text = ENCODER.encode(taken.structure).encode("utf-8", "surrogatepass")
-    if len(text) > MOST_STRUCTURE_BYTES:
+    if len(text) > MAX_STRUCTURE_BYTES:
         raise UnstorableError(
             f"sample has a structure of {len(text)} bytes, at most"
-            f" {MOST_STRUCTURE_BYTES} are kept; put numbers into arrays"
+            f" {MAX_STRUCTURE_BYTES} are kept; put numbers into arrays"
         )
     return text.ljust(aligned(HEADER.size + len(text)) - HEADER.size)
 
 
-def length_of(buffers: Sequence[Buffer]) -> int:
+def length_of(buffers: Sequence[StoredBuffer]) -> int:
     """Return the length of a body in bytes."""
     length = 0
     for buffer in buffers:
         length = aligned(length) + len(buffer.data)
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise UnstorableError(
-            f"sample has {length} bytes, a record at most {MOST_BYTES}; put the cache"
+            f"sample has {length} bytes, a record at most {MAX_BYTES}; put the cache"
             " before the stage that makes it this large"
         )
     return length
 
 
-def parts(buffers: Sequence[Buffer], codec: Codec) -> list[bytes | memoryview]:
+def parts(buffers: Sequence[StoredBuffer], codec: Codec) -> list[bytes | memoryview]:
     """Return the body in parts, as it stands before it is packed."""
     found: list[bytes | memoryview] = []
     length = 0
@@ -309,7 +317,7 @@ def open_any(record: Packed) -> Opened:
     structure, body, stored = lengths
     if flags or number not in CODECS or HEADER.size + structure + stored != end:
         raise RecordError(f"a record's header is wrong: {number=} {flags=} {lengths=}")
-    if structure > MOST_STRUCTURE_BYTES + ALIGNMENT or body > MOST_BYTES:
+    if structure > MAX_STRUCTURE_BYTES + ALIGNMENT or body > MAX_BYTES:
         raise RecordError(f"a record of {lengths} bytes is too large to be one of ours")
     start = HEADER.size + structure
     return Opened(CODECS[number], key, view[HEADER.size : start], view[start:end], body)

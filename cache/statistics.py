@@ -25,7 +25,7 @@ __all__ = [
 # is gone, another may go on with it, since only sums are asked for.
 
 ROWS = 512
-"""Processes of one pipeline on one host that are counted; those beyond add to the last
+"""ProcessPool of one pipeline on one host that are counted; those beyond add to the last
 row without its lock."""
 
 

@@ -27,10 +27,10 @@ from .codec import is_image, predicted, restored
 __all__ = [
     "ALIGNMENT",
     "WRONG",
-    "Buffer",
     "Node",
     "Reader",
-    "Taken",
+    "StoredBuffer",
+    "TakenBytes",
     "UnstorableError",
     "aligned",
 ]
@@ -43,8 +43,8 @@ Path: TypeAlias = "tuple[Path, Any] | None"
 ALIGNMENT = 16
 """Bytes; of each buffer, from where the body starts: complex128 and vectors."""
 
-MOST_DEPTH = 64
-MOST_DIMENSIONS = 64
+MAX_DEPTH = 64
+MAX_DIMENSIONS = 64
 """Of numpy's arrays and torch's tensors."""
 
 SHORT_TEXT = 64
@@ -89,7 +89,7 @@ class UnstorableError(TypeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class StoredBuffer:
     """Bytes of one value."""
 
     data: Raw
@@ -105,7 +105,7 @@ class Buffer:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenBytes:
     """Takes a sample apart.
 
     Raises:
@@ -114,10 +114,10 @@ class Taken:
 
     sample: Any
     structure: Node = None
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: list[StoredBuffer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.structure = self._node(self.sample, None, MOST_DEPTH)
+        self.structure = self._node(self.sample, None, MAX_DEPTH)
 
     def _node(self, value: Any, path: Path, depth: int) -> Node:
         kind = type(value)
@@ -125,7 +125,7 @@ class Taken:
             return self._plain(value)
         if kind in (tuple, list, dict):
             if not depth:
-                raise unstorable(value, path, f"nested more than {MOST_DEPTH} deep")
+                raise unstorable(value, path, f"nested more than {MAX_DEPTH} deep")
             return self._held(value, path, depth - 1)
         if kind is np.ndarray:
             return self._array("a", value, path)
@@ -200,7 +200,7 @@ class Taken:
 
     def _add(self, data: Raw, shape: tuple[int, ...] = ()) -> None:
         image = tuple(shape) if is_image(shape) else None
-        self.buffers.append(Buffer(data, image))
+        self.buffers.append(StoredBuffer(data, image))
 
 
 PLAIN = {bytes, str, int, float, bool, type(None)}
@@ -276,7 +276,7 @@ class Reader:
 
     def read(self, structure: Node) -> Any:
         """Return the sample."""
-        sample = self._value(structure, MOST_DEPTH + 1)
+        sample = self._value(structure, MAX_DEPTH + 1)
         if self._at != len(self.body):
             raise ValueError(f"{len(self.body)} bytes of buffers, {self._at} used")
         return sample
@@ -370,6 +370,6 @@ def number(tag: str, digits: str) -> int | float:
 def count(shape: tuple[int, ...]) -> int:
     """Return how many elements there are, or raise `ValueError`."""
     is_shape = all(type(size) is int and size >= 0 for size in shape)
-    if not is_shape or len(shape) > MOST_DIMENSIONS:
+    if not is_shape or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{shape!r} is no shape")
     return math.prod(shape)

@@ -74,7 +74,7 @@ if hasattr(os, "register_at_fork"):
 
 
 LOGGER = logging.getLogger("penstock")
-MOST_BYTES = 128 << 20
+MAX_BYTES = 128 << 20
 """Waiting to be written. What comes when so many do is not kept: the trainer does not
 wait for the disk, and the next epoch offers it once more."""
 BATCH = 256
@@ -137,7 +137,7 @@ class Writer:
         False: it is not taken, as there is no room on the disk or too many wait.
         """
         with self._lock:
-            crowded = self._nbytes + len(record) > MOST_BYTES and self._waiting
+            crowded = self._nbytes + len(record) > MAX_BYTES and self._waiting
             if self._closed or self.full or crowded or key in self._on_way:
                 return False
             if not self._waiting:

@@ -24,8 +24,8 @@ from ..pipeline.sources import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
 
 __all__ = [
+    "DemoWindow",
     "Screen",
-    "Window",
     "tell",
     "train",
     "whole",
@@ -115,7 +115,7 @@ WINDOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DemoWindow:
     """A second or so of training."""
 
     begin: Reading
@@ -145,13 +145,13 @@ class Window:
         )
 
 
-def whole(windows: Sequence[Window]) -> Window:
+def whole(windows: Sequence[DemoWindow]) -> DemoWindow:
     """Return neighbouring windows, at least one, as one."""
     loss = fmean(window.loss for window in windows)
-    return Window(windows[0].begin, windows[-1].end, loss)
+    return DemoWindow(windows[0].begin, windows[-1].end, loss)
 
 
-def train(pipe: Pipeline, lesson: Lesson) -> Generator[Window]:
+def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
     """Train, epoch after epoch; yield each window as it ends.
 
     Closing the iterator stops the pipeline's workers. The first batch, which waits for
@@ -165,7 +165,7 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[Window]:
         assert now is not None
         if begin is None or now.time_s - begin.time_s >= WINDOW_S:
             if begin is not None:
-                yield Window(begin, now, fmean(losses))
+                yield DemoWindow(begin, now, fmean(losses))
             begin, losses = now, []
 
 
@@ -223,8 +223,8 @@ def draw(screen: Screen) -> Path:
 
 
 def run(
-    screen: Screen, windows: Iterator[Window], seconds: float
-) -> tuple[Window, list[Window]]:
+    screen: Screen, windows: Iterator[DemoWindow], seconds: float
+) -> tuple[DemoWindow, list[DemoWindow]]:
     """Train before and with autotune; return the one measured, the other whole."""
     as_set_s = AS_SET_SHARE * seconds
     before = stretch(screen, windows, "one worker a stage", as_set_s)
@@ -235,10 +235,10 @@ def run(
 
 
 def stretch(
-    screen: Screen, windows: Iterator[Window], what: str, seconds: float
-) -> list[Window]:
+    screen: Screen, windows: Iterator[DemoWindow], what: str, seconds: float
+) -> list[DemoWindow]:
     """Train for so long, showing each window."""
-    seen: list[Window] = []
+    seen: list[DemoWindow] = []
     elapsed_s = 0.0
     with screen.progress(what) as show:
         while elapsed_s < seconds:
@@ -248,12 +248,12 @@ def stretch(
     return seen
 
 
-def last(windows: list[Window], share: float) -> list[Window]:
+def last(windows: list[DemoWindow], share: float) -> list[DemoWindow]:
     """Return the windows at the end that make up this share, at least one."""
     return windows[-max(1, round(share * len(windows))) :]
 
 
-def conclude(screen: Screen, before: Window, tuned: list[Window]) -> None:
+def conclude(screen: Screen, before: DemoWindow, tuned: list[DemoWindow]) -> None:
     """Say how long autotune took, and what was learned."""
     fed = [window for window in tuned if window.wait_share < WAIT_AIMED]
     if fed:
@@ -268,7 +268,7 @@ def conclude(screen: Screen, before: Window, tuned: list[Window]) -> None:
     )
 
 
-def last_line(before: Window, after: Window) -> str:
+def last_line(before: DemoWindow, after: DemoWindow) -> str:
     """Return the demo's last line, which others parse."""
     old, new = before.samples_per_s, after.samples_per_s
     return (

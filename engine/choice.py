@@ -1,6 +1,6 @@
 """Threads or processes? What is measured, and what follows from it. Pure.
 
-Threads cost less: one copy of the data, rows written in place. Processes have a GIL
+Threads cost less: one copy of the data, rows written in place. ProcessPool have a GIL
 each. So a segment on threads is tried on processes where three things are measured
 together: the trainer waits for data, cores stand idle, and the GIL is held nearly
 always, or workers that compute are blocked part of the time. A segment on processes is
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal
 
 __all__ = [
-    "LEAST_WAIT",
+    "MIN_WAIT",
     "Advice",
     "Contender",
     "Evidence",
@@ -34,9 +34,9 @@ Contender = Literal["thread", "process"]
 
 NAMES = {"thread": "threads", "process": "processes"}
 
-LEAST_WAIT = 0.05
+MIN_WAIT = 0.05
 """Share of its time that the trainer waits, from which faster loading would be felt."""
-LEAST_CPU_SHARE = 0.2
+MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU from which a segment can be what holds the GIL."""
 BUSY_SHARE = 0.85
 """Share of the cores allowed in use, from which none is to spare."""
@@ -50,9 +50,9 @@ GAIN = 0.05
 """What processes must gain, in samples a second, for what they cost in memory."""
 LOSS = 0.03
 """What threads may lose against processes, for what they save."""
-LEAST_AFTER = 2
+MIN_AFTER = 2
 """Windows that a trial lasts at least: one may be a hiccup."""
-MOST_AFTER = 6
+MAX_AFTER = 6
 STANDARD_ERRORS = 2.0
 PRIOR_SD = 0.03
 """Noise of one window, relative, before there are windows to tell: counts as
@@ -137,9 +137,9 @@ def propose(seen: Evidence) -> Proposal:
 
 def _against(seen: Evidence) -> str:
     """Why there is nothing to win by any move; empty where there may be."""
-    if seen.wait_share < LEAST_WAIT:
+    if seen.wait_share < MIN_WAIT:
         return f"the trainer waits only {seen.wait_share:.1%} of its step for data"
-    if seen.cpu_share < LEAST_CPU_SHARE:
+    if seen.cpu_share < MIN_CPU_SHARE:
         return f"it takes only {seen.cpu_share:.0%} of the CPU time of loading"
     past = seen.past
     if past is not None and seen.time_s < past.due_s:
@@ -224,10 +224,10 @@ class Trial:
 
     def verdict(self) -> Verdict:
         """Judge by the windows seen so far."""
-        if len(self.after) < LEAST_AFTER:
+        if len(self.after) < MIN_AFTER:
             return Verdict.MORE
         margin = self.change - (GAIN if self.new == "process" else -LOSS)
         noisy = abs(margin) < STANDARD_ERRORS * self.error
-        if noisy and len(self.after) < MOST_AFTER:
+        if noisy and len(self.after) < MAX_AFTER:
             return Verdict.MORE
         return Verdict.KEEP if margin >= 0 else Verdict.BACK

@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import BudgetError, PenstockError
-from .batch.buffer import Failed, Finished
+from .batch.buffer import FailedBatch, Finished
 from .batch.layout import Allocate, Layout
-from .core.byte_budget import Account, Purse
-from .core.chunk import Buffer, Flight
-from .core.connector import Connector, Gate
-from .core.core import Flow, SegmentState
+from .core.byte_budget import ByteBudget, Reservations
+from .core.chunk import InFlightBatch, RowBuffer
+from .core.connector import Connector, EngineLock
+from .core.core import Core, SegmentState
 from .mover import Mover
 from .observe.gil import GilProbe
 from .observe.knob import Knob
@@ -34,9 +34,9 @@ from .observe.monitor import Monitor, TrainerMeter
 from .plan import BatchPlan
 from .program.program import ReadOn
 from .recipe import Recipe, SegmentRecipe
-from .segment import Kind, Segment, hire
-from .workers.process.fork_server import Template
-from .workers.process.pool import Processes
+from .segment import Kind, Segment, make_pool
+from .workers.process.fork_server import ForkServer
+from .workers.process.pool import ProcessPool
 from .workers.process.slabs import SlabPool
 
 __all__ = [
@@ -69,7 +69,7 @@ class Engine:
     def __init__(
         self,
         recipe: Recipe,
-        purse: Purse,
+        byte_budget: ByteBudget,
         step: int,
         trainer: TrainerMeter | None = None,
         slabs: SlabPool | None = None,
@@ -80,22 +80,24 @@ class Engine:
         self.recipe = recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
-        self._template = self._fork() if "process" in kinds else None
+        self._fork_server = self._fork() if "process" in kinds else None
         self._slabs = slabs or SlabPool()
         buffers = replace(recipe.buffers, lend=self._lend)
-        self.account = Account(purse, self._poke)
-        self.gate = Gate(self._flow(recipe, buffers.of, step))
+        self.reservations = Reservations(byte_budget, self._notify)
+        self.engine_lock = EngineLock(self._core(recipe, buffers.of, step))
         self.segments = [
             self._segment(at, segment, buffers.finish)
             for at, segment in enumerate(recipe.segments)
         ]
-        self._rung = self._step_wanted = True
+        self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         for at, segment in enumerate(self.segments):
-            self.gate.bells[at].append(partial(self._ring, segment))
+            self.engine_lock.listeners[at].append(partial(self._on_work, segment))
         trainer = self.trainer = trainer or TrainerMeter()
         probe = GilProbe()
-        self.monitor = Monitor(self.gate, self.segments, trainer, probe, recipe.plan)
+        self.monitor = Monitor(
+            self.engine_lock, self.segments, trainer, probe, recipe.plan
+        )
         self._mover = Mover(
             self.segments,
             self.monitor,
@@ -119,32 +121,34 @@ class Engine:
     ) -> None:
         self.close()
 
-    def pop(self) -> tuple[Flight, Finished | Failed]:
+    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
         """Return the next batch in order; waits until it is ready.
 
         While it waits, segments that run inline are worked on here.
         """
-        gate = self.gate
-        flow = gate.flow
+        engine_lock = self.engine_lock
+        core = engine_lock.core
         if time.perf_counter_ns() > self._mover.due_ns:
             self._mover.look()
         self._weigh()
-        if self.segments[-1].inline is not None and flow.head not in flow.outbox:
+        if self.segments[-1].inline is not None and core.head not in core.outbox:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
-            with gate.lock:
-                popped = gate.flow.pop(gate.clock())
+            with engine_lock.lock:
+                popped = engine_lock.core.pop(engine_lock.clock())
                 if popped is not None:
-                    gate.ring()
+                    engine_lock.wake()
                     break
-                self._check(gate.flow)
-                idle = gate.trainer_waits = not (self._rung or self._step_wanted)
-                self._rung = False
+                self._check(engine_lock.core)
+                idle = engine_lock.trainer_waits = not (
+                    self._work_came or self._step_wanted
+                )
+                self._work_came = False
             self._weigh()
             if idle:
-                gate.sleep()
+                engine_lock.sleep()
             self._step_wanted = self._work_inline()
-        gate.poke_others()
+        engine_lock.notify_others()
         self._check_budget(popped[0])
         return popped
 
@@ -156,14 +160,14 @@ class Engine:
         """
         reader = self.recipe.segments[0].program.operations[0]
         if isinstance(reader, ReadOn):
-            while self._hold():
-                self.gate.sleep()
+            while self._pause_source():
+                self.engine_lock.sleep()
             reader.restart(skip)
-        with self.gate.lock:
-            self.gate.flow.holding = False
-            self.gate.flow.restart(step, self.gate.clock())
-            self.gate.ring()
-        self.gate.poke_others()
+        with self.engine_lock.lock:
+            self.engine_lock.core.holding = False
+            self.engine_lock.core.restart(step, self.engine_lock.clock())
+            self.engine_lock.wake()
+        self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch is about to be asked for.
@@ -173,13 +177,13 @@ class Engine:
         """
         if self.recipe.options.persistent_workers:
             return
-        flow = self.gate.flow
-        if flow.until is not None and self._template is not None:
-            self._template.renew()
-        with self.gate.lock:
-            flow.until = self.recipe.plan.first_step(epoch + 1)
-            flow.resume()
-            self.gate.ring()
+        core = self.engine_lock.core
+        if core.until is not None and self._fork_server is not None:
+            self._fork_server.renew()
+        with self.engine_lock.lock:
+            core.until = self.recipe.plan.first_step(epoch + 1)
+            core.resume()
+            self.engine_lock.wake()
 
     def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
@@ -190,39 +194,41 @@ class Engine:
         Raises:
             SpecError: the segment cannot travel to another process; it stays as it was.
         """
-        if kind == "process" and self._template is None:
+        if kind == "process" and self._fork_server is None:
             with self.still():
-                self._template = self._fork()
-            if self.gate.flow.closed:  # by another thread, which may have found none
-                self._end_template()
-                self._check(self.gate.flow)
+                self._fork_server = self._fork()
+            if (
+                self.engine_lock.core.closed
+            ):  # by another thread, which may have found none
+                self._end_fork_server()
+                self._check(self.engine_lock.core)
         segment.move(kind, workers)
 
-    def hold(self, *, still: bool) -> None:
+    def pause(self, *, still: bool) -> None:
         """Give out no more work, or go on. Batches that are ready may be had."""
-        with self.gate.lock:
+        with self.engine_lock.lock:
             if still:
-                self.gate.flow.still = True
+                self.engine_lock.core.still = True
             else:
-                self.gate.flow.resume()
-                self.gate.ring()
+                self.engine_lock.core.resume()
+                self.engine_lock.wake()
 
     @property
     def resting(self) -> bool:
         """Whether nobody is at work."""
-        with self.gate.lock:
+        with self.engine_lock.lock:
             return not self._at_work()
 
     @property
     def steady(self) -> bool:
         """Whether the next batch is there, and no other kind of workers on trial."""
         weighs = self._mover.trying or any(s.undecided for s in self.segments)
-        return self.head in self.gate.flow.outbox and not weighs
+        return self.head in self.engine_lock.core.outbox and not weighs
 
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
-        return self.gate.flow.head
+        return self.engine_lock.core.head
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be turned."""
@@ -238,16 +244,16 @@ class Engine:
         with contextlib.ExitStack() as stack:
             stack.callback(self._slabs.close)
             stack.callback(self._mover.close)
-            stack.callback(self._end_template)
+            stack.callback(self._end_fork_server)
             reader = self.recipe.segments[0].program.operations[0]
             if isinstance(reader, ReadOn):
                 stack.callback(reader.restart)  # lets go of the iterator
             for segment in self.segments:
                 stack.callback(segment.close)
-            with self.gate.lock:
-                self.gate.flow.close()
-                self.gate.ring()
-        self.gate.poke_others()
+            with self.engine_lock.lock:
+                self.engine_lock.core.close()
+                self.engine_lock.wake()
+        self.engine_lock.notify_others()
         self._closed = True
 
     def is_free(self) -> bool:
@@ -256,7 +262,11 @@ class Engine:
         The collector may run at any allocation, and with it finalisers, so one that
         wants to close this engine may find itself within a call that holds its lock.
         """
-        for lock in (self.gate.lock, self.account.purse.lock, self._slabs.lock):
+        for lock in (
+            self.engine_lock.lock,
+            self.reservations.byte_budget.lock,
+            self._slabs.lock,
+        ):
             if not lock.acquire(timeout=STUCK_S):
                 return False
             lock.release()
@@ -271,31 +281,31 @@ class Engine:
         """
         try:
             while self._stop_all():
-                self.gate.sleep()
+                self.engine_lock.sleep()
             yield
         finally:
-            self.hold(still=False)
+            self.pause(still=False)
 
     def _stop_all(self) -> bool:
         """Give out no more work; return whether somebody is still at it."""
-        gate = self.gate
-        with gate.lock:
-            self._check(gate.flow)
-            gate.flow.still = True
-            gate.trainer_waits = self._at_work()
-            return gate.trainer_waits
+        engine_lock = self.engine_lock
+        with engine_lock.lock:
+            self._check(engine_lock.core)
+            engine_lock.core.still = True
+            engine_lock.trainer_waits = self._at_work()
+            return engine_lock.trainer_waits
 
     def _at_work(self) -> bool:
         """Whether a worker has a lease or a batch in hand. The lock is held."""
         working = any(segment.connector.busy for segment in self.segments)
-        return working or self.gate.flow.finishing > 0
+        return working or self.engine_lock.core.finishing > 0
 
-    def _hold(self) -> bool:
+    def _pause_source(self) -> bool:
         """Give the source no more rows; return whether one is still being read."""
-        with self.gate.lock:
-            self._check(self.gate.flow)
-            self.gate.flow.holding = True
-            reading = self.gate.trainer_waits = self.gate.flow.reading
+        with self.engine_lock.lock:
+            self._check(self.engine_lock.core)
+            self.engine_lock.core.holding = True
+            reading = self.engine_lock.trainer_waits = self.engine_lock.core.reading
         return reading
 
     def _work_inline(self) -> bool:
@@ -316,36 +326,36 @@ class Engine:
         if segment is not None and segment.undecided:
             self._mover.weigh(segment)
 
-    def _ring(self, segment: Segment) -> None:
+    def _on_work(self, segment: Segment) -> None:
         """A segment may have work: if it is inline, the trainer has to do it."""
         if segment.inline is not None:
-            self._rung = True
-            self.gate.wake_trainer()
+            self._work_came = True
+            self.engine_lock.wake_trainer()
 
-    def _poke(self) -> None:
-        self.gate.poke()
+    def _notify(self) -> None:
+        self.engine_lock.notify()
 
-    def _check(self, flow: Flow) -> None:
-        if self.gate.broken is not None:
-            raise self.gate.broken
-        if flow.closed:
+    def _check(self, core: Core) -> None:
+        if self.engine_lock.broken is not None:
+            raise self.engine_lock.broken
+        if core.closed:
             text = "this pipeline was closed; iterate it again to start anew"
             raise PenstockError(text)
 
-    def _check_budget(self, flight: Flight) -> None:
-        needed = self.account.statistics().batch_bytes
-        limit = self.account.purse.limit_bytes
+    def _check_budget(self, in_flight: InFlightBatch) -> None:
+        needed = self.reservations.statistics().batch_bytes
+        limit = self.reservations.byte_budget.limit_bytes
         if needed > limit:
             text = (
-                f"the memory budget must hold one batch: {flight.plan.n_rows} samples "
+                f"the memory budget must hold one batch: {in_flight.plan.n_rows} samples "
                 f"of this pipeline need {needed} bytes on their way, got {limit}; "
                 "raise it with set_memory_budget() or make the batch smaller"
             )
             raise BudgetError(text)
 
-    def _end_template(self) -> None:
-        if self._template is not None:
-            self._template.close()
+    def _end_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
         """Lend memory for a batch: shared, where processes write its rows.
@@ -361,38 +371,40 @@ class Engine:
                 self._without_slabs = True
         return self.recipe.buffers.lend(layout, rows)
 
-    def _fork(self) -> Template:
+    def _fork(self) -> ForkServer:
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
         method = self.recipe.options.multiprocessing_context
-        return Template(programs, self.recipe.seed, method)
+        return ForkServer(programs, self.recipe.seed, method)
 
-    def _flow(
-        self, recipe: Recipe, buffer_of: Callable[[BatchPlan], Buffer], step: int
-    ) -> Flow:
+    def _core(
+        self, recipe: Recipe, buffer_of: Callable[[BatchPlan], RowBuffer], step: int
+    ) -> Core:
         now_ns = time.perf_counter_ns()
         states = [
             SegmentState(step, segment.prefetch_size, 1, Gauge(1, now_ns))
             for segment in recipe.segments
         ]
-        return Flow(recipe.plan, buffer_of, states, self.account, step)
+        return Core(recipe.plan, buffer_of, states, self.reservations, step)
 
     def _segment(
         self,
         at: int,
         recipe: SegmentRecipe,
-        finish: Callable[[Flight], Finished | Failed],
+        finish: Callable[[InFlightBatch], Finished | FailedBatch],
     ) -> Segment:
-        connector = Connector(self.gate, at, finish, len(recipe.program.operations))
+        connector = Connector(
+            self.engine_lock, at, finish, len(recipe.program.operations)
+        )
         cores = max(1, round(self.recipe.cpu_cores))
 
-        def children() -> Processes:
-            assert self._template is not None
-            return Processes(connector, recipe, self._template, self._slabs, cores)
+        def children() -> ProcessPool:
+            assert self._fork_server is not None
+            return ProcessPool(connector, recipe, self._fork_server, self._slabs, cores)
 
         seed = self.recipe.seed
         return Segment(
-            recipe, connector, partial(hire, connector, recipe, seed, children)
+            recipe, connector, partial(make_pool, connector, recipe, seed, children)
         )
 
     def __repr__(self) -> str:
-        return f"<Engine {'closed' if self._closed else self.gate.flow}>"
+        return f"<Engine {'closed' if self._closed else self.engine_lock.core}>"

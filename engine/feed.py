@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from .batch.buffer import BatchBuffer, Buffers, Failed, Finished
+from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished
 from .core.chunk import Failure
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan
@@ -30,7 +30,7 @@ class Delivery:
 
 
 class Feed(Protocol):
-    """Hands over one epoch's batches after the other."""
+    """StatusPage over one epoch's batches after the other."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
@@ -114,14 +114,14 @@ class PlannedFeed:
         """
         if self._left == 0:
             return None
-        flight, finished = self._engine.pop()
+        in_flight, finished = self._engine.pop()
         self._left -= 1
-        plan = flight.plan
-        if isinstance(finished, Failed):
+        plan = in_flight.plan
+        if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
             finally:  # the exception keeps this frame, which must not keep it in turn
-                del finished, flight
+                del finished, in_flight
         plan = self._note(plan, finished)
         self._last = plan
         return Delivery(finished.data, plan)
@@ -200,16 +200,16 @@ class RepackFeed:
 
     def _pull(self) -> None:
         """Take the survivors of one block."""
-        flight, finished = self._engine.pop()
-        self._over = flight.plan.last or flight.ended
-        if isinstance(finished, Failed):
+        in_flight, finished = self._engine.pop()
+        self._over = in_flight.plan.last or in_flight.ended
+        if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
             finally:  # the exception keeps this frame, which must not keep it in turn
-                del finished, flight
+                del finished, in_flight
         if finished.failures:
-            self.faults.add(finished.failures, flight.plan)
-        start, used = flight.plan.start, self._cursor.position
+            self.faults.add(finished.failures, in_flight.plan)
+        start, used = in_flight.plan.start, self._cursor.position
         self._samples.extend(
             (start + row, sample)
             for row, sample in finished.data.items()
@@ -283,7 +283,7 @@ class DrawnFeed:
         """Go on at `cursor`, where the plan has begun."""
         self._engine.begin_epoch(cursor.epoch)
         self._engine.restart(cursor.step)
-        self._engine.gate.extend(self._plan.stop)
+        self._engine.engine_lock.extend(self._plan.stop)
         self._cursor = cursor
 
     def next(self) -> Delivery | None:
@@ -297,18 +297,18 @@ class DrawnFeed:
         plan = self._plan
         if self._engine.head == plan.stop:
             return None
-        flight, finished = self._engine.pop()
-        stamp = flight.plan
+        in_flight, finished = self._engine.pop()
+        stamp = in_flight.plan
         self._cursor = plan.cursor_after(stamp)
-        if isinstance(finished, Failed):
+        if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
             finally:  # the exception keeps this frame, which must not keep it in turn
-                del finished, flight
+                del finished, in_flight
         if plan.exhausted and self._engine.head == plan.stop:
             stamp = replace(stamp, last=True)
         return Delivery(finished.data, stamp)
 
     def _draw(self) -> None:
         if self._plan.draw(self._engine.head):
-            self._engine.gate.extend(self._plan.stop)
+            self._engine.engine_lock.extend(self._plan.stop)

@@ -23,7 +23,7 @@ import torch
 
 __all__ = [
     "Finding",
-    "Part",
+    "ObjectPart",
     "find_unsafe",
     "parts_of",
     "walk",
@@ -164,7 +164,7 @@ ATTRIBUTES = 256
 """Of an instance."""
 DEPTH = 10
 """A file in a list of readers of a dataset within a dataset is at 5."""
-MOST_PARTS = 500
+MAX_PARTS = 500
 """In a whole walk: a few milliseconds."""
 
 PLAIN = frozenset(
@@ -192,7 +192,7 @@ ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
 Named = tuple[str, Any]
 
 
-class Part(NamedTuple):
+class ObjectPart(NamedTuple):
     """Something that a walk came by."""
 
     path: str
@@ -200,17 +200,17 @@ class Part(NamedTuple):
     thing: Any
 
 
-def walk(thing: Any, name: str) -> Iterator[Part]:
+def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
     """Yield `thing`, here called `name`, and all it is made of, the nearest first.
 
     Every object comes once, so cycles end.
     """
     seen = {id(thing): thing}  # kept alive, or a new object may get its id
-    level = [Part(name, thing)]
+    level = [ObjectPart(name, thing)]
     for _ in range(DEPTH):
         yield from level
         level = [
-            Part(part.path + step, inner)
+            ObjectPart(part.path + step, inner)
             for part in level
             for step, inner in _unseen(part.thing, seen)
         ]
@@ -219,7 +219,7 @@ def walk(thing: Any, name: str) -> Iterator[Part]:
 def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
     """Yield and note the parts that are new, while there is room for more."""
     for step, part in parts_of(thing):
-        if len(seen) >= MOST_PARTS:
+        if len(seen) >= MAX_PARTS:
             return
         if id(part) not in seen:
             seen[id(part)] = part
@@ -335,7 +335,7 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
     for name in dict.fromkeys(_part_names(function.__code__)):
         value = function.__globals__.get(name)
         # A function of another module is that module's matter, as the module itself is.
-        if type(value) is not types.FunctionType or _neighbours(function, value):
+        if type(value) is not types.FunctionType or _host_peers(function, value):
             yield f".<globals>.{name}", value
 
 
@@ -347,5 +347,5 @@ def _part_names(code: types.CodeType) -> Iterator[str]:
             yield from _part_names(inner)
 
 
-def _neighbours(one: types.FunctionType, other: types.FunctionType) -> bool:
+def _host_peers(one: types.FunctionType, other: types.FunctionType) -> bool:
     return one.__globals__ is other.__globals__

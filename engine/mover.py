@@ -15,7 +15,7 @@ from statistics import median
 from typing import cast
 
 from .choice import (
-    LEAST_WAIT,
+    MIN_WAIT,
     Advice,
     Contender,
     Evidence,
@@ -42,10 +42,10 @@ LOOK_NS = 50_000_000
 """Between two looks at whether a window has had its steps."""
 STEPS = 3
 """Steps in a window, at least."""
-LEAST_BEFORE = 3
+MIN_BEFORE = 3
 """Windows that a decision needs: their median is not that of the one, be it the first,
 in which the trainer was elsewhere for seconds."""
-MOST_BEFORE = 4
+MAX_BEFORE = 4
 WORTH_A_THREAD_NS = 500_000
 """Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
 and as much again of the GIL)."""
@@ -155,7 +155,7 @@ class Mover:
         if window is None or not same:
             self._disturbed()
         else:
-            self._turn(window, spent_s)
+            self._on_window(window, spent_s)
 
     @property
     def trying(self) -> bool:
@@ -189,7 +189,7 @@ class Mover:
         self._cost_s = None
         self._probe.clear()
 
-    def _turn(self, window: Observation, spent_s: float) -> None:
+    def _on_window(self, window: Observation, spent_s: float) -> None:
         """One window: let it settle, or judge, or decide."""
         if self._settling:
             left = [segment.settled() for segment in self._segments]
@@ -198,14 +198,14 @@ class Mover:
         if self._attempt is not None:
             self._judge(self._attempt, _rate(window))
             return
-        self._windows = (*self._windows, window)[-MOST_BEFORE:]
+        self._windows = (*self._windows, window)[-MAX_BEFORE:]
         used = (spent_s + _children_s(window)) / window.window_s
-        self._cores_used = (*self._cores_used, used)[-MOST_BEFORE:]
+        self._cores_used = (*self._cores_used, used)[-MAX_BEFORE:]
         if self._is_other_work():
             return
         if window.time_s - self._probed_s > PROBE_AGAIN_S:
             self._probe.clear()
-        if len(self._windows) >= LEAST_BEFORE and window.time_s > self._rested_s:
+        if len(self._windows) >= MIN_BEFORE and window.time_s > self._rested_s:
             self._decide()
 
     def _is_other_work(self) -> bool:
@@ -213,7 +213,7 @@ class Mover:
 
         A cache is warm, or a schedule makes larger images.
         """
-        if len(self._windows) < LEAST_BEFORE:
+        if len(self._windows) < MIN_BEFORE:
             return False
         cost_s = median(sum(s.run_s_per_row for s in w.segments) for w in self._windows)
         before_s, self._cost_s = self._cost_s, cost_s
@@ -250,7 +250,7 @@ class Mover:
     def _look_at_gil(self, window: Observation) -> None:
         """Look, if threads are short of it, perhaps: it is part of what is observed."""
         threads = any(segment.executor == "thread" for segment in self._segments)
-        waits = window.trainer.wait_share >= LEAST_WAIT
+        waits = window.trainer.wait_share >= MIN_WAIT
         known = window.gil_held is not None
         if known and window.time_s - self._probed_s < PROBE_AGAIN_S:
             return
@@ -364,7 +364,7 @@ def _batch_ns(segment: Segment) -> float | None:
     """What a batch costs inline; None while too little was done to tell."""
     inline = segment.inline
     rows, run_ns = inline.tally if inline is not None else (0, 0)
-    batch_rows = segment.connector.gate.flow.batch_rows
+    batch_rows = segment.connector.engine_lock.core.batch_rows
     if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
         return None
     return run_ns / rows * batch_rows
@@ -372,7 +372,7 @@ def _batch_ns(segment: Segment) -> float | None:
 
 def _left_ns(segment: Segment, batch_ns: float) -> float:
     """What is left to do inline of the batch that was begun."""
-    inline, rows = segment.inline, segment.connector.gate.flow.batch_rows
+    inline, rows = segment.inline, segment.connector.engine_lock.core.batch_rows
     done = inline.done % rows if inline is not None else 0
     return (rows - done) / rows * batch_ns if done else 0.0
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .batch.stamp import in_parts, stamped
-from .core.byte_budget import Purse
+from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.local import Host, TrainerHost
 from .host.process import ProcessHost
@@ -41,7 +41,7 @@ class Run:
     the tuner's; `close` may be called from any.
     """
 
-    def __init__(self, recipe: Recipe, purse: Purse, cursor: Cursor) -> None:
+    def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
         self._lane, self._to_device = ways_to(recipe.device)
         self._parts = recipe.batch.microbatches
         self._trainer = TrainerMeter()
@@ -49,10 +49,10 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks: they are to find it
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
-        self.host: Host = host(recipe, purse, cursor, self._trainer)
+        self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
         self._relocation: Relocation | None = None
         if may_move(recipe):
-            self._relocation = Relocation(recipe, purse, self._trainer)
+            self._relocation = Relocation(recipe, byte_budget, self._trainer)
         self._moves = 0
         self._closed = False
         self._era = self.era

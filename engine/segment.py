@@ -15,14 +15,14 @@ from .observe.observation import Move
 from .recipe import SegmentRecipe
 from .workers.coroutines import Coroutines
 from .workers.inline import Inline
-from .workers.pool import Crew
+from .workers.pool import WorkerPool
 from .workers.threads import Threads
 
 __all__ = [
-    "Hire",
     "Kind",
+    "MakePool",
     "Segment",
-    "hire",
+    "make_pool",
 ]
 
 # Which crew works for a segment: one for each kind of workers.
@@ -30,13 +30,13 @@ __all__ = [
 Kind = Literal["inline", "thread", "process", "async"]
 
 
-def hire(
+def make_pool(
     connector: Connector,
     recipe: SegmentRecipe,
     seed: int,
-    children: Callable[[], Crew],
+    children: Callable[[], WorkerPool],
     kind: Kind,
-) -> Crew:
+) -> WorkerPool:
     """Make the crew of one kind; it has no workers yet.
 
     Args:
@@ -58,12 +58,12 @@ def hire(
             return children()
 
 
-Hire = Callable[[Kind], Crew]
+MakePool = Callable[[Kind], WorkerPool]
 """Makes the crew of one kind for this segment."""
 
-MOST_MOVES = 16
+MAX_MOVES = 16
 """That are remembered."""
-MOST_PREFETCH = 128
+MAX_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
 
 
@@ -75,30 +75,32 @@ class Segment:
     the trainer's thread does that; knobs may be turned by another.
     """
 
-    def __init__(self, recipe: SegmentRecipe, connector: Connector, hire: Hire) -> None:
+    def __init__(
+        self, recipe: SegmentRecipe, connector: Connector, make_pool: MakePool
+    ) -> None:
         self.recipe = recipe
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
         self.weighed_at = 0
         """Workers it had when the mover last made up its mind about their kind."""
-        self._hire = hire
+        self._make_pool = make_pool
         self._lock = threading.Lock()
         """Guards `_crew` and `_asked`: a crew that leaves must not be resized."""
         self._asked = recipe.num_parallel_workers
         self._prefetch = recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
-        self._crew = hire(start)
-        self._leaving: list[Crew] = []
+        self._pool = make_pool(start)
+        self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(self._threads)
-        self.moves: deque[Move] = deque(maxlen=MOST_MOVES)
+        self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest from one kind of workers to another, and why."""
         self._tell_flow()
 
     @property
     def executor(self) -> str:
         """The kind of workers it has now."""
-        return self._crew.executor
+        return self._pool.executor
 
     @property
     def movable(self) -> bool:
@@ -109,7 +111,7 @@ class Segment:
     @property
     def num_parallel_workers(self) -> int:
         """Workers asked for; inline has one, the trainer."""
-        return 1 if self._crew.executor == "inline" else self._asked
+        return 1 if self._pool.executor == "inline" else self._asked
 
     @property
     def prefetch_size(self) -> int:
@@ -119,17 +121,17 @@ class Segment:
     @property
     def inline(self) -> Inline | None:
         """Its crew, if that is the trainer itself."""
-        return self._crew if isinstance(self._crew, Inline) else None
+        return self._pool if isinstance(self._pool, Inline) else None
 
     def start(self) -> None:
         """Let the workers begin."""
-        self._crew.resize(self._asked)
+        self._pool.resize(self._asked)
 
     def set_workers(self, count: int) -> None:
         """Ask for `count` workers; takes hold while work goes on."""
         with self._lock:
             self._asked = count
-            self._crew.resize(count)
+            self._pool.resize(count)
         self._tell_flow()
 
     def set_prefetch(self, batches: int) -> None:
@@ -145,25 +147,25 @@ class Segment:
             workers: how many; None: as many as were asked for.
         """
         with self._lock:
-            before, self._crew = self._crew, self._hire(kind)
+            before, self._pool = self._pool, self._make_pool(kind)
             self._leaving.append(before)
             if workers is not None:
                 self._asked = workers
-            self._crew.resize(self._asked)
+            self._pool.resize(self._asked)
             before.retire()
         self._tell_flow()
 
     def settled(self) -> bool:
         """Whether all workers of the kind before have left; forgets those that did."""
-        for crew in [crew for crew in self._leaving if not crew.statistics().alive]:
-            crew.close()
-            self._leaving.remove(crew)
+        for pool in [pool for pool in self._leaving if not pool.statistics().alive]:
+            pool.close()
+            self._leaving.remove(pool)
         return not self._leaving
 
     def close(self) -> None:
         """Stop the workers and wait for them. The gate is closed already."""
-        for crew in (self._crew, *self._leaving):
-            crew.close()
+        for pool in (self._pool, *self._leaving):
+            pool.close()
 
     def knobs(self) -> Iterable[Knob]:
         """Return what may be turned while it runs."""
@@ -183,26 +185,26 @@ class Segment:
                 recipe.queue_name,
                 "prefetch_size",
                 1,
-                MOST_PREFETCH,
+                MAX_PREFETCH,
                 recipe.tunable,
                 lambda: self.prefetch_size,
                 self.set_prefetch,
             )
 
     def _threads(self) -> list[str]:
-        return self._crew.threads()
+        return self._pool.threads()
 
     def _tell_flow(self) -> None:
-        gate, at = self.connector.gate, self.connector.segment
-        with gate.lock:
+        engine_lock, at = self.connector.engine_lock, self.connector.segment
+        with engine_lock.lock:
             far = self.executor == "process"
             workers = self.num_parallel_workers
             if far:  # as many leases again, or half as many, wait at their children
                 workers += -(-workers // 2)
-            gate.flow.set_workers(at, workers, FAR_LEASE_NS if far else LEASE_NS)
+            engine_lock.core.set_workers(at, workers, FAR_LEASE_NS if far else LEASE_NS)
             # The trainer works on demand: one batch, the one it asks for.
-            gate.flow.set_prefetch(at, 1 if self.inline else self._prefetch)
-            gate.ring()
+            engine_lock.core.set_prefetch(at, 1 if self.inline else self._prefetch)
+            engine_lock.wake()
 
     def __repr__(self) -> str:
         return (

@@ -195,11 +195,11 @@ class Session:
         """Open it, unless another read has meanwhile."""
         async with self._opening:
             if self.files is None:
-                self._held = self._hold()
+                self._held = self._keep_open()
                 self.files = await anext(self._held)
         return self.files
 
-    async def _hold(self) -> AsyncGenerator[Any]:
+    async def _keep_open(self) -> AsyncGenerator[Any]:
         """Keep the connections open for as long as the loop runs.
 
         A loop that ends closes its async generators (`loop.shutdown_asyncgens`), so

@@ -50,7 +50,7 @@ class TunedRun:
         self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
     ) -> None:
         from ..engine.core.byte_budget import (
-            process_purse,  # loaded when a pipeline runs
+            process_byte_budget,  # loaded when a pipeline runs
         )
         from ..engine.run import Run
 
@@ -58,7 +58,7 @@ class TunedRun:
         self.found = found
         """What is known of such runs: by an earlier one, and then by this one."""
         self._tuner: Tuner[Any] | None = None
-        self.run = Run(recipe, process_purse(), cursor)
+        self.run = Run(recipe, process_byte_budget(), cursor)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
@@ -94,7 +94,7 @@ class TunedRun:
 
     def _start_tuning(self, settings: config.Settings) -> None:
         # Loaded when wanted: a fifth of what importing penstock would take.
-        from ..autotune.host_peers import Neighbours, meeting_place
+        from ..autotune.host_peers import HostPeers, peers_folder
         from ..autotune.log import AutotuneLog, show_by_default
         from ..autotune.policies import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
@@ -103,15 +103,15 @@ class TunedRun:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
             # Who is given a number of cores has been given his part already.
-            place = meeting_place() if settings.cpu_budget is None else None
-            others = stack.enter_context(Neighbours(place))
+            place = peers_folder() if settings.cpu_budget is None else None
+            others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
                 self.run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
-                neighbours=others,
+                host_peers=others,
                 found=None if self.found is None else self.found.regimes,
             )
             stack.enter_context(TunerThread(tuner, log))
@@ -167,7 +167,7 @@ def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
 
 
 class Slot:
-    """Holds a face's run, apart from the face, so that a finaliser can close it.
+    """Backoffs a face's run, apart from the face, so that a finaliser can close it.
 
     A run is busy while an iterator is in the middle of it. Between epochs it is idle,
     but alive: the first batches of the next epoch are loaded.

@@ -78,7 +78,7 @@ def draw_photos(
     Raises:
         SpecError: an argument is out of range, or `folder` holds something else.
     """
-    recipe = Recipe(n=n, classes=classes, size=size, seed=seed, quality=quality)
+    recipe = PhotoRecipe(n=n, classes=classes, size=size, seed=seed, quality=quality)
     root = Path(folder)
     claim(root, recipe)
     for number in range(n):
@@ -92,7 +92,7 @@ def draw_photos(
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PhotoRecipe:
     """What decides the bytes of every photo in a folder."""
 
     n: int
@@ -132,7 +132,7 @@ def within(name: str, value: int, low: int, high: int | None, cure: str) -> None
         raise SpecError(f"`{name}` must be {rule}, got {value}; {cure}")
 
 
-def claim(root: Path, recipe: Recipe) -> None:
+def claim(root: Path, recipe: PhotoRecipe) -> None:
     """Mark `root` as drawn by `recipe`, unless it holds something else: `SpecError`."""
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / MANIFEST

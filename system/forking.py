@@ -12,7 +12,7 @@ __all__ = [
     "fork",
 ]
 
-MOST_LOOKS = 100
+MAX_LOOKS = 100
 """Threads that import one module after the other shall not keep it from forking."""
 
 
@@ -23,7 +23,7 @@ def fork() -> int:
     release them: the first import there of such a module, as numpy's of `random` when
     it is first asked for, would wait for ever.
     """
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         names = list(_imported_elsewhere())
         if not names:
             break

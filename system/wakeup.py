@@ -11,13 +11,13 @@ import ctypes
 import os
 
 __all__ = [
-    "Bell",
+    "Wakeup",
 ]
 
 _libc = ctypes.PyDLL(None)
 
 
-class Bell:
+class Wakeup:
     """Something to wait for with a selector, until it is closed."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Bell:
         """Return the descriptor, for a selector."""
         return self._descriptor
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Make it ready to be read, if it is not yet. Nothing once it is closed."""
         if self._descriptor >= 0:
             _libc.eventfd_write(self._descriptor, ctypes.c_uint64(1))
 
-    def hear(self) -> None:
+    def clear(self) -> None:
         """Take note: it is not ready any more. For the one who waits."""
         os.eventfd_read(self._descriptor)
 

@@ -192,7 +192,7 @@ def test_work_without_the_gil_stays_on_threads() -> None:
     assert (move.old, move.outcome) == ("thread", "stays")
 
 
-TURNS = threading.Lock()
+ROUNDS = threading.Lock()
 
 
 class TakesTurns:
@@ -202,7 +202,7 @@ class TakesTurns:
         return len(ENDLESS)
 
     def __getitem__(self, index: int) -> int:
-        with TURNS:
+        with ROUNDS:
             time.sleep(0.005)
         return index
 

@@ -138,7 +138,7 @@ def test_what_was_set_or_found_goes_along(
         run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
         for knob in run.run.knobs():
-            knob.turn(3)
+            knob.set(3)
         while "on trial" not in said(caplog):
             next(loop)
             burn(0.004)

@@ -83,7 +83,7 @@ def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
             killed += killed < KILLS and kill_one(dice)
             run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
             assert run is not None
-            dice.choice(run.run.knobs()).turn(dice.randint(1, 6))
+            dice.choice(run.run.knobs()).set(dice.randint(1, 6))
     assert killed >= KILLS * 0.9
     whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")
     with whole.shuffle(seed=1).map(augment).batch(BATCH) as pipe:
@@ -202,7 +202,9 @@ def test_a_stopped_worker_is_replaced_under_a_timeout(round_: int) -> None:
             found.append(batch)
             if at == stop_at:
                 workers = [
-                    worker for template in children() for worker in template.children()
+                    worker
+                    for fork_server in children()
+                    for worker in fork_server.children()
                 ]
                 dice.choice(workers).suspend()
     assert [i for batch in indices(found) for i in batch] == list(range(400))

@@ -226,7 +226,7 @@ def test_more_permits_let_more_wait_at_once() -> None:
     with pipe:
         batches = iter(pipe)
         next(batches)
-        permits_of(pipe).turn(40)
+        permits_of(pipe).set(40)
         assert len(list(batches)) == 10
 
 
@@ -245,7 +245,7 @@ def test_fewer_permits_leave_when_their_lease_ends() -> None:
     with pipe_of(count, length=800, num_parallel_workers=30) as pipe:
         for step, _ in enumerate(pipe):
             if step == 20:
-                permits_of(pipe).turn(1)
+                permits_of(pipe).set(1)
     assert {seen[index] for index in range(600, 800)} == {1}
 
 
@@ -255,6 +255,6 @@ def test_turning_knobs_changes_no_byte() -> None:
         turned = []
         for batch in pipe:
             turned.append(batch)
-            permits_of(pipe).turn(dice.randrange(1, 60))
+            permits_of(pipe).set(dice.randrange(1, 60))
     with pipe_of(augment_async, length=400, num_parallel_workers=1) as pipe:
         assert digest(turned) == digest(pipe)

@@ -201,7 +201,7 @@ def test_knobs_turn_and_all_is_measured(kind: Kind) -> None:
         loop = iter(pipe)
         head = [next(loop) for _ in range(10)]
         run = run_of(pipe)
-        assert {knob.turn(4) for knob in run.knobs()} <= {4}
+        assert {knob.set(4) for knob in run.knobs()} <= {4}
         assert {knob.value for knob in run.knobs()} <= {4}
         rest = list(loop)
         stats = pipe.stats()

@@ -43,7 +43,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture
 def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have most of what is due die with the child."""
-    monkeypatch.setattr(serving, "MOST_AHEAD", serving.LEAST_AHEAD)
+    monkeypatch.setattr(serving, "MAX_AHEAD", serving.MIN_AHEAD)
 
 
 @pytest.mark.usefixtures("few_ahead")

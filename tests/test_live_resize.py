@@ -60,7 +60,7 @@ class Restless(threading.Thread):
             knob = self._dice.choice(knobs)
             before = knob.value
             others = [n for n in range(1, self._most + 1) if n != before]
-            knob.turn(self._dice.choice(others))
+            knob.set(self._dice.choice(others))
             self.turned += knob.value != before
 
 
@@ -146,7 +146,7 @@ def test_the_workers_asked_for_are_the_workers_there_are(workers: str) -> None:
         assert run is not None
         knob = next(k for k in run.run.knobs() if k.name == "num_parallel_workers")
         for asked in (5, 1, 4, 2):
-            knob.turn(asked)
+            knob.set(asked)
             for _ in loop:
                 stats = pipe.stats()
                 assert stats is not None
@@ -181,7 +181,7 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
                 killed.update(kill_a_worker(dice))
                 run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
                 assert run is not None
-                dice.choice(run.run.knobs()).turn(dice.randint(1, 5))
+                dice.choice(run.run.knobs()).set(dice.randint(1, 5))
             epochs += 1
     assert digest(found) == undisturbed(epochs)
 
@@ -189,7 +189,9 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
 def kill_a_worker(dice: random.Random) -> list[int]:
     """Kill a grandchild, every other time: children of ours are templates."""
     with contextlib.suppress(psutil.NoSuchProcess):  # it retires just now
-        workers = [each for template in children() for each in template.children()]
+        workers = [
+            each for fork_server in children() for each in fork_server.children()
+        ]
         if workers and dice.random() < 0.5:
             victim = dice.choice(workers)
             victim.kill()

@@ -140,7 +140,7 @@ def test_a_loop_that_was_left_is_followed_by_one_with_what_it_found() -> None:
         batches = iter(pipe)
         next(batches)
         workers = pipe._slot.run.run.knobs()[0]  # type: ignore[union-attr]  # noqa: SLF001
-        workers.turn(3)
+        workers.set(3)
         del batches
         next(iter(pipe))
         assert first_stage(pipe)["num_parallel_workers"] == 3

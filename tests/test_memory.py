@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.core.byte_budget import process_purse
+from penstock.engine.core.byte_budget import process_byte_budget
 from penstock.engine.host.local import TrainerHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices
@@ -53,10 +53,10 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
     assert run is not None
     moved = threading.Event()
     assert isinstance(run.run.host, TrainerHost)
-    gate = run.run.host.engine.gate
-    with gate.lock:
-        for bells in gate.bells:
-            bells.append(moved.set)
+    engine_lock = run.run.host.engine.engine_lock
+    with engine_lock.lock:
+        for listeners in engine_lock.listeners:
+            listeners.append(moved.set)
     while not condition():
         if not moved.wait(5.0):
             return False
@@ -74,7 +74,7 @@ def test_a_slow_trainer_finds_the_budget_kept(kind: Kind, batches: float) -> Non
             assert index == [*range(8 * number, 8 * number + 8)]
             now, peak = held(pipe)
             assert 0 <= now <= peak <= budget + BATCH_BYTES
-    assert process_purse().held_bytes == 0
+    assert process_byte_budget().held_bytes == 0
 
 
 def test_prefetching_fills_the_budget_and_stops_there() -> None:
@@ -96,8 +96,8 @@ def test_two_pipelines_share_one_budget(kind: Kind) -> None:
         for number, (a, b) in enumerate(zip(one, two, strict=True)):
             expected = [*range(8 * number, 8 * number + 8)]
             assert a[1].tolist() == b[1].tolist() == expected
-            assert process_purse().held_bytes <= budget + 2 * BATCH_BYTES
-    assert process_purse().held_bytes == 0
+            assert process_byte_budget().held_bytes <= budget + 2 * BATCH_BYTES
+    assert process_byte_budget().held_bytes == 0
 
 
 def test_a_pipeline_goes_on_though_another_holds_the_whole_budget() -> None:
@@ -139,7 +139,7 @@ def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
         for _ in range(3):
             list(pipe)
         next(iter(pipe))
-    assert process_purse().held_bytes == 0
+    assert process_byte_budget().held_bytes == 0
 
 
 def test_what_a_trainer_lets_go_of_does_not_pile_up() -> None:
@@ -193,7 +193,7 @@ def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
 def test_a_pipeline_between_two_epochs_gives_its_bytes_to_one_that_trains(
     kind: Kind,
 ) -> None:
-    before = process_purse().limit_bytes
+    before = process_byte_budget().limit_bytes
     try:
         with pipe_of(kind, 80) as resting, pipe_of(kind, 4000) as training:
             first = [batch[1].tolist() for batch in resting]

@@ -69,9 +69,9 @@ def test_where_cuda_is_in_use_nothing_is_forked_from_the_trainer(
     with pipe_of(None) as pipe:
         loop = iter(pipe)
         next(loop)
-        (template,) = children()
+        (fork_server,) = children()
         assert "penstock.engine.workers.process.fork_server" in " ".join(
-            template.cmdline()
+            fork_server.cmdline()
         )
 
 

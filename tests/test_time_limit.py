@@ -95,8 +95,8 @@ def test_a_stopped_worker_is_replaced_and_said_to_have_been_stopped(
     with pipe_of(takes_its_time, workers=1, timeout=SHORT_S) as pipe:
         loop = iter(pipe)
         found = [next(loop)]
-        template = children()[0]
-        os.kill(template.children()[0].pid, signal.SIGSTOP)
+        fork_server = children()[0]
+        os.kill(fork_server.children()[0].pid, signal.SIGSTOP)
         found += loop
     assert list(indices(found)) == [[*range(at, at + 6)] for at in range(0, 60, 6)]
     assert "stopped by a signal (SIGSTOP" in caplog.text

@@ -1,4 +1,4 @@
-"""Holds: values that were tried and did not do, remembered under the load they met.
+"""Backoffs: values that were tried and did not do, remembered under the load they met.
 
 They keep a policy from trying the same again and again. A hold ends when the load has
 clearly changed; until then the value may be tried once more after a minute, after a
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...engine.observe.observation import Observation, ratio
-from ..situation import KnobKey, Outcome
+from ..situation import DecisionOutcome, KnobKey
 from ..window import cost_s, demand_rows_per_s, wait_share
 
 __all__ = [
-    "NO_HOLDS",
-    "Holds",
+    "NO_BACKOFFS",
+    "Backoffs",
 ]
 
-HOLD_S = 60.0
-MOST_DOUBLINGS = 10
+BACKOFF_S = 60.0
+MAX_DOUBLINGS = 10
 DRIFT = 1.5
 """A load so many times larger or smaller is another load (Cachew's constant)."""
 LEARNING = 0.25
@@ -39,7 +39,7 @@ in stock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Backoff:
     """A bound on one knob in one direction, found by trial."""
 
     key: KnobKey
@@ -68,21 +68,23 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class Backoffs:
     """All that stand now."""
 
-    all: tuple[Hold, ...] = ()
+    all: tuple[Backoff, ...] = ()
     loads: tuple[tuple[str, float], ...] = ()
     """As they are now, smoothed."""
     now_s: float = 0.0
 
-    def without(self, operators: Iterable[str]) -> Holds:
+    def without(self, operators: Iterable[str]) -> Backoffs:
         """The holds but those on these operators."""
         gone = set(operators)
         return replace(self, all=tuple(h for h in self.all if h.key[0] not in gone))
 
-    def learned(self, outcomes: tuple[Outcome, ...], seen: Observation) -> Holds:
-        """Holds after these outcomes; those made under other conditions are gone.
+    def learned(
+        self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
+    ) -> Backoffs:
+        """Backoffs after these outcomes; those made under other conditions are gone.
 
         Rolled back: the old value was the limit. Kept and more: less than this was too
         little.
@@ -90,42 +92,44 @@ class Holds:
         loads = smoothed(dict(self.loads), loads_of(seen))
         moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
         kept = {
-            (hold.key, hold.upward): hold
-            for hold in self.all
-            if hold.stands(loads)
+            (backoff.key, backoff.upward): backoff
+            for backoff in self.all
+            if backoff.stands(loads)
             # A gain elsewhere moves the bottleneck, perhaps to where more gained none.
-            and not (hold.upward and moved - {hold.key})
+            and not (backoff.upward and moved - {backoff.key})
         }
         for outcome in outcomes:
-            hold = made(outcome, loads, seen.time_s)
-            if hold is None:
+            backoff = made(outcome, loads, seen.time_s)
+            if backoff is None:
                 continue
-            known = kept.get((hold.key, hold.upward))
-            if known is not None and known.limit == hold.limit and not outcome.kept:
-                hold = again(hold, known, seen.time_s)
-            kept[hold.key, hold.upward] = hold
-        return Holds(tuple(kept.values()), tuple(loads.items()), seen.time_s)
+            known = kept.get((backoff.key, backoff.upward))
+            if known is not None and known.limit == backoff.limit and not outcome.kept:
+                backoff = again(backoff, known, seen.time_s)
+            kept[backoff.key, backoff.upward] = backoff
+        return Backoffs(tuple(kept.values()), tuple(loads.items()), seen.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
         """Whether no hold speaks against it."""
-        return not any(hold.forbids(value) for hold in self._on(key))
+        return not any(backoff.forbids(value) for backoff in self._on(key))
 
     def refutes(self, key: KnobKey, value: int) -> bool:
         """Whether it, or one that changes less, was tried in vain."""
-        return any(hold.refutes(value) for hold in self._on(key))
+        return any(backoff.refutes(value) for backoff in self._on(key))
 
     def most(self, key: KnobKey, upper: int) -> int:
         """Return the most that is allowed, of `upper`."""
-        return min([upper, *(hold.limit for hold in self._on(key) if hold.upward)])
+        return min(
+            [upper, *(backoff.limit for backoff in self._on(key) if backoff.upward)]
+        )
 
-    def _on(self, key: KnobKey) -> Iterable[Hold]:
+    def _on(self, key: KnobKey) -> Iterable[Backoff]:
         return (h for h in self.all if h.key == key and self.now_s < h.until_s)
 
 
-NO_HOLDS = Holds()
+NO_BACKOFFS = Backoffs()
 
 
-def made(outcome: Outcome, loads: Loads, now_s: float) -> Hold | None:
+def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
     """Return the hold that follows from an outcome, if one does."""
     decision = outcome.decision
     if decision.forced or (outcome.kept and not gained(outcome)):
@@ -133,29 +137,29 @@ def made(outcome: Outcome, loads: Loads, now_s: float) -> Hold | None:
     about = (TRAINER, decision.operator)
     lasting = outcome.after if outcome.kept else outcome.before
     then = [(name, loads.get(name, 0.0)) for name in about]
-    return Hold(
+    return Backoff(
         key=decision.key,
         upward=decision.new > decision.old and not outcome.kept,
         limit=decision.old + 1 if outcome.kept else decision.old,
         tried=decision.old if outcome.kept else decision.new,
         loads=(*then, (RATE, lasting.rows_per_s)),
-        until_s=now_s + HOLD_S,
+        until_s=now_s + BACKOFF_S,
     )
 
 
-def again(hold: Hold, known: Hold, now_s: float) -> Hold:
+def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
     """The same has failed again: it is held for twice as long."""
-    failures = min(known.failures + 1, MOST_DOUBLINGS)
-    nearer = min if hold.upward else max
+    failures = min(known.failures + 1, MAX_DOUBLINGS)
+    nearer = min if backoff.upward else max
     return replace(
-        hold,
+        backoff,
         failures=failures,
-        until_s=now_s + HOLD_S * 2 ** (failures - 1),
-        tried=nearer(hold.tried, known.tried),
+        until_s=now_s + BACKOFF_S * 2 ** (failures - 1),
+        tried=nearer(backoff.tried, known.tried),
     )
 
 
-def gained(outcome: Outcome) -> bool:
+def gained(outcome: DecisionOutcome) -> bool:
     """Whether more of something was kept."""
     return outcome.kept and outcome.decision.new > outcome.decision.old
 

@@ -31,11 +31,11 @@ from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..situation import Decision, KnobKey, KnobView, Situation
 from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
-from .backoff import NO_HOLDS, Holds
+from .backoff import NO_BACKOFFS, Backoffs
 from .case import CPU_USED, Case, cores_of, cpu_bound, spent
-from .curve import WORTH, Curve, efficiency, holds_still, probe, remembered
+from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
 
-__all__ = ["BottleneckLaw", "Memory"]
+__all__ = ["BottleneckLaw", "LawMemory"]
 
 WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
@@ -62,7 +62,7 @@ CHEAPER = 1.5
 and the cores less: who needs more cores than these could keep busy is not tried."""
 HELD_BACK = 0.1
 """Share of a segment's workers' time."""
-PREFETCH_MOST = 16
+MAX_PREFETCH = 16
 ROWS_EACH = 4
 """Rows ahead for each worker where rows mostly wait."""
 WAIT_TOLERATED = 0.02
@@ -72,14 +72,14 @@ EMPTY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class LawMemory:
     """What the policy remembers from one window to the next."""
 
     at_ease: int = 0
     """Windows in a row in which the trainer did not wait."""
     hungry: int = 0
     """Windows in a row in which it did."""
-    holds: Holds = NO_HOLDS
+    backoffs: Backoffs = NO_BACKOFFS
     curves: tuple[tuple[str, Curve], ...] = ()
     """What came of which number of workers, by operator."""
     staff: tuple[tuple[str, str], ...] = ()
@@ -93,22 +93,24 @@ class BottleneckLaw:
 
     name = "bottleneck_law"
 
-    def start(self) -> Memory:
+    def start(self) -> LawMemory:
         """Nothing is known."""
-        return Memory()
+        return LawMemory()
 
     def decide(
-        self, situation: Situation, memory: Memory
-    ) -> tuple[tuple[Decision, ...], Memory]:
+        self, situation: Situation, memory: LawMemory
+    ) -> tuple[tuple[Decision, ...], LawMemory]:
         """Mend what breaks the budget, else add, else look, else give back."""
         kinds = staff(situation.observation)
         new = {name for name, _ in set(kinds) - set(memory.staff)}
-        holds = memory.holds.without(new)
-        holds = holds.learned(situation.outcomes, situation.observation)
+        backoffs = memory.backoffs.without(new)
+        backoffs = backoffs.learned(situation.outcomes, situation.observation)
         curves = {name: curve for name, curve in memory.curves if name not in new}
         curves = current(remembered(curves, situation.outcomes), situation.observation)
-        known = replace(memory, holds=holds, curves=tuple(curves.items()), staff=kinds)
-        case = _Law(situation, holds, curves)
+        known = replace(
+            memory, backoffs=backoffs, curves=tuple(curves.items()), staff=kinds
+        )
+        case = _Law(situation, backoffs, curves)
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if case.starved():
@@ -182,7 +184,7 @@ class _Law(Case):
         knob = self.knob(segment.name, WORKERS)
         if knob is None:
             return segment.num_parallel_workers
-        return max(knob.value, self.holds.most((segment.name, WORKERS), knob.upper))
+        return max(knob.value, self.backoffs.most((segment.name, WORKERS), knob.upper))
 
     # What to add
 
@@ -250,7 +252,7 @@ class _Law(Case):
         self, segment: SegmentObservation, knob: KnobView, wanted: int
     ) -> tuple[int, float]:
         """How many batches ahead may be had of those wanted, and for how many bytes."""
-        new = min(wanted, knob.upper, PREFETCH_MOST)
+        new = min(wanted, knob.upper, MAX_PREFETCH)
         nbytes = (new - knob.value) * self.batch_bytes(segment)
         held_bytes = self.situation.observation.held_bytes
         fits = held_bytes + nbytes <= self.situation.budget.memory_bytes
@@ -300,7 +302,7 @@ class _Law(Case):
         cores = ratio(segment.cpu_s, self.situation.observation.window_s)
         lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
         new = probe(curve, knob.value, lower, knob.upper, waits=waits)
-        if new is None or self.holds.refutes(key, new):
+        if new is None or self.backoffs.refutes(key, new):
             return
         yield Decision(
             *key,
@@ -365,7 +367,7 @@ def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
     return {
         name: curve
         for name, curve in curves.items()
-        if holds_still(curve, counts.get(name, 0), rate)
+        if is_steady(curve, counts.get(name, 0), rate)
     }
 
 

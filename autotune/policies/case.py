@@ -10,7 +10,7 @@ from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..situation import Decision, KnobKey, KnobView, Situation
 from ..window import outbox, wait_share
-from .backoff import Holds
+from .backoff import Backoffs
 
 __all__ = [
     "CPU_USED",
@@ -34,7 +34,7 @@ RELEASED_SHARE = 0.75
 BUSY_SHARE = 0.8
 """Workers are to be busy so much of the time: the rest is for uneven work."""
 PREFETCH_KEPT = 0.8
-PREFETCH_LEAST = 2
+MIN_PREFETCH = 2
 CPU_EXCEEDED = 1.1
 """The budget with the noise of a measured core count."""
 
@@ -44,7 +44,7 @@ class Case:
     """One situation, with what any policy asks of it, or does about it."""
 
     situation: Situation
-    holds: Holds
+    backoffs: Backoffs
 
     def hungry(self) -> bool:
         """Whether the trainer waits for batches that are not there."""
@@ -108,7 +108,7 @@ class Case:
             knob = self.knob(*key)
             if knob is None:
                 continue
-            fewer = max(knob.lower, PREFETCH_LEAST, int(PREFETCH_KEPT * knob.value))
+            fewer = max(knob.lower, MIN_PREFETCH, int(PREFETCH_KEPT * knob.value))
             if fewer < knob.value and self.allowed(key, fewer):
                 level = segment.output.utilization
                 reason = phrases.queue_idle(segment.queue_name, level)
@@ -142,7 +142,7 @@ class Case:
 
     def allowed(self, key: KnobKey, value: int) -> bool:
         """Whether no hold speaks against it."""
-        return self.holds.allows(key, value)
+        return self.backoffs.allows(key, value)
 
 
 def release(

@@ -29,10 +29,10 @@ from ...engine.observe.observation import SegmentObservation
 from .. import phrases
 from ..situation import Decision, KnobKey, Situation
 from ..window import starving
-from .backoff import NO_HOLDS, Holds
+from .backoff import NO_BACKOFFS, Backoffs
 from .case import Case
 
-__all__ = ["ConnectorRules", "Memory"]
+__all__ = ["ConnectorRules", "RulesMemory"]
 
 DIFFERENCE = 0.35
 INPUT_LOW = 0.5
@@ -40,7 +40,7 @@ CPU_HIGH = 0.75
 CPU_LOW = 0.35
 WORKERS_STEP = 2
 PREFETCH_STEP = 4
-PREFETCH_MOST = 16
+MAX_PREFETCH = 16
 """Batches; more only hides for longer that loading is too slow."""
 
 EASE_WINDOWS = 3
@@ -51,14 +51,14 @@ CPU_TO_SPARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RulesMemory:
     """What the policy remembers from one window to the next."""
 
     hungry: int = 0
     """Windows in a row in which the trainer waited."""
     at_ease: int = 0
     """Windows in a row in which it did not, and batches were ready."""
-    holds: Holds = NO_HOLDS
+    backoffs: Backoffs = NO_BACKOFFS
 
 
 class ConnectorRules:
@@ -66,28 +66,28 @@ class ConnectorRules:
 
     name = "connector_rules"
 
-    def start(self) -> Memory:
+    def start(self) -> RulesMemory:
         """Nothing is known."""
-        return Memory()
+        return RulesMemory()
 
     def decide(
-        self, situation: Situation, memory: Memory
-    ) -> tuple[tuple[Decision, ...], Memory]:
+        self, situation: Situation, memory: RulesMemory
+    ) -> tuple[tuple[Decision, ...], RulesMemory]:
         """Mend what breaks the budget, else add where it starves, else give back."""
-        holds = memory.holds.learned(situation.outcomes, situation.observation)
-        case = _Rules(situation, holds)
+        backoffs = memory.backoffs.learned(situation.outcomes, situation.observation)
+        case = _Rules(situation, backoffs)
         if mended := tuple(case.within_budget()):
-            return mended, Memory(holds=holds)
+            return mended, RulesMemory(backoffs=backoffs)
         if case.hungry():
             hungry = memory.hungry + 1
             sure = hungry >= HUNGRY_WINDOWS or starving(situation.observation)
             grown = case.growth() if sure else ()
-            return grown, Memory(hungry=hungry, holds=holds)
+            return grown, RulesMemory(hungry=hungry, backoffs=backoffs)
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared: tuple[Decision, ...] = ()
         if at_ease >= EASE_WINDOWS:
             spared = tuple(case.idle_workers()) or tuple(case.idle_queues())
-        return spared, Memory(at_ease=at_ease, holds=holds)
+        return spared, RulesMemory(at_ease=at_ease, backoffs=backoffs)
 
 
 class _Rules(Case):
@@ -149,7 +149,7 @@ class _Rules(Case):
         starved = feeding < INPUT_LOW or output - feeding > DIFFERENCE
         if knob is None or cpu >= CPU_LOW or not starved:
             return None
-        new = min(knob.value + PREFETCH_STEP, knob.upper, PREFETCH_MOST)
+        new = min(knob.value + PREFETCH_STEP, knob.upper, MAX_PREFETCH)
         nbytes = (new - knob.value) * self.batch_bytes(segment)
         held = self.situation.observation.held_bytes
         fits = held + nbytes <= self.situation.budget.memory_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf, sqrt
 
 from ...engine.observe.knob import KnobName
-from ..situation import Outcome
+from ..situation import DecisionOutcome
 
-__all__ = ["WORTH", "Curve", "efficiency", "holds_still", "probe", "remembered"]
+__all__ = ["WORTH", "Curve", "efficiency", "is_steady", "probe", "remembered"]
 
 WORKERS: KnobName = "num_parallel_workers"
 WORTH = 1.03
@@ -27,7 +27,7 @@ Curve = tuple[tuple[int, float], ...]
 
 
 def remembered(
-    curves: dict[str, Curve], outcomes: tuple[Outcome, ...]
+    curves: dict[str, Curve], outcomes: tuple[DecisionOutcome, ...]
 ) -> dict[str, Curve]:
     """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
     moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
@@ -47,7 +47,7 @@ def remembered(
     return curves
 
 
-def holds_still(curve: Curve, workers: int, rate: float) -> bool:
+def is_steady(curve: Curve, workers: int, rate: float) -> bool:
     """Whether what is known of so many workers is what is seen of them now."""
     then = dict(curve).get(workers, rate)
     return rate <= 0 or then <= 0 or 1 / DRIFT <= rate / then <= DRIFT

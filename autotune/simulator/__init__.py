@@ -2,6 +2,6 @@
 
 from .machine import Machine, Ranks
 from .plant import Simulated
-from .workload import Stage, Trainer, Workload
+from .workload import SimulatedStage, Trainer, Workload
 
-__all__ = ["Machine", "Ranks", "Simulated", "Stage", "Trainer", "Workload"]
+__all__ = ["Machine", "Ranks", "Simulated", "SimulatedStage", "Trainer", "Workload"]

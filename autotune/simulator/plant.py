@@ -11,7 +11,7 @@ from ...engine.observe.knob import Knob
 from ...engine.observe.observation import Observation, TrainerObservation
 from .machine import Machine, Parts, Ranks
 from .station import Done, Station
-from .workload import Stage, Trainer, Workload
+from .workload import SimulatedStage, Trainer, Workload
 
 __all__ = ["Simulated"]
 
@@ -21,7 +21,7 @@ SLICE_S = 0.1
 row began need not be so when it ends."""
 
 
-class Chunk(NamedTuple):
+class SimulatedChunk(NamedTuple):
     """What a worker has in hand."""
 
     rows: int
@@ -139,16 +139,16 @@ class Simulated:
                 stage.begin(rows, source)
                 self._go_on(at, self._draw(stage.what, rows), 0.0)
 
-    def _draw(self, what: Stage, rows: int) -> Chunk:
+    def _draw(self, what: SimulatedStage, rows: int) -> SimulatedChunk:
         """Draw what a chunk of so many rows consists of."""
         dice = self.machine.random
         draws = range(rows if what.heavy_share else 0)
         heavy = sum(dice.random() < what.heavy_share for _ in draws)
         units = rows + heavy * (what.heavy_factor - 1.0)
         units *= max(0.2, dice.gauss(1.0, what.spread / rows**0.5))
-        return Chunk(rows, units, units * what.cpu_s)
+        return SimulatedChunk(rows, units, units * what.cpu_s)
 
-    def _go_on(self, at: int, chunk: Chunk, run_s: float) -> None:
+    def _go_on(self, at: int, chunk: SimulatedChunk, run_s: float) -> None:
         """Work on a chunk for as long as the machine is taken to stay as it is now."""
         self._count()
         stage = self._stages[at]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from ...engine.observe.knob import Knob
 from ...engine.observe.observation import ConnectorObservation, SegmentObservation
 from .machine import Parts
-from .workload import Stage, Workload
+from .workload import SimulatedStage, Workload
 
 __all__ = ["Done", "Station"]
 
 LEASE_S = 0.03
 """Work in one chunk; longer than a live one, for fewer events."""
-MOST_PREFETCH = 64
+MAX_PREFETCH = 64
 
 
 class Done(NamedTuple):
@@ -28,7 +28,9 @@ class Done(NamedTuple):
 class Station:
     """A stage at run time: its workers, and the rows that wait behind it."""
 
-    def __init__(self, at: int, what: Stage, workers: int, prefetch: int) -> None:
+    def __init__(
+        self, at: int, what: SimulatedStage, workers: int, prefetch: int
+    ) -> None:
         self.what = what
         self.name = f"Map(ID:{at}) {what.name}"
         self.workers = min(workers, what.most_workers)
@@ -47,7 +49,7 @@ class Station:
         self._input_s = self._credit_s = 0.0
         self._area = self._empty_s = self._full_s = 0.0
 
-    def become(self, what: Stage) -> None:
+    def become(self, what: SimulatedStage) -> None:
         """Do something else from now on."""
         self.what = what
         self._rows_beside.clear()
@@ -143,16 +145,16 @@ class Station:
         self._clear()
         return seen
 
-    def knobs(self, turned: Callable[[], None]) -> tuple[Knob, Knob]:
+    def knobs(self, changed: Callable[[], None]) -> tuple[Knob, Knob]:
         """Return its two knobs; `turned` lets those begin who may now."""
 
-        def hire(count: int) -> None:
+        def set_workers(count: int) -> None:
             self.workers = count
-            turned()
+            changed()
 
         def reach(batches: int) -> None:
             self.prefetch = batches
-            turned()
+            changed()
 
         most = self.what.most_workers
         return (
@@ -163,13 +165,13 @@ class Station:
                 upper=most,
                 tunable=True,
                 read=lambda: self.workers,
-                write=hire,
+                write=set_workers,
             ),
             Knob(
                 self.name,
                 "prefetch_size",
                 lower=1,
-                upper=MOST_PREFETCH,
+                upper=MAX_PREFETCH,
                 tunable=True,
                 read=lambda: self.prefetch,
                 write=reach,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Stage", "Trainer", "Workload"]
+__all__ = ["SimulatedStage", "Trainer", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SimulatedStage:
     """One segment; all times are seconds a row."""
 
     name: str
@@ -80,7 +80,7 @@ class Trainer:
 class Workload:
     """A whole pipeline and its trainer."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[SimulatedStage, ...]
     trainer: Trainer
     batch_rows: int = 32
     regime: str = ""

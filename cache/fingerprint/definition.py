@@ -33,7 +33,7 @@ __all__ = [
     "attributes",
     "binary",
     "defaults",
-    "holds_c_state",
+    "has_c_state",
     "is_static",
     "loaded",
     "module_name",
@@ -201,7 +201,7 @@ def named_by(function: FunctionType) -> dict[str, Any]:
     leads to counts, not the whole module. What is not there (yet) is left out.
     """
     codes = nested(function.__code__)
-    return dict(chain.from_iterable(map(Reader(function.__globals__).read, codes)))
+    return dict(chain.from_iterable(map(CodeReader(function.__globals__).read, codes)))
 
 
 def defaults(function: FunctionType) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(constant)
 
 
-class Reader:
+class CodeReader:
     """Reads a code for what it names: a global, the attribute of a module, an import.
 
     A name is followed by loads of its attributes, one instruction each.
@@ -313,7 +313,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 @lru_cache(1024)
-def holds_c_state(kind: type) -> bool:
+def has_c_state(kind: type) -> bool:
     """Whether objects of a class hold what neither `__dict__` nor slots show.
 
     A class written in Python that adds to none but `object` has one or the other; of a

@@ -196,7 +196,7 @@ def object_(walk: Walk, value: Any) -> bytes:
         return library
     if kind.__module__ == "typing":
         return leaf("typing", repr(value))
-    if kind is not object and definition.holds_c_state(kind):
+    if kind is not object and definition.has_c_state(kind):
         raise walk.undigestible(kind.__name__)
     return node("object", *described(walk, value))
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from ..core.chunk import Failure, Flight
+from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan
 from .layout import (
     Allocate,
@@ -35,7 +35,7 @@ __all__ = [
     "BatchBuffer",
     "Buffers",
     "Collate",
-    "Failed",
+    "FailedBatch",
     "Finished",
     "Lend",
     "heap",
@@ -63,7 +63,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedBatch:
     """A batch that cannot be had: the trainer gets the error when it is due."""
 
     error: BaseException
@@ -93,21 +93,21 @@ class Buffers:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
-    def finish(self, flight: Flight) -> Finished | Failed:
+    def finish(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
         """Make the batch of a flight whose rows are done: runs the user's collate."""
-        plan, buffer = flight.plan, flight.buffer
+        plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        failures = sorted(flight.failures, key=lambda failure: failure.row)
-        flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
+        failures = sorted(in_flight.failures, key=lambda failure: failure.row)
+        in_flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
         fatal = self._fatal(failures, plan)
         if fatal is not None:
-            return Failed(fatal.annotated(plan.epoch, plan.step))
+            return FailedBatch(fatal.annotated(plan.epoch, plan.step))
         rows = tuple(failure.row for failure in failures)
         try:
             return Finished(buffer.collect(rows), tuple(failures))
         except Exception as error:  # noqa: BLE001 what the user's raises is the batch
-            error.add_note(buffer.blame(plan, flight.rows.indices))
-            return Failed(error)
+            error.add_note(buffer.blame(plan, in_flight.rows.indices))
+            return FailedBatch(error)
 
     def _fatal(self, failures: list[Failure], plan: BatchPlan) -> Failure | None:
         """Return the failure that the trainer must be told of, if there is one."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from ... import config
 
 __all__ = [
-    "Account",
-    "AccountStatistics",
-    "Purse",
-    "process_purse",
+    "ByteBudget",
+    "ReservationStatistics",
+    "Reservations",
+    "process_byte_budget",
 ]
 
 
-class Purse:
+class ByteBudget:
     """A number of bytes that several pipelines share.
 
     The lock guards `held_bytes`, `limit_bytes`, who waits and who rests. It is taken
@@ -55,27 +55,27 @@ class Purse:
             self._limit = limit_bytes
             return self._take_refused()
 
-    def charge(self, nbytes: int, poke: Callable[[], None] | None) -> bool:
+    def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
         """Charge `nbytes` if they fit; without `poke`, in any case.
 
         One who is refused will be poked when bytes come free.
         """
         with self.lock:
-            if poke is not None and self._held + nbytes > self._limit:
-                self._refused.add(poke)
+            if notify is not None and self._held + nbytes > self._limit:
+                self._refused.add(notify)
                 return False
             self._held += nbytes
             return True
 
-    def rest(self, park: Callable[[], None]) -> None:
+    def rest(self, suspend: Callable[[], None]) -> None:
         """A pipeline is between two epochs: `park` takes back what it prefetched."""
         with self.lock:
-            self._resting.add(park)
+            self._resting.add(suspend)
 
-    def rouse(self, park: Callable[[], None]) -> None:
+    def resume(self, suspend: Callable[[], None]) -> None:
         """It goes on, or is gone."""
         with self.lock:
-            self._resting.discard(park)
+            self._resting.discard(suspend)
 
     def resting(self) -> list[Callable[[], None]]:
         """Return whom to park where others are short, once the caller holds no lock."""
@@ -88,10 +88,10 @@ class Purse:
             self._held -= nbytes
             return self._take_refused() if self._refused else []
 
-    def forget(self, poke: Callable[[], None]) -> None:
+    def forget(self, notify: Callable[[], None]) -> None:
         """A pipeline is gone and needs not be told any more."""
         with self.lock:
-            self._refused.discard(poke)
+            self._refused.discard(notify)
 
     def _take_refused(self) -> list[Callable[[], None]]:
         refused = list(self._refused)
@@ -99,32 +99,32 @@ class Purse:
         return refused
 
     def __repr__(self) -> str:
-        return f"<Purse {self._held} of {self._limit} bytes held>"
+        return f"<ByteBudget {self._held} of {self._limit} bytes held>"
 
 
-_purse: Purse | None = None
+_byte_budget: ByteBudget | None = None
 _making = threading.Lock()
 """Guards the making of `_purse`."""
 
 
-def process_purse() -> Purse:
+def process_byte_budget() -> ByteBudget:
     """Return the bytes that all pipelines of this process share."""
-    global _purse  # noqa: PLW0603 one a process, made when first wanted
+    global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
-        if _purse is None:
-            _purse = Purse(config.memory_bytes())
-        return _purse
+        if _byte_budget is None:
+            _byte_budget = ByteBudget(config.memory_bytes())
+        return _byte_budget
 
 
 def _resize(limit_bytes: int) -> None:
-    for poke in process_purse().resize(limit_bytes):
-        poke()
+    for notify in process_byte_budget().resize(limit_bytes):
+        notify()
 
 
 def _after_fork() -> None:
     """Give a forked child its own purse: it runs none of the parent's pipelines."""
-    global _making, _purse
-    _making, _purse = threading.Lock(), None
+    global _making, _byte_budget
+    _making, _byte_budget = threading.Lock(), None
 
 
 config.watch_memory(_resize)
@@ -132,7 +132,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
-class AccountStatistics:
+class ReservationStatistics:
     """What one pipeline holds."""
 
     held_bytes: int
@@ -143,7 +143,7 @@ class AccountStatistics:
 
 
 @dataclass(slots=True)
-class _Charge:
+class Reservation:
     """What one batch in flight is charged, holds, and held at its fullest."""
 
     charged: int
@@ -151,17 +151,17 @@ class _Charge:
     high: int = 0
 
 
-class Account:
+class Reservations:
     """One pipeline's dealings with the purse. Guarded by its engine's lock."""
 
-    def __init__(self, purse: Purse, poke: Callable[[], None]) -> None:
-        self.purse = purse
-        self._poke = poke
-        self._charges: dict[int, _Charge] = {}
+    def __init__(self, byte_budget: ByteBudget, notify: Callable[[], None]) -> None:
+        self.byte_budget = byte_budget
+        self._notify = notify
+        self._charges: dict[int, Reservation] = {}
         self._image_size: int | None = None
         self._batch_bytes: int | None = None
         self._total = self._peak = 0
-        self.pokes: list[Callable[[], None]] = []
+        self.notifications: list[Callable[[], None]] = []
         """Those to call, once no lock is held, as bytes came free."""
 
     def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
@@ -174,10 +174,10 @@ class Account:
         if not oldest and expected is None:
             return False
         nbytes = expected or 0
-        if not self.purse.charge(nbytes, None if oldest else self._poke):
-            self.pokes += self.purse.resting()
+        if not self.byte_budget.charge(nbytes, None if oldest else self._notify):
+            self.notifications += self.byte_budget.resting()
             return False
-        self._charges[step] = _Charge(nbytes)
+        self._charges[step] = Reservation(nbytes)
         self._grow(nbytes)
         return True
 
@@ -191,14 +191,14 @@ class Account:
             return int(nbytes * (image_size / known) ** 2)
         return nbytes
 
-    def hold(self, step: int, nbytes: int) -> None:
+    def use(self, step: int, nbytes: int) -> None:
         """The batch grew (or shrank) by so many bytes: true up."""
         charge = self._charges[step]
         charge.held += nbytes
         charge.high = max(charge.high, charge.held)
         excess = charge.held - charge.charged
         if excess > 0:
-            self.purse.charge(excess, None)
+            self.byte_budget.charge(excess, None)
             charge.charged += excess
             self._grow(excess)
 
@@ -225,16 +225,16 @@ class Account:
         """Give everything back."""
         for step in list(self._charges):
             self.close(step)
-        self.purse.forget(self._poke)
+        self.byte_budget.forget(self._notify)
 
-    def take_pokes(self) -> list[Callable[[], None]]:
+    def take_notifications(self) -> list[Callable[[], None]]:
         """Return `pokes`, and forget them."""
-        pokes, self.pokes = self.pokes, []
-        return pokes
+        notifications, self.notifications = self.notifications, []
+        return notifications
 
-    def statistics(self) -> AccountStatistics:
+    def statistics(self) -> ReservationStatistics:
         """Return what is held now, and was at most."""
-        return AccountStatistics(self._total, self._peak, self._batch_bytes or 0)
+        return ReservationStatistics(self._total, self._peak, self._batch_bytes or 0)
 
     def _learn(self, high: int, image_size: int | None) -> None:
         """Up at once, down by an eighth: one light batch must not let ten heavy in."""
@@ -252,4 +252,4 @@ class Account:
     def _let_go(self, nbytes: int) -> None:
         if nbytes:
             self._total -= nbytes
-            self.pokes += self.purse.release(nbytes)
+            self.notifications += self.byte_budget.release(nbytes)

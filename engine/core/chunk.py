@@ -14,12 +14,12 @@ from ..plan import BatchPlan, Rows
 from ..plan.batch_plan import Context
 
 __all__ = [
-    "Buffer",
     "Chunk",
     "Failure",
-    "Flight",
+    "InFlightBatch",
     "Lease",
     "Outcome",
+    "RowBuffer",
     "Signal",
     "runs",
 ]
@@ -111,7 +111,7 @@ class Lease:
     chunk: Chunk
     inputs: list[Any] | None
     """One sample a row, as the segment before left it; None for a source."""
-    flight: Flight
+    in_flight: InFlightBatch
     """The batch it is part of."""
     input_bytes: int = 0
 
@@ -157,7 +157,7 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
 # A flight: one batch on its way from the plan to the trainer.
 
 
-class Buffer(Protocol):
+class RowBuffer(Protocol):
     """Where a batch's rows go; the flow only carries it."""
 
     @property
@@ -167,12 +167,12 @@ class Buffer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightBatch:
     """A batch on its way."""
 
     plan: BatchPlan
     rows: Rows
-    buffer: Buffer
+    buffer: RowBuffer
     remaining: list[int]
     """Rows still to be finished, by segment."""
     next_row: int = 0

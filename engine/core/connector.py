@@ -17,18 +17,18 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..observe.metrics import PartsMeter, Wait, WorkerMeter, WorkerReading
-from .chunk import Flight, Lease, Outcome, Signal
-from .core import FEED, Flow
+from .chunk import InFlightBatch, Lease, Outcome, Signal
+from .core import FEED, Core
 
 __all__ = [
     "Connector",
-    "Gate",
+    "EngineLock",
 ]
 
 Clock = Callable[[], int]
 
 
-class Gate:
+class EngineLock:
     """The engine's lock, and whom to wake when something has changed under it.
 
         with gate.lock:
@@ -41,44 +41,44 @@ class Gate:
     there it is certain that the lock is let go.
     """
 
-    def __init__(self, flow: Flow, clock: Clock = time.perf_counter_ns) -> None:
-        self.flow = flow
+    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
+        self.core = core
         self.clock = clock
         self.lock = threading.Lock()
         self.broken: BaseException | None = None
         """What went wrong inside the engine itself; the trainer is told."""
-        segments = range(len(flow.segments))
+        segments = range(len(core.segments))
         self._conditions = [threading.Condition(self.lock) for _ in segments]
         self._waiting = [0 for _ in segments]
-        self._pokes: deque[Callable[[], None]] = deque()
-        self.bells: list[list[Callable[[], None]]] = [[] for _ in segments]
+        self._notifications: deque[Callable[[], None]] = deque()
+        self.listeners: list[list[Callable[[], None]]] = [[] for _ in segments]
         """By segment: rung with the lock held, so they must not wait for anything."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self._trainer: SimpleQueue[None] = SimpleQueue()
-        self._parked = False
+        self._suspended = False
         """Whether what was prefetched was given up; guarded by the lock."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake those whose luck may have changed. The lock is held."""
-        flow = self.flow
-        wakes = flow.wakes
+        core = self.core
+        wakes = core.wakes
         if wakes:
             if wakes.pop(FEED, 0):
                 self.wake_trainer()
             for at, count in wakes.items():
                 if self._waiting[at]:
                     self._conditions[at].notify(count)
-                for bell in self.bells[at]:
-                    bell()
+                for wakeup in self.listeners[at]:
+                    wakeup()
             wakes.clear()
-        if flow.account.pokes:
-            self._pokes.extend(flow.account.take_pokes())
+        if core.reservations.notifications:
+            self._notifications.extend(core.reservations.take_notifications())
 
-    def poke_others(self) -> None:
+    def notify_others(self) -> None:
         """Tell other pipelines of bytes that came free. No lock is held."""
-        while self._pokes:
-            self._pokes.popleft()()
+        while self._notifications:
+            self._notifications.popleft()()
 
     def wait(self, at: int) -> None:
         """Wait, with the lock held, until segment `at` is woken. For workers."""
@@ -102,54 +102,54 @@ class Gate:
             self.trainer_waits = False
             self._trainer.put(None)
 
-    def poke(self) -> None:
+    def notify(self) -> None:
         """Bytes came free elsewhere: the source may be granted credit now."""
         with self.lock:
-            self.flow.wakes[0] = 1 << 30
-            self.ring()
+            self.core.wakes[0] = 1 << 30
+            self.wake()
 
     def extend(self, until: int) -> None:
         """Batches up to this step may be begun."""
         with self.lock:
-            self.flow.until = until
-            self.flow.wakes[0] = 1 << 30
-            self.ring()
+            self.core.until = until
+            self.core.wakes[0] = 1 << 30
+            self.wake()
 
     def rest(self) -> None:
         """The trainer is between two epochs: others may need the bytes more."""
-        self.flow.account.purse.rest(self._park)
+        self.core.reservations.byte_budget.rest(self._suspend)
 
-    def rouse(self) -> None:
+    def resume(self) -> None:
         """The trainer goes on, or is gone: what was taken back is loaded once more."""
-        self.flow.account.purse.rouse(self._park)
+        self.core.reservations.byte_budget.resume(self._suspend)
         with self.lock:
-            if self._parked:
-                self._parked = False
-                self.flow.until = None
-                self.flow.wakes[0] = 1 << 30
-                self.ring()
+            if self._suspended:
+                self._suspended = False
+                self.core.until = None
+                self.core.wakes[0] = 1 << 30
+                self.wake()
 
     def leave(self) -> None:
         """Nobody is to be parked here any more."""
-        self.flow.account.purse.rouse(self._park)
+        self.core.reservations.byte_budget.resume(self._suspend)
 
-    def _park(self) -> None:
+    def _suspend(self) -> None:
         """Drop what is prefetched, and begin no more. For any thread; holds no lock."""
         with self.lock:
-            resting = self._park in self.flow.account.purse.resting()
-            if resting and not self._parked:
-                self._parked = True
-                self.flow.restart(self.flow.head, self.clock())
-                self.flow.until = self.flow.head
-                self.ring()
-        self.poke_others()
+            resting = self._suspend in self.core.reservations.byte_budget.resting()
+            if resting and not self._suspended:
+                self._suspended = True
+                self.core.restart(self.core.head, self.clock())
+                self.core.until = self.core.head
+                self.wake()
+        self.notify_others()
 
     def fail(self, error: BaseException) -> None:
         """The engine itself is at fault: let the trainer know."""
         with self.lock:
             self.broken = self.broken or error
-            self.flow.wakes[FEED] = 1
-            self.ring()
+            self.core.wakes[FEED] = 1
+            self.wake()
 
 
 class Connector:
@@ -157,12 +157,12 @@ class Connector:
 
     def __init__(
         self,
-        gate: Gate,
+        engine_lock: EngineLock,
         segment: int,
-        finish: Callable[[Flight], Any],
+        finish: Callable[[InFlightBatch], Any],
         operations: int = 1,
     ) -> None:
-        self.gate = gate
+        self.engine_lock = engine_lock
         self.parts = PartsMeter(operations)
         self.segment = segment
         self._finish = finish
@@ -173,36 +173,36 @@ class Connector:
 
     def enter(self) -> WorkerMeter:
         """A worker begins: give it its instrument."""
-        with self.gate.lock:
-            meter = WorkerMeter(self.gate.clock())
+        with self.engine_lock.lock:
+            meter = WorkerMeter(self.engine_lock.clock())
             self._meters.add(meter)
         return meter
 
     def leave(self, meter: WorkerMeter) -> None:
         """A worker is gone; what it did stays counted."""
-        with self.gate.lock:
+        with self.engine_lock.lock:
             if meter in self._meters:
                 self._meters.remove(meter)
-                self._gone += meter.read(self.gate.clock())
+                self._gone += meter.read(self.engine_lock.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
         """Wait for work; `surplus()`, asked under the lock: retire instead?"""
-        gate = self.gate
-        with gate.lock:
+        engine_lock = self.engine_lock
+        with engine_lock.lock:
             while True:
-                if gate.flow.closed:
+                if engine_lock.core.closed:
                     return Signal.CLOSED
                 if surplus():
                     return Signal.RETIRE
                 lease = self._attempt(meter)
                 if lease is not None:
                     return lease
-                gate.wait(self.segment)
+                engine_lock.wait(self.segment)
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Take work if there is any now."""
-        with self.gate.lock:
-            return None if self.gate.flow.closed else self._attempt(meter)
+        with self.engine_lock.lock:
+            return None if self.engine_lock.core.closed else self._attempt(meter)
 
     def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
         """Hand in what became of a lease; the one who completes a batch finishes it.
@@ -210,30 +210,30 @@ class Connector:
         Never waits for another worker. Finishing may run the user's `collate_fn`, in
         this worker, with no lock held.
         """
-        gate = self.gate
-        with gate.lock:
-            now_ns = gate.clock()
+        engine_lock = self.engine_lock
+        with engine_lock.lock:
+            now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
-            flight = gate.flow.settle(lease, outcome, now_ns)
-            gate.ring()
+            in_flight = engine_lock.core.settle(lease, outcome, now_ns)
+            engine_lock.wake()
         # They are the batch's now. A traceback holds the frames it came through, with
         # this outcome in them: letting go here, both die without the collector.
         outcome.failures.clear()
-        if flight is not None:
-            batch = self._finish(flight)
-            with gate.lock:
-                gate.flow.deliver(flight, batch, gate.clock())
-                gate.ring()
-        gate.poke_others()
+        if in_flight is not None:
+            batch = self._finish(in_flight)
+            with engine_lock.lock:
+                engine_lock.core.deliver(in_flight, batch, engine_lock.clock())
+                engine_lock.wake()
+        engine_lock.notify_others()
 
     def wake_all(self) -> None:
         """Let every waiting worker look again (a retirement was asked for)."""
-        with self.gate.lock:
-            self.gate.flow.wakes[self.segment] = 1 << 30
-            self.gate.ring()
+        with self.engine_lock.lock:
+            self.engine_lock.core.wakes[self.segment] = 1 << 30
+            self.engine_lock.wake()
 
     @property
     def busy(self) -> bool:
@@ -251,14 +251,14 @@ class Connector:
         return sum(self.readings(now_ns), self._gone)
 
     def _attempt(self, meter: WorkerMeter) -> Lease | None:
-        gate = self.gate
-        now_ns = gate.clock()
-        lease = gate.flow.take(self.segment, now_ns)
+        engine_lock = self.engine_lock
+        now_ns = engine_lock.clock()
+        lease = engine_lock.core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
             return None
         meter.start(now_ns)
-        gate.ring()
+        engine_lock.wake()
         return lease
 
     def __repr__(self) -> str:

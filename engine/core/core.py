@@ -22,13 +22,13 @@ from typing import Any, Protocol
 
 from ..observe.metrics import Gauge, Wait
 from ..plan import BatchPlan, Rows
-from .byte_budget import Account
-from .chunk import Buffer, Chunk, Flight, Lease, Outcome, runs
+from .byte_budget import Reservations
+from .chunk import Chunk, InFlightBatch, Lease, Outcome, RowBuffer, runs
 
 __all__ = [
     "FEED",
     "Batches",
-    "Flow",
+    "Core",
     "Piece",
     "SegmentState",
 ]
@@ -120,14 +120,14 @@ class SegmentState:
         heapq.heappush(self.pieces, piece)
         self.waiting += len(piece[2])
 
-    def pop(self, flight: Flight) -> Piece:
+    def pop(self, in_flight: InFlightBatch) -> Piece:
         """Take the earliest rows, as many as make a lease, all of this flight."""
         piece = heapq.heappop(self.pieces)
-        wanted = self.lease_rows(len(flight.rows.indices))
+        wanted = self.lease_rows(len(in_flight.rows.indices))
         if len(piece[2]) > wanted:
             piece = self._split(piece, wanted)
         else:
-            piece = self._join(piece, flight, wanted)
+            piece = self._join(piece, in_flight, wanted)
         self.waiting -= len(piece[2])
         return piece
 
@@ -140,7 +140,7 @@ class SegmentState:
         taken = None if inputs is None else inputs[:wanted]
         return step, first, chunk, taken, kept
 
-    def _join(self, piece: Piece, flight: Flight, wanted: int) -> Piece:
+    def _join(self, piece: Piece, in_flight: InFlightBatch, wanted: int) -> Piece:
         """Add the pieces that follow without a gap, while they fit."""
         step, first, chunk, inputs, nbytes = piece
         pieces, stop = self.pieces, first + len(chunk)
@@ -155,7 +155,7 @@ class SegmentState:
             if inputs is not None and more_inputs is not None:
                 inputs = inputs + more_inputs
         if stop - first > len(chunk):
-            chunk = flight.chunk(first, stop)
+            chunk = in_flight.chunk(first, stop)
         return step, first, chunk, inputs, nbytes
 
 
@@ -175,21 +175,21 @@ class Batches(Protocol):
         ...
 
 
-class Flow:
+class Core:
     """The state machine over all segments, the outbox and the account."""
 
     def __init__(
         self,
         batches: Batches,
-        buffer_of: Callable[[BatchPlan], Buffer],
+        buffer_of: Callable[[BatchPlan], RowBuffer],
         segments: list[SegmentState],
-        account: Account,
+        reservations: Reservations,
         step: int,
     ) -> None:
         self.batches = batches
         self.buffer_of = buffer_of
         self.segments = segments
-        self.account = account
+        self.reservations = reservations
         self.closed = False
         self.holding = False
         """The source is given no more rows for now."""
@@ -201,7 +201,7 @@ class Flow:
         """Batches out of `settle`, not yet back in `deliver`: one is collating them."""
         self.outbox: dict[int, Any] = {}
         """Finished batches by step: popped in order, the only reordering there is."""
-        self.flights: dict[int, Flight] = {}
+        self.batches_in_flight: dict[int, InFlightBatch] = {}
         self.leases: set[Lease] = set()
         self.head = step
         """The step the trainer takes next."""
@@ -224,12 +224,14 @@ class Flow:
             return Wait.CREDIT
         if at > 0:
             return Wait.INPUT
-        flight = None if self.holding else self._frontier()
-        if flight is None:
+        in_flight = None if self.holding else self._frontier()
+        if in_flight is None:
             return Wait.CREDIT
-        return self._lease_rows(flight, state)
+        return self._lease_rows(in_flight, state)
 
-    def settle(self, lease: Lease, outcome: Outcome, now_ns: int) -> Flight | None:
+    def settle(
+        self, lease: Lease, outcome: Outcome, now_ns: int
+    ) -> InFlightBatch | None:
         """Take back a lease; return its batch when this finished the last row of it."""
         if self.still:
             self._wake(FEED)
@@ -238,50 +240,50 @@ class Flow:
         self.leases.discard(lease)
         if self.holding:
             self._wake(FEED)
-        flight, at = lease.flight, lease.segment
+        in_flight, at = lease.in_flight, lease.segment
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
             return None
         spent = outcome.run_ns, outcome.cpu_ns
         if self.segments[at].learn(*spent, outcome.done, self.batch_rows):
             self._widened(at)
-        self.account.hold(flight.plan.step, outcome.nbytes - used)
-        flight.failures += outcome.failures
-        flight.dropped += outcome.dropped
-        flight.ended = flight.ended or outcome.ended
+        self.reservations.use(in_flight.plan.step, outcome.nbytes - used)
+        in_flight.failures += outcome.failures
+        in_flight.dropped += outcome.dropped
+        in_flight.ended = in_flight.ended or outcome.ended
         if outcome.outputs is not None:
             self._pass_on(lease, outcome, now_ns)
-        self._count(flight, at, outcome)
-        if flight.remaining[-1]:
+        self._count(in_flight, at, outcome)
+        if in_flight.remaining[-1]:
             return None
         self.finishing += 1
-        return flight
+        return in_flight
 
-    def deliver(self, flight: Flight, batch: Any, now_ns: int) -> None:
+    def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox."""
-        step = flight.plan.step
+        step = in_flight.plan.step
         self.finishing -= 1
         if self.still:
             self._wake(FEED)
-        if self.closed or self.flights.get(step) is not flight:
+        if self.closed or self.batches_in_flight.get(step) is not in_flight:
             return
-        whole = len(flight.rows.indices) >= self.batch_rows
-        self.account.complete(step, flight.plan.image_size, whole=whole)
-        self.outbox[step] = (flight, batch)
+        whole = len(in_flight.rows.indices) >= self.batch_rows
+        self.reservations.complete(step, in_flight.plan.image_size, whole=whole)
+        self.outbox[step] = (in_flight, batch)
         self._show_outbox(now_ns)
         self._wake(FEED)
         self._wake(0, 1)
 
     # What the trainer's end does
 
-    def pop(self, now_ns: int) -> tuple[Flight, Any] | None:
+    def pop(self, now_ns: int) -> tuple[InFlightBatch, Any] | None:
         """Take the next batch in order, or None while it is not ready."""
         if self.head not in self.outbox:
             return None
         step = self.head
-        ready: tuple[Flight, Any] = self.outbox.pop(step)
-        del self.flights[step]
-        self.account.close(step)
+        ready: tuple[InFlightBatch, Any] = self.outbox.pop(step)
+        del self.batches_in_flight[step]
+        self.reservations.close(step)
         self.head = step + 1
         self._show_outbox(now_ns)
         self._wake_before(len(self.segments))
@@ -290,9 +292,9 @@ class Flow:
     def restart(self, step: int, now_ns: int) -> None:
         """Forget everything in flight, and go on at `step`."""
         self.leases.clear()
-        self.flights.clear()
+        self.batches_in_flight.clear()
         self.outbox.clear()
-        self.account.close_all()
+        self.reservations.close_all()
         self.head = self.next_step = step
         for at, state in enumerate(self.segments):
             state.head = step
@@ -311,9 +313,9 @@ class Flow:
         """Nobody is given work any more."""
         self.closed = True
         self.leases.clear()
-        self.flights.clear()
+        self.batches_in_flight.clear()
         self.outbox.clear()
-        self.account.close_all()
+        self.reservations.close_all()
         for at in range(FEED, len(self.segments)):
             self._wake(at)
 
@@ -352,7 +354,7 @@ class Flow:
             behind = self.segments[at + 1]
             waiting = sum(piece[4] for piece in behind.pieces)
             return waiting / behind.waiting if behind.waiting else 0.0
-        return self.account.statistics().batch_bytes / self.batch_rows
+        return self.reservations.statistics().batch_bytes / self.batch_rows
 
     # The parts of these
 
@@ -378,30 +380,30 @@ class Flow:
             reader = state
         return limit
 
-    def _frontier(self) -> Flight | None:
+    def _frontier(self) -> InFlightBatch | None:
         """The batch whose rows the source hands out next, opened if it may be."""
-        flight = self.flights.get(self.next_step - 1)
-        if flight is not None and flight.next_row < len(flight.rows.indices):
-            return flight
+        in_flight = self.batches_in_flight.get(self.next_step - 1)
+        if in_flight is not None and in_flight.next_row < len(in_flight.rows.indices):
+            return in_flight
         until = self.until
         if self.next_step > self._limit(0) or self.next_step == until:
             return None
         return self._open(self.next_step)
 
-    def _open(self, step: int) -> Flight | None:
+    def _open(self, step: int) -> InFlightBatch | None:
         plan = self.batches.batch(step)
         oldest = step == self.head
-        if not self.account.open(step, plan.image_size, oldest=oldest):
+        if not self.reservations.open(step, plan.image_size, oldest=oldest):
             return None
         rows = self.batches.rows(plan)
         count = len(rows.indices)
-        self.flights[step] = flight = Flight(
+        self.batches_in_flight[step] = in_flight = InFlightBatch(
             plan, rows, self.buffer_of(plan), [count] * len(self.segments)
         )
         self.next_step = step + 1
         if count != self.batch_rows:
             self._resize_batch(count, whole=plan.last)
-        return flight
+        return in_flight
 
     def _resize_batch(self, rows: int, *, whole: bool) -> None:
         """Batches have another size now; an epoch's short tail does not count."""
@@ -410,7 +412,9 @@ class Flow:
         self.batch_rows = rows
         for at in range(len(self.segments)):
             self._set_capacity(at)
-            if len(self.flights) > 1:  # those in flight may be worked on further
+            if (
+                len(self.batches_in_flight) > 1
+            ):  # those in flight may be worked on further
                 self._wake(at, 1)
 
     def _widened(self, at: int) -> None:
@@ -428,31 +432,33 @@ class Flow:
         state = self.segments[at]
         state.gauge.capacity = state.prefetch * self.batch_rows
 
-    def _lease_rows(self, flight: Flight, state: SegmentState) -> Lease:
+    def _lease_rows(self, in_flight: InFlightBatch, state: SegmentState) -> Lease:
         """Hand out planned rows; wake whom the rest of them, or the next, may occupy.
 
         So who opens a batch calls all that it takes, and the last one calls one to open
         the next: of many that wait, no more are woken than there is work for.
         """
-        start, rows = flight.next_row, len(flight.rows.indices)
+        start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
-        flight.next_row = min(rows, start + size)
-        flight.called -= 1
-        left = rows - flight.next_row
+        in_flight.next_row = min(rows, start + size)
+        in_flight.called -= 1
+        left = rows - in_flight.next_row
         if left == 0:
             self._wake(0, 1)
-        elif flight.called <= 0:
-            flight.called = -(-left // size)
-            self._wake(0, flight.called)
-        return self._lend(Lease(0, flight.chunk(start, flight.next_row), None, flight))
+        elif in_flight.called <= 0:
+            in_flight.called = -(-left // size)
+            self._wake(0, in_flight.called)
+        return self._lend(
+            Lease(0, in_flight.chunk(start, in_flight.next_row), None, in_flight)
+        )
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
-        flight = self.flights[state.pieces[0][0]]
-        _, _, chunk, inputs, nbytes = state.pop(flight)
+        in_flight = self.batches_in_flight[state.pieces[0][0]]
+        _, _, chunk, inputs, nbytes = state.pop(in_flight)
         self._show_waiting(at, now_ns)
         if state.pieces:
             self._wake(at, 1)  # one was woken, maybe, for what makes several leases
-        return self._lend(Lease(at, chunk, inputs, flight, nbytes))
+        return self._lend(Lease(at, chunk, inputs, in_flight, nbytes))
 
     def _lend(self, lease: Lease) -> Lease:
         self.leases.add(lease)
@@ -489,20 +495,22 @@ class Flow:
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
-    def _count(self, flight: Flight, at: int, outcome: Outcome) -> None:
+    def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
         """Take off finished rows; those failed or dropped are finished for all."""
         gone = len(outcome.failures) + outcome.dropped
-        remaining = flight.remaining
+        remaining = in_flight.remaining
         remaining[at] -= outcome.done
         for later in range(at + 1, len(remaining)):
             remaining[later] -= gone
         for number, state in enumerate(self.segments[at:], at):
-            if state.head == flight.plan.step and remaining[number] == 0:
+            if state.head == in_flight.plan.step and remaining[number] == 0:
                 self._advance(number, state)
 
     def _advance(self, number: int, state: SegmentState) -> None:
-        flights = self.flights
-        while (flight := flights.get(state.head)) and flight.remaining[number] == 0:
+        batches_in_flight = self.batches_in_flight
+        while (in_flight := batches_in_flight.get(state.head)) and in_flight.remaining[
+            number
+        ] == 0:
             state.head += 1
         self._wake_before(number)
 
@@ -523,7 +531,7 @@ class Flow:
     def __repr__(self) -> str:
         waiting = " ".join(str(state.waiting) for state in self.segments)
         return (
-            f"<Flow step {self.head}: {len(self.flights)} batches in flight, "
+            f"<Core step {self.head}: {len(self.batches_in_flight)} batches in flight, "
             f"{len(self.leases)} leases, rows waiting {waiting}, "
             f"{len(self.outbox)} batches ready>"
         )

@@ -21,10 +21,10 @@ from ..workers.process.deaths import cause_of, oom_kills
 from ..workers.process.fork_server import ends_within, run_child
 from ..workers.process.pipe import Pipe, kept, pipe
 from .handover import Packed, Unpacker
-from .messages import Question, Taken
+from .messages import BatchesTaken, Question
 
 __all__ = [
-    "Child",
+    "HostChild",
 ]
 
 ANSWER_S = 0.3
@@ -35,7 +35,7 @@ STUCK_S = 0.5
 """No thread holds a lock for longer than a question takes; one that does never ends."""
 
 
-class Child:
+class HostChild:
     """One child; forked here.
 
     `_lock` guards the control pipe and `_number`; all else is the trainer's thread's.
@@ -49,7 +49,7 @@ class Child:
         self._kills = oom_kills()
         self._lock = threading.Lock()
         self._number = 0
-        self._turn = self._taken = 0
+        self._round = self._taken = 0
         """Batches taken that it has not been told of, and of which turn."""
         self._at_once = 1
         """Of how many it is told at once."""
@@ -84,19 +84,19 @@ class Child:
         """Return a batch that has just been received."""
         return self._unpacker.unpack(packed, self._data.descriptors)
 
-    def take(self, turn: int, left: int) -> None:
+    def take(self, round_: int, left: int) -> None:
         """Tell it that a batch has been taken, and which arrays have died.
 
         To wake it takes longer than all else here: it is told twice for all that comes
         together, and always before none is `left`, or it would wait for ever.
         """
-        if turn != self._turn:
-            self._turn, self._taken = turn, 0
+        if round_ != self._round:
+            self._round, self._taken = round_, 0
         self._taken += 1
         if self._taken < self._at_once and left:
             return
         with contextlib.suppress(EOFError):  # what it has sent is good all the same
-            self.send(Taken(turn, self._taken, self._unpacker.take_died()))
+            self.send(BatchesTaken(round_, self._taken, self._unpacker.take_died()))
         self._taken = 0
 
     def ask(self, question: Question) -> Any:
@@ -149,4 +149,4 @@ class Child:
         return None
 
     def __repr__(self) -> str:
-        return f"<Child pid {self.pid}>"
+        return f"<HostChild pid {self.pid}>"

@@ -19,7 +19,7 @@ __all__ = [
 
 CYCLES = 12
 """Comparisons that make a finding."""
-LEAST_GROWTH = 0.05
+MIN_GROWTH = 0.05
 """From which a process of its own is tried: it takes memory, and a copy of each
 batch."""
 STEPS = 40
@@ -59,7 +59,7 @@ class Contention:
     def costly(self) -> bool:
         """Whether it grows by enough, and in nearly all cycles, for a move to pay."""
         lowest, _, _ = quantiles(self._growths, n=4)
-        return self.growth >= LEAST_GROWTH and lowest > 0
+        return self.growth >= MIN_GROWTH and lowest > 0
 
     @property
     def _growths(self) -> list[float]:

@@ -29,9 +29,9 @@ from ..batch.layout import ALIGN
 from ..workers.process.slabs import Block, Slab, SlabPool, map_shared
 
 __all__ = [
+    "ArrayPart",
     "Packed",
     "Packer",
-    "Part",
     "Unpacker",
 ]
 
@@ -44,7 +44,7 @@ oldest beyond are with one that keeps them."""
 Array = torch.Tensor | NDArray[Any]
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """One array of a batch."""
 
     key: int
@@ -62,7 +62,7 @@ class Packed(NamedTuple):
 
     body: bytes
     """Its tree, pickled, with a number in the place of each part."""
-    parts: tuple[Part, ...]
+    parts: tuple[ArrayPart, ...]
     new: tuple[tuple[int, int], ...]
     """Keys and bytes of slabs that the trainer has not mapped yet."""
     forget: tuple[int, ...]
@@ -114,7 +114,7 @@ class Packer:
         for key in keys:
             self._out.pop(key, None)
 
-    def _place(self, arrays: list[Array]) -> tuple[list[Part], dict[int, Slab]]:
+    def _place(self, arrays: list[Array]) -> tuple[list[ArrayPart], dict[int, Slab]]:
         """Find where each array lies, once those that lie in no slab are copied."""
         found = [self._slabs.at(address_of(array)) for array in arrays]
         loose = [array for array, slab in zip(arrays, found, strict=True) if not slab]
@@ -156,8 +156,8 @@ class Unpacker:
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
-        self._marks: dict[int, Mark] = {}
-        self._died: deque[Mark] = deque()
+        self._marks: dict[int, SlabMark] = {}
+        self._died: deque[SlabMark] = deque()
 
     def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
         """Return the batch; takes the descriptors that came with it.
@@ -190,12 +190,12 @@ class Unpacker:
         """Return the array over a slab that all arrays of a batch are views of."""
         memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
         # The callback is C alone: one in Python could swallow a Ctrl-C.
-        mark = self._marks[key] = Mark(memory, self._died.append)
+        mark = self._marks[key] = SlabMark(memory, self._died.append)
         mark.key = key
         return memory
 
 
-class Mark(weakref.ref[NDArray[np.uint8]]):
+class SlabMark(weakref.ref[NDArray[np.uint8]]):
     """Tells when all arrays over a slab have died."""
 
     __slots__ = ("key",)
@@ -285,12 +285,12 @@ def nbytes_of(array: Array) -> int:
     return int(array.nbytes)
 
 
-def part_of(array: Array, key: int, offset: int) -> Part:
+def part_of(array: Array, key: int, offset: int) -> ArrayPart:
     """Describe an array that lies in a slab."""
     if isinstance(array, torch.Tensor):
         shape, stride = tuple(array.shape), tuple(array.stride())
-        return Part(key, offset, array.dtype, shape, stride)
-    return Part(key, offset, array.dtype, array.shape, None)
+        return ArrayPart(key, offset, array.dtype, shape, stride)
+    return ArrayPart(key, offset, array.dtype, array.shape, None)
 
 
 def copied(array: Array, memory: torch.Tensor) -> Array:
@@ -305,7 +305,7 @@ def copied(array: Array, memory: torch.Tensor) -> Array:
     return target
 
 
-def array_of(part: Part, memory: NDArray[np.uint8]) -> Array:
+def array_of(part: ArrayPart, memory: NDArray[np.uint8]) -> Array:
     """Return the array that a part is, over its slab's memory."""
     dtype = part.dtype
     if isinstance(dtype, np.dtype):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..core.byte_budget import Purse
+from ..core.byte_budget import ByteBudget
 from ..engine import Engine
 from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from ..observe.knob import Knob
@@ -90,12 +90,14 @@ class TrainerHost:
     def __init__(
         self,
         recipe: Recipe,
-        purse: Purse,
+        byte_budget: ByteBudget,
         cursor: Cursor,
         trainer: TrainerMeter,
         slabs: SlabPool | None = None,
     ) -> None:
-        self.engine = Engine(recipe, purse, cursor.step, trainer=trainer, slabs=slabs)
+        self.engine = Engine(
+            recipe, byte_budget, cursor.step, trainer=trainer, slabs=slabs
+        )
         self._feed: Feed = _feed(recipe)(self.engine, cursor)
         self._feed.begin(cursor)
         self.engine.__enter__()
@@ -108,11 +110,11 @@ class TrainerHost:
     def next(self) -> Delivery | None:
         delivery = self._feed.next()
         if delivery is None and _begins_ahead(self.engine.recipe):
-            self.engine.gate.rest()
+            self.engine.engine_lock.rest()
         return delivery
 
     def begin(self, cursor: Cursor) -> None:
-        self.engine.gate.rouse()
+        self.engine.engine_lock.resume()
         self._feed.begin(cursor)
 
     def read(self) -> Reading:
@@ -132,7 +134,7 @@ class TrainerHost:
         return self.engine.is_free()
 
     def close(self) -> None:
-        self.engine.gate.leave()
+        self.engine.engine_lock.leave()
         self.engine.close()
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """What crosses the two pipes between the trainer and the child that hosts its engine.
 
-    data      Begin, Taken ─▶          ◀─ Batch, Failed, End, Said
+    data      Begin, BatchesTaken ─▶          ◀─ Batch, FailureMessage, End, Said
     control   (number, question) ─▶    ◀─ (number, answer)
 
 `turn` counts the calls of `begin`: what was on its way before one is told from what
@@ -21,15 +21,15 @@ from .local import TrainerHost
 
 __all__ = [
     "Batch",
+    "BatchesTaken",
     "Begin",
     "End",
-    "Failed",
+    "FailureMessage",
     "Knobs",
     "Question",
-    "Read",
+    "ReadCounters",
     "Said",
-    "Taken",
-    "Turn",
+    "SetKnob",
     "View",
 ]
 
@@ -40,14 +40,14 @@ POSITION = attrgetter(*(field.name for field in fields(Cursor)))
 class Begin(NamedTuple):
     """Go on at `cursor`."""
 
-    turn: int
+    round_: int
     cursor: Cursor
 
 
-class Taken(NamedTuple):
+class BatchesTaken(NamedTuple):
     """The trainer has so many batches more, so there is room for others."""
 
-    turn: int
+    round_: int
     batches: int
     keys: tuple[int, ...]
     """Slabs whose arrays have died."""
@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 class Batch(NamedTuple):
     """One batch, its arrays in slabs."""
 
-    turn: int
+    round_: int
     facts: tuple[Any, ...]
     """The fields of its plan: these are unpickled ten times faster than a dataclass."""
     position: tuple[int, ...]
@@ -67,14 +67,14 @@ class Batch(NamedTuple):
     @classmethod
     def of(
         cls,
-        turn: int,
+        round_: int,
         plan: BatchPlan,
         cursor: Cursor,
         packed: Packed,
         reading: Reading | None,
     ) -> Batch:
         """Make it of what it says."""
-        return cls(turn, FACTS(plan), POSITION(cursor), packed, reading)
+        return cls(round_, FACTS(plan), POSITION(cursor), packed, reading)
 
     @property
     def plan(self) -> BatchPlan:
@@ -87,17 +87,17 @@ class Batch(NamedTuple):
         return Cursor(*self.position)
 
 
-class Failed(NamedTuple):
+class FailureMessage(NamedTuple):
     """A batch that cannot be had."""
 
-    turn: int
+    round_: int
     error: BaseException
 
 
 class End(NamedTuple):
     """The epoch is over."""
 
-    turn: int
+    round_: int
     cursor: Cursor
     reading: Reading
 
@@ -119,7 +119,7 @@ class Question(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadCounters:
     """How do all counters stand?"""
 
     def answer(self, host: TrainerHost) -> Reading:
@@ -154,8 +154,8 @@ def _view(knob: Knob) -> View:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Turn a knob to `value`; None: only look at it."""
+class SetKnob:
+    """SetKnob a knob to `value`; None: only look at it."""
 
     operator: str
     name: KnobName
@@ -165,5 +165,5 @@ class Turn:
         """Return where it stands then; None if there is no such knob any more."""
         for knob in host.knobs():
             if (knob.operator, knob.name) == (self.operator, self.name):
-                return knob.value if self.value is None else knob.turn(self.value)
+                return knob.value if self.value is None else knob.set(self.value)
         return None

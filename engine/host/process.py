@@ -15,14 +15,24 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...errors import SampleError, SpecError, WorkerError
-from ..core.byte_budget import Purse
+from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import Knob, KnobName
 from ..observe.monitor import Reading, TrainerMeter
 from ..plan import Cursor
 from ..recipe import Recipe
-from .child import Child
-from .messages import Batch, Begin, End, Failed, Knobs, Read, Said, Turn, View
+from .child import HostChild
+from .messages import (
+    Batch,
+    Begin,
+    End,
+    FailureMessage,
+    Knobs,
+    ReadCounters,
+    Said,
+    SetKnob,
+    View,
+)
 from .serving import recalled, serve
 
 __all__ = [
@@ -35,10 +45,10 @@ DEATHS = 5
 """How often a child may die in a row, with no batch in between."""
 
 
-class Opened(NamedTuple):
+class ReceivedBatch(NamedTuple):
     """A batch received, its arrays mapped."""
 
-    turn: int
+    round_: int
     delivery: Delivery
     cursor: Cursor
     """Where the next batch starts."""
@@ -60,19 +70,23 @@ class ProcessHost:
     """
 
     def __init__(
-        self, recipe: Recipe, purse: Purse, cursor: Cursor, trainer: TrainerMeter
+        self,
+        recipe: Recipe,
+        byte_budget: ByteBudget,
+        cursor: Cursor,
+        trainer: TrainerMeter,
     ) -> None:
         if not (hasattr(os, "fork") and hasattr(os, "memfd_create")):
             text = 'host="process" needs fork and memfd, as Linux has them; got '
             raise SpecError(f'{text}{os.name}: use host="trainer"')
         self._owner = os.getpid()
         self._recipe = replace(recipe, device=None)  # the trainer's to copy to
-        self._limit_bytes = purse.limit_bytes
+        self._limit_bytes = byte_budget.limit_bytes
         self._trainer = trainer
         self._cursor = cursor
-        self._turn = 0
+        self._round = 0
         self._over = False
-        self._due: deque[Opened | Failed | End] = deque()
+        self._due: deque[ReceivedBatch | FailureMessage | End] = deque()
         """What has been received: the next first."""
         self._told = self._mute = self._deaths = 0
         """Errors told since `_cursor`; of these, still to come anew; deaths in a row"""
@@ -97,9 +111,9 @@ class ProcessHost:
         """
         while not self._over:
             due = self._next_due()
-            if due.turn != self._turn:
+            if due.round_ != self._round:
                 continue
-            if isinstance(due, Opened):
+            if isinstance(due, ReceivedBatch):
                 return self._take(due)
             if isinstance(due, End):
                 self._cursor, self._fresh = due.cursor, self._note(due.reading)
@@ -117,14 +131,14 @@ class ProcessHost:
         if not self._recipe.options.persistent_workers:
             self._child.close()  # the next one knows the dataset as it is now
         self._due.clear()
-        self._turn += 1
+        self._round += 1
         try:
-            self._child.send(Begin(self._turn, cursor))
+            self._child.send(Begin(self._round, cursor))
         except EOFError:
             self._start()
 
     def read(self) -> Reading:
-        reading = self._child.ask(Read())
+        reading = self._child.ask(ReadCounters())
         if reading is not None:
             self._last = reading
         return self._whole(self._last)
@@ -148,13 +162,13 @@ class ProcessHost:
 
     # The child, and its successors
 
-    def _fork(self) -> Child:
-        return Child(partial(serve, self._recipe, self._limit_bytes, self._cursor))
+    def _fork(self) -> HostChild:
+        return HostChild(partial(serve, self._recipe, self._limit_bytes, self._cursor))
 
     def _start(self) -> None:
         """Have another child go on at `_cursor`."""
         self._child.close()
-        self._turn, self._mute = 0, self._told
+        self._round, self._mute = 0, self._told
         self.era += 1
         self._child = self._fork()
         self._greet()
@@ -164,7 +178,7 @@ class ProcessHost:
         try:
             greeting, *messages = self._child.receive()
         except EOFError:
-            self._bury()
+            self._reap()
             return
         if isinstance(greeting, BaseException):
             self.close()
@@ -172,7 +186,7 @@ class ProcessHost:
         self._last = greeting
         self._hear(messages)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """The child died: start another, unless that has been of no use."""
         self._child.close()
         self._deaths += 1
@@ -191,7 +205,7 @@ class ProcessHost:
 
     # What it says
 
-    def _next_due(self) -> Opened | Failed | End:
+    def _next_due(self) -> ReceivedBatch | FailureMessage | End:
         """Return what is due.
 
         All that has come is opened at once: after a training step the caches are cold,
@@ -201,23 +215,23 @@ class ProcessHost:
             try:
                 self._hear(self._child.receive())
             except EOFError:
-                self._bury()
+                self._reap()
         return self._due.popleft()
 
-    def _hear(self, messages: list[Batch | Failed | End | Said]) -> None:
+    def _hear(self, messages: list[Batch | FailureMessage | End | Said]) -> None:
         """Make of messages what `next` needs."""
         for message in messages:
             if isinstance(message, Said):
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
             elif isinstance(message, Batch):
                 self._due.append(self._open(message))
-            elif isinstance(message, Failed):
+            elif isinstance(message, FailureMessage):
                 self._due.append(message._replace(error=recalled(message.error)))
             else:
                 self._due.append(message)
 
-    def _open(self, batch: Batch) -> Opened | Failed:
-        turn = batch.turn
+    def _open(self, batch: Batch) -> ReceivedBatch | FailureMessage:
+        round_ = batch.round_
         try:
             data = self._child.unpack(batch.packed)
         except Exception as error:  # noqa: BLE001 its own batch is due later
@@ -228,11 +242,13 @@ class ProcessHost:
             )
             failure = SampleError(text)
             failure.__cause__ = error
-            return Failed(turn, failure)
-        return Opened(turn, Delivery(data, batch.plan), batch.cursor, batch.reading)
+            return FailureMessage(round_, failure)
+        return ReceivedBatch(
+            round_, Delivery(data, batch.plan), batch.cursor, batch.reading
+        )
 
-    def _take(self, batch: Opened) -> Delivery:
-        self._child.take(batch.turn, len(self._due))
+    def _take(self, batch: ReceivedBatch) -> Delivery:
+        self._child.take(batch.round_, len(self._due))
         self._cursor = batch.cursor
         self._told = self._mute = self._deaths = 0
         if batch.reading is not None:
@@ -241,7 +257,7 @@ class ProcessHost:
 
     def _is_new(self) -> bool:
         """Whether an error has not been told yet, by a child that has died since."""
-        self._child.take(self._turn, len(self._due))
+        self._child.take(self._round, len(self._due))
         if self._mute:
             self._mute -= 1
             return False
@@ -263,18 +279,18 @@ class ProcessHost:
         operator, name = view.operator, view.name
 
         def read() -> int:
-            return self._turned(operator, name, None, view.value)
+            return self._set_or_read(operator, name, None, view.value)
 
         def write(value: int) -> None:
-            self._turned(operator, name, value, value)
+            self._set_or_read(operator, name, value, value)
 
         return Knob(operator, name, view.lower, view.upper, view.tunable, read, write)
 
-    def _turned(
+    def _set_or_read(
         self, operator: str, name: KnobName, value: int | None, otherwise: int
     ) -> int:
         """Turn a knob, or look at it; return where it stands."""
-        answer: Any = self._child.ask(Turn(operator, name, value))
+        answer: Any = self._child.ask(SetKnob(operator, name, value))
         return otherwise if answer is None else int(answer)
 
     def __repr__(self) -> str:

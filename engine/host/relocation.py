@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
-from ..core.byte_budget import Purse
+from ..core.byte_budget import ByteBudget
 from ..observe.monitor import TrainerMeter
 from ..recipe import Recipe, SegmentRecipe
 from ..segment import Kind, Segment
@@ -37,7 +37,7 @@ WARM_STEPS = 20
 CYCLE = 4
 HELD_FROM = 2
 """The step of a cycle from which the engine is held."""
-MOST_BEFORE = 200
+MAX_BEFORE = 200
 """Steps remembered."""
 REST_S = 60.0
 """After a finding or a verdict; each time twice as long."""
@@ -63,9 +63,11 @@ class Relocation:
         trainer: its time.
     """
 
-    def __init__(self, recipe: Recipe, purse: Purse, trainer: TrainerMeter) -> None:
+    def __init__(
+        self, recipe: Recipe, byte_budget: ByteBudget, trainer: TrainerMeter
+    ) -> None:
         self._recipe = recipe
-        self._purse = purse
+        self._byte_budget = byte_budget
         self._trainer = trainer
         self._contention = Contention()
         self._trial: Trial | None = None
@@ -98,7 +100,7 @@ class Relocation:
         """The trainer is given `data` by `host`; return where it gets the next one."""
         step_s = self._trainer.gap_s + time.perf_counter() - self._asked_s
         self._steps.append(step_s)
-        del self._steps[:-MOST_BEFORE]
+        del self._steps[:-MAX_BEFORE]
         if self._trial is not None:
             return self._judge(host, self._trial.seen(step_s))
         if not isinstance(host, TrainerHost) or time.monotonic() < self._due_s:
@@ -106,7 +108,7 @@ class Relocation:
         if self._left:
             self._left -= 1
         elif len(self._gaps) == HELD_FROM and self._held is None:
-            self._hold(host)
+            self._pause(host)
         if self._contention.whole:
             return self._decide(host, data)
         return host
@@ -118,13 +120,13 @@ class Relocation:
 
     # One cycle
 
-    def _hold(self, host: TrainerHost) -> None:
+    def _pause(self, host: TrainerHost) -> None:
         """Hold the engine still, if there is a batch ready to bridge it."""
         engine = host.engine
         threads = any(segment.executor == "thread" for segment in engine.segments)
         if threads and engine.steady:
             self._held = host
-            engine.hold(still=True)
+            engine.pause(still=True)
         else:
             self._gaps.clear()
 
@@ -141,7 +143,7 @@ class Relocation:
     def _let_go(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            held.engine.hold(still=False)
+            held.engine.pause(still=False)
 
     # What follows
 
@@ -165,7 +167,7 @@ class Relocation:
         recipe = replace(self._recipe, segments=_as_now(engine.segments))
         try:
             with engine.still():  # a fork copies the locks that its threads hold
-                new = ProcessHost(recipe, self._purse, host.cursor, self._trainer)
+                new = ProcessHost(recipe, self._byte_budget, host.cursor, self._trainer)
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
             self._due_s = float("inf")
             LOGGER.info("Pipeline: host trainer -> process failed: %s.", error)
@@ -187,7 +189,7 @@ class Relocation:
             return host
         LOGGER.info("Pipeline: host trainer -> process taken back: %s.", told)
         self._rest()
-        new = TrainerHost(self._recipe, self._purse, host.cursor, self._trainer)
+        new = TrainerHost(self._recipe, self._byte_budget, host.cursor, self._trainer)
         return _exchanged(host, new)
 
     def _rest(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import replace
 
 from ...errors import SampleError
-from ..core.byte_budget import Purse
+from ..core.byte_budget import ByteBudget
 from ..core.chunk import Failure
 from ..observe.monitor import TrainerMeter
 from ..plan import Cursor
@@ -24,7 +24,7 @@ from ..workers.process.slabs import SlabPool
 from ..workers.process.worker import leave, recall, travel, use_one_thread
 from .handover import Packer
 from .local import TrainerHost
-from .messages import Batch, Begin, End, Failed, Said, Taken
+from .messages import Batch, BatchesTaken, Begin, End, FailureMessage, Said
 
 __all__ = [
     "recalled",
@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 AHEAD_BYTES = 8 << 20
-LEAST_AHEAD = 3
-MOST_AHEAD = 16
+MIN_AHEAD = 3
+MAX_AHEAD = 16
 """Batches handed over that the trainer has not taken yet: as many small ones as take so
 many bytes, since what each costs the trainer is less the more come at once."""
 CLOSE_S = 0.3
@@ -50,7 +50,7 @@ def serve(recipe: Recipe, limit_bytes: int, cursor: Cursor, control: Pipe) -> No
     trainer, said = TrainerMeter(), Listener.take_over().said
     recipe = replace(recipe, buffers=replace(recipe.buffers, lend=slabs.lend))
     try:
-        host = TrainerHost(recipe, Purse(limit_bytes), cursor, trainer, slabs)
+        host = TrainerHost(recipe, ByteBudget(limit_bytes), cursor, trainer, slabs)
     except Exception as error:  # noqa: BLE001 the trainer is told
         data.send(travelling(error))
         return
@@ -83,7 +83,7 @@ def attend(host: TrainerHost, control: Pipe) -> None:
 
 
 class Pump:
-    """Hands batches over, a few more than the trainer has taken."""
+    """StatusPage batches over, a few more than the trainer has taken."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Pump:
         self._data = data
         self._packer = Packer(slabs)
         self._meter = trainer
-        self._turn = self._ahead = 0
-        self._limit = LEAST_AHEAD
+        self._round = self._ahead = 0
+        self._limit = MIN_AHEAD
         self._over = False
         self._begin: Cursor | None = None
         self._said = said
@@ -111,25 +111,25 @@ class Pump:
             else:
                 self._hand_over()
 
-    def _hear(self, message: Begin | Taken) -> None:
-        if isinstance(message, Taken):
+    def _hear(self, message: Begin | BatchesTaken) -> None:
+        if isinstance(message, BatchesTaken):
             self._packer.take_back(message.keys)
-            self._ahead -= message.batches if message.turn == self._turn else 0
+            self._ahead -= message.batches if message.round_ == self._round else 0
             return
-        self._turn, self._begin = message
+        self._round, self._begin = message
         self._ahead, self._over = 0, False
 
     def _hand_over(self) -> None:
         try:
             message, descriptors = self._make()
         except BaseException as error:  # noqa: BLE001 it is the trainer's to see
-            message, descriptors = Failed(self._turn, travelling(error)), ()
+            message, descriptors = FailureMessage(self._round, travelling(error)), ()
         while self._said:
             self._data.send(self._said.popleft())
         self._data.send(message, descriptors)
         self._ahead += 1
 
-    def _make(self) -> tuple[Batch | End | Failed, tuple[int, ...]]:
+    def _make(self) -> tuple[Batch | End | FailureMessage, tuple[int, ...]]:
         """Return what to hand over next, with the descriptors that go with it."""
         host, meter = self._host, self._meter
         if self._begin is not None:
@@ -140,7 +140,7 @@ class Pump:
         if delivery is None:
             meter.stop()
             self._over = True
-            return End(self._turn, host.cursor, host.read()), ()
+            return End(self._round, host.cursor, host.read()), ()
         plan = delivery.plan
         meter.get(time.perf_counter_ns(), plan)
         try:
@@ -153,8 +153,8 @@ class Pump:
             )
             raise SampleError(text) from error
         fit = AHEAD_BYTES // max(self._packer.nbytes, 1)
-        self._limit = min(max(fit, LEAST_AHEAD), MOST_AHEAD)
-        batch = Batch.of(self._turn, plan, host.cursor, packed, host.glance())
+        self._limit = min(max(fit, MIN_AHEAD), MAX_AHEAD)
+        batch = Batch.of(self._round, plan, host.cursor, packed, host.glance())
         return batch, descriptors
 
 

@@ -39,7 +39,7 @@ class Knob:
         """The value now asked for (workers may still be starting or finishing)."""
         return self.read()
 
-    def turn(self, value: int) -> int:
+    def set(self, value: int) -> int:
         """Ask for `value`, kept within the bounds; return what was asked for."""
         asked = min(max(value, self.lower), self.upper)
         if asked != self.read():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...cache.statistics import CacheStatistics
-from ..core.connector import Gate
+from ..core.connector import EngineLock
 from ..plan import BatchPlan, DrawnPlan, Plan
 from ..recipe import Recipe
 from ..segment import Segment
@@ -148,13 +148,13 @@ class Monitor:
 
     def __init__(
         self,
-        gate: Gate,
+        engine_lock: EngineLock,
         segments: Sequence[Segment],
         trainer: TrainerMeter,
         probe: GilProbe,
         plan: Plan | DrawnPlan,
     ) -> None:
-        self._gate = gate
+        self._engine_lock = engine_lock
         self._plan = plan
         self._segments = segments
         self._trainer = trainer
@@ -164,12 +164,12 @@ class Monitor:
         """Return all totals as of now."""
         # These are files: not to be read under the lock.
         queued = [segment.run_queue.look() for segment in self._segments]
-        with self._gate.lock:
-            now_ns = self._gate.clock()
+        with self._engine_lock.lock:
+            now_ns = self._engine_lock.clock()
             pairs = zip(self._segments, queued, strict=True)
             rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
-            account = self._gate.flow.account.statistics()
-            begun_next = self._gate.flow.next_step
+            reservations = self._engine_lock.core.reservations.statistics()
+            begun_next = self._engine_lock.core.next_step
         trainer = self._trainer
         return Reading(
             now_ns / 1e9,
@@ -177,8 +177,8 @@ class Monitor:
             trainer.step,
             trainer.read(),
             rows,
-            account.held_bytes,
-            account.peak_bytes,
+            reservations.held_bytes,
+            reservations.peak_bytes,
             self._plan.regime(begun_next) or trainer.regime,
             self._probe.last_share,
         )
@@ -186,8 +186,8 @@ class Monitor:
     def _segment(
         self, segment: Segment, now_ns: int, queued_s: float
     ) -> SegmentReading:
-        flow, at = self._gate.flow, segment.connector.segment
-        state = flow.segments[at]
+        core, at = self._engine_lock.core, segment.connector.segment
+        state = core.segments[at]
         return SegmentReading(
             segment.recipe.name,
             segment.recipe.queue_name,
@@ -197,7 +197,7 @@ class Monitor:
             segment.connector.total(now_ns),
             segment.connector.readings(now_ns),
             state.gauge.read(now_ns),
-            flow.row_bytes(at),
+            core.row_bytes(at),
             tuple(segment.moves),
             _weighing(segment),
             queued_s,

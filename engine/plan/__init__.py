@@ -23,12 +23,12 @@ from .drawn import Drawing, DrawnPlan
 from .order import Order, Permutation, Rows
 from .plan import Plan, Tail
 from .shard import Shard
-from .timeline import Change, Constant, Place, Schedule, Setting
+from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
 
 __all__ = [
     "BatchPlan",
     "Change",
-    "Constant",
+    "ConstantSchedule",
     "Context",
     "Cursor",
     "Drawing",

@@ -250,7 +250,7 @@ def fingerprint(facts: Mapping[str, int | str]) -> str:
 Positions = NDArray[np.int64]
 
 
-class Window(NamedTuple):
+class IndexWindow(NamedTuple):
     """The rows of a few consecutive batches of one epoch."""
 
     epoch: int
@@ -278,7 +278,7 @@ class RowReader:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._window: Window | None = None
+        self._window: IndexWindow | None = None
 
     def rows(
         self, epoch: int, batch: int, ahead: Callable[[], tuple[Positions, list[int]]]
@@ -301,8 +301,8 @@ class RowReader:
 
     def _read(
         self, epoch: int, batch: int, positions: Positions, ends: list[int]
-    ) -> Window:
+    ) -> IndexWindow:
         rows = self._order.at(epoch, positions)
         rows.indices.flags.writeable = False
         rows.rounds.flags.writeable = False
-        return Window(epoch, batch, (0, *ends), rows)
+        return IndexWindow(epoch, batch, (0, *ends), rows)

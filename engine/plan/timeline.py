@@ -12,11 +12,11 @@ from ...errors import SpecError
 
 __all__ = [
     "Change",
-    "Constant",
+    "ConstantSchedule",
     "Place",
-    "Run",
     "Schedule",
     "Setting",
+    "SettingRun",
     "Span",
     "Timeline",
 ]
@@ -106,7 +106,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantSchedule:
     """The same setting for every batch."""
 
     setting: Setting
@@ -143,7 +143,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SettingRun:
     """Batches of one global size: from one batch up to the next run, or for ever.
 
     Attributes `epoch`, `batch`, `position` and `step` say where its first batch starts.
@@ -259,7 +259,7 @@ class Timeline:
         """Whether two batches of an epoch, and all between, are of one global size."""
         return self._run_at(epoch, first) is self._run_at(epoch, last)
 
-    def _run_at(self, epoch: int, batch: int) -> Run:
+    def _run_at(self, epoch: int, batch: int) -> SettingRun:
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
     def steps_in(self, epoch: int) -> int:
@@ -267,9 +267,9 @@ class Timeline:
         last = bisect_right(self._starts, (epoch, math.inf)) - 1
         return self.runs[last].batches_in(epoch)
 
-    def _all_runs(self, schedule: Schedule) -> tuple[Run, ...]:
+    def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
         place, batch = Place(0, 0, 0, self.epoch_length), 0
-        runs: list[Run] = []
+        runs: list[SettingRun] = []
         while True:
             run = self._run(place, batch, schedule.at(place).global_size)
             runs.append(run)
@@ -280,7 +280,7 @@ class Timeline:
             epoch, batch = run.until(change)
             place = run.place(epoch, batch)
 
-    def _run(self, place: Place, batch: int, size: int) -> Run:
+    def _run(self, place: Place, batch: int, size: int) -> SettingRun:
         per_epoch = self._count(self.epoch_length, size)
         if per_epoch == 0:
             message = (
@@ -291,7 +291,7 @@ class Timeline:
             raise SpecError(message)
         here = self._count(self.epoch_length - place.position, size)
         epoch, position, step, length = place
-        return Run(epoch, batch, position, step, size, length, here, per_epoch)
+        return SettingRun(epoch, batch, position, step, size, length, here, per_epoch)
 
     def _count(self, samples: int, size: int) -> int:
         return samples // size if self.drop_last else -(-samples // size)

@@ -13,7 +13,7 @@ from ..batch.stamp import map_tensors
 from ..feed import Delivery
 from ..host.handover import is_dense
 from ..plan import BatchPlan
-from .cuda import Bus, Mark
+from .cuda import Bus, DeviceEvent
 from .device import ToDevice
 from .pinned import PinnedRing, PinnedSlabs
 
@@ -30,7 +30,7 @@ class Crossing:
     data: Any
     """Its tensors on the device; the trainer's when handed over, not before."""
     plan: BatchPlan
-    mark: Mark | None
+    mark: DeviceEvent | None
     """After all that makes it; None: made in the trainer's own stream."""
 
 
@@ -48,7 +48,7 @@ class Carrier:
         self._to_device = to_device
         self._ring = PinnedRing(bus, buffers)
         self._slabs = PinnedSlabs(bus)
-        self._under_way: deque[tuple[Mark, list[torch.Tensor]]] = deque()
+        self._under_way: deque[tuple[DeviceEvent, list[torch.Tensor]]] = deque()
         """What copies read that are not done: while one lives, so does its slab."""
 
     @property
@@ -71,7 +71,7 @@ class Carrier:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             # Made in some stream of the user's: the trainer's is the one to go on in.
             return Crossing(self._to_device(data), plan, None)
-        loose = [t for t in tensors if is_dense(t) and not self._slabs.holds(t)]
+        loose = [t for t in tensors if is_dense(t) and not self._slabs.contains(t)]
         buffer, staged = self._ring.stage(loose)
 
         def carry(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 __all__ = [
     "Bus",
     "CudaBus",
-    "Mark",
+    "DeviceEvent",
 ]
 
 # The bus: what is asked of a device that takes copies while the trainer computes.
@@ -22,7 +22,7 @@ __all__ = [
 # from must be left as it is until then, and only pinned memory is read later.
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """A place in the order of what was issued. `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
@@ -51,11 +51,11 @@ class Bus(Protocol):
         """
         ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         """Return the place after all that was issued so far."""
         ...
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: Mark) -> None:
+    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
         """Let the trainer's stream have tensors of the bus, from `mark` on.
 
         Their memory, when they have died, is not used again before that stream is
@@ -110,13 +110,13 @@ class CudaBus:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, non_blocking=True)
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        mark: Mark = event
+        mark: DeviceEvent = event
         return mark
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: Mark) -> None:
+    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
         assert isinstance(mark, torch.cuda.Event)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark)

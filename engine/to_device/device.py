@@ -147,5 +147,5 @@ class ToDevice:
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return `[N, C, H, W]`, (x / 255 - mean) / deviation."""
         floats = images.to(self._stage.dtype).mul_(self._scale).add_(self._shift)
-        turned = floats.permute(0, 3, 1, 2)  # as it is: channels last in memory
-        return turned if self._stage.channels_last else turned.contiguous()
+        permuted = floats.permute(0, 3, 1, 2)  # as it is: channels last in memory
+        return permuted if self._stage.channels_last else permuted.contiguous()

@@ -41,7 +41,7 @@ class Ahead(NamedTuple):
 
 
 class Lane:
-    """Hands a host's batches over on the device. For the trainer's thread.
+    """StatusPage a host's batches over on the device. For the trainer's thread.
 
     Args:
         bus: to the device.
@@ -136,9 +136,9 @@ def is_ready(host: Host, epoch: int) -> bool:
     engine = host.engine
     if engine.recipe.repack or isinstance(engine.recipe.plan, DrawnPlan):
         return False
-    flight, batch = engine.gate.flow.outbox.get(engine.head, (None, None))
+    in_flight, batch = engine.engine_lock.core.outbox.get(engine.head, (None, None))
     whole = isinstance(batch, Finished) and not batch.failures
-    return whole and flight is not None and flight.plan.epoch == epoch
+    return whole and in_flight is not None and in_flight.plan.epoch == epoch
 
 
 def lane_to(stage: DeviceStage) -> Lane:

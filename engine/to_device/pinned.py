@@ -14,7 +14,7 @@ import torch
 from ..batch.layout import ALIGN
 from ..host.handover import copied, nbytes_of
 from ..workers.process.slabs import block_at
-from .cuda import Bus, Mark
+from .cuda import Bus, DeviceEvent
 
 __all__ = [
     "PinnedBuffer",
@@ -30,7 +30,7 @@ class PinnedBuffer:
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
-        self.mark: Mark | None = None
+        self.mark: DeviceEvent | None = None
         """After the copy that reads from it."""
 
     @property
@@ -43,7 +43,7 @@ class PinnedBuffer:
         if self.mark is not None:
             self.mark.synchronize()
 
-    def hold(self, nbytes: int, bus: Bus) -> torch.Tensor:
+    def ensure(self, nbytes: int, bus: Bus) -> torch.Tensor:
         """Return its memory, `uint8`, for so many bytes at least and twice at most."""
         if self.memory is None or not nbytes <= self.memory.numel() <= 2 * nbytes:
             self.memory = None  # not both at once
@@ -90,7 +90,7 @@ class PinnedRing:
         buffer = self._buffers[self._next]
         buffer.wait()
         try:
-            memory = buffer.hold(room_of(tensors), self._bus)
+            memory = buffer.ensure(room_of(tensors), self._bus)
         except RuntimeError:  # they can be copied from where they are, only slower
             return None, {}
         self._next = (self._next + 1) % len(self._buffers)
@@ -116,7 +116,7 @@ class PinnedSlabs:
         self._bus = bus
         self._able = True
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def contains(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the host lies in pinned memory, now if not before."""
         if self._bus.is_pinned(tensor):
             return True

@@ -13,14 +13,14 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from ...system.wakeup import Bell
+from ...system.wakeup import Wakeup
 from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..observe.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import CrewStatistics, sink_of
+from .pool import PoolStatistics, sink_of
 from .threads import JOIN_S, use_one_torch_thread
 
 __all__ = [
@@ -57,9 +57,11 @@ class Coroutines:
         timeout_s: float | None = None,
     ) -> None:
         self._connector = connector
-        self._gate = connector.gate
+        self._engine_lock = connector.engine_lock
         self._program = program
-        self._awaiting = Awaiting(program, timeout_s, lambda: self._gate.flow.closed)
+        self._awaiting = Awaiting(
+            program, timeout_s, lambda: self._engine_lock.core.closed
+        )
         self._seed = seed
         self._name = name
         self._asked = 0
@@ -69,9 +71,9 @@ class Coroutines:
         self._cpu_ns = 0
         """The thread's CPU time at the last settling."""
         self._rung = asyncio.Event()
-        self._bell = Bell()
-        with self._gate.lock:
-            self._gate.bells[connector.segment].append(self._bell.ring)
+        self._wakeup = Wakeup()
+        with self._engine_lock.lock:
+            self._engine_lock.listeners[connector.segment].append(self._wakeup.notify)
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {name} coroutines", daemon=True
         )
@@ -79,16 +81,16 @@ class Coroutines:
 
     def resize(self, count: int) -> None:
         """Ask for `count` permits."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             self._asked = count
-            self._bell.ring()
+            self._wakeup.notify()
 
     def retire(self) -> None:
         """Ask all to leave after the lease in hand."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             self._asked = 0
             self._retiring = True
-            self._bell.ring()
+            self._wakeup.notify()
 
     def close(self) -> None:
         """Wait until all coroutines, which the closed gate has cancelled, have ended.
@@ -99,9 +101,9 @@ class Coroutines:
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_S)
 
-    def statistics(self) -> CrewStatistics:
+    def statistics(self) -> PoolStatistics:
         """Return how many there are."""
-        return CrewStatistics(self.executor, self._asked, len(self._permits))
+        return PoolStatistics(self.executor, self._asked, len(self._permits))
 
     def threads(self) -> list[str]:
         """Return the folder of the loop's thread in /proc."""
@@ -118,20 +120,22 @@ class Coroutines:
             with asyncio.Runner() as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
-            self._gate.fail(error)
+            self._engine_lock.fail(error)
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        with self._gate.lock:
-            self._gate.bells[self._connector.segment].remove(self._bell.ring)
-            self._bell.close()
+        with self._engine_lock.lock:
+            self._engine_lock.listeners[self._connector.segment].remove(
+                self._wakeup.notify
+            )
+            self._wakeup.close()
         for permit in list(self._permits):
-            self._dismiss(permit)
+            self._remove(permit)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._bell, self._hear)
+        loop.add_reader(self._wakeup, self._hear)
         try:
             while self._goes_on():
                 self._staff()
@@ -139,14 +143,14 @@ class Coroutines:
                 await self._rung.wait()
                 self._rung.clear()
         finally:
-            loop.remove_reader(self._bell)
+            loop.remove_reader(self._wakeup)
 
     def _hear(self) -> None:
-        self._bell.hear()
+        self._wakeup.clear()
         self._rung.set()
 
     def _goes_on(self) -> bool:
-        if self._gate.flow.closed:
+        if self._engine_lock.core.closed:
             return False
         return not self._retiring or bool(self._permits)
 
@@ -158,7 +162,7 @@ class Coroutines:
             if not self._employ(permit):
                 self._idle.append(permit)
         while self._idle and len(self._permits) > self._asked:
-            self._dismiss(self._idle.popleft())
+            self._remove(self._idle.popleft())
 
     def _hand_out(self) -> None:
         """Employ idle permits up to the first that finds nothing to do.
@@ -190,8 +194,8 @@ class Coroutines:
         except asyncio.CancelledError:  # nobody wants its rows any more
             raise
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
-            self._gate.fail(error)
-            self._dismiss(permit)
+            self._engine_lock.fail(error)
+            self._remove(permit)
         permit.task = None
 
     async def _yield(self) -> None:
@@ -199,13 +203,13 @@ class Coroutines:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if self._gate.flow.closed:
+            if self._engine_lock.core.closed:
                 raise
             # Its function cancelled its own task, and did not wait to see it happen.
 
     def _next(self, permit: Permit) -> Lease | None:
         if len(self._permits) > self._asked:
-            self._dismiss(permit)
+            self._remove(permit)
             return None
         lease = self._connector.try_take(permit.meter)
         if lease is None:
@@ -223,7 +227,7 @@ class Coroutines:
         outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
         self._connector.settle(lease, outcome, permit.meter)
 
-    def _dismiss(self, permit: Permit) -> None:
+    def _remove(self, permit: Permit) -> None:
         self._permits.discard(permit)
         self._connector.leave(permit.meter)
         self._rung.set()  # the last to go may be waited for

@@ -6,7 +6,7 @@ from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import CrewStatistics, sink_of
+from .pool import PoolStatistics, sink_of
 
 __all__ = [
     "Inline",
@@ -61,10 +61,10 @@ class Inline:
         """Leave the connector, if it has not yet."""
         self.retire()
 
-    def statistics(self) -> CrewStatistics:
+    def statistics(self) -> PoolStatistics:
         """Return its size."""
         here = not self._left
-        return CrewStatistics(self.executor, here, here)
+        return PoolStatistics(self.executor, here, here)
 
     def threads(self) -> list[str]:
         """Return none: it works in the trainer's."""

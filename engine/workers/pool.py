@@ -10,14 +10,14 @@ from ..core.chunk import Lease
 from ..program.program import Program
 
 __all__ = [
-    "Crew",
-    "CrewStatistics",
+    "PoolStatistics",
+    "WorkerPool",
     "sink_of",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class CrewStatistics:
+class PoolStatistics:
     """How many workers there are."""
 
     executor: str
@@ -27,7 +27,7 @@ class CrewStatistics:
     """Those at work or waiting, with those that have yet to learn that they retire."""
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """The workers of one segment, of one kind. They only `take` and `settle`."""
 
     @property
@@ -47,7 +47,7 @@ class Crew(Protocol):
         """Stop, and wait until all are gone. The gate is closed already."""
         ...
 
-    def statistics(self) -> CrewStatistics:
+    def statistics(self) -> PoolStatistics:
         """Return how many there are."""
         ...
 
@@ -60,5 +60,5 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     """Return where a lease's rows go, if they go into the batch."""
     if not program.places:
         return None
-    assert isinstance(lease.flight.buffer, BatchBuffer)
-    return lease.flight.buffer
+    assert isinstance(lease.in_flight.buffer, BatchBuffer)
+    return lease.in_flight.buffer

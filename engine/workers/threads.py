@@ -12,7 +12,7 @@ from ..core.connector import Connector
 from ..observe.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import CrewStatistics, sink_of
+from .pool import PoolStatistics, sink_of
 
 __all__ = [
     "Threads",
@@ -62,7 +62,7 @@ class Threads:
         self, connector: Connector, program: Program, seed: int, name: str
     ) -> None:
         self._connector = connector
-        self._gate = connector.gate
+        self._engine_lock = connector.engine_lock
         self._program = program
         self._seed = seed
         self._name = name
@@ -72,7 +72,7 @@ class Threads:
 
     def resize(self, count: int) -> None:
         """Ask for `count` threads."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             change = count - self._asked
             self._asked = count
             kept = min(self._surplus, max(change, 0))
@@ -91,20 +91,20 @@ class Threads:
     def close(self) -> None:
         """Wait for the threads, whom the closed gate sends home."""
         me = threading.current_thread()
-        with self._gate.lock:
+        with self._engine_lock.lock:
             threads = list(self._threads)
         for thread in threads:
             if thread is not me and thread.ident is not None:
                 thread.join(JOIN_S)
 
-    def statistics(self) -> CrewStatistics:
+    def statistics(self) -> PoolStatistics:
         """Return how many there are."""
-        with self._gate.lock:
-            return CrewStatistics(self.executor, self._asked, len(self._threads))
+        with self._engine_lock.lock:
+            return PoolStatistics(self.executor, self._asked, len(self._threads))
 
     def threads(self) -> list[str]:
         """Return their folders in /proc."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             known = [thread.native_id for thread in self._threads]
         return [f"/proc/self/task/{number}" for number in known if number is not None]
 
@@ -121,14 +121,14 @@ class Threads:
             while self._serve(meter, random):
                 pass
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
-            self._gate.fail(error)
+            self._engine_lock.fail(error)
         finally:
             self._connector.leave(meter)
-            with self._gate.lock:
+            with self._engine_lock.lock:
                 self._threads.discard(threading.current_thread())
 
     def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
-        """Work on one lease. Holds on to nothing between two of them."""
+        """Work on one lease. Backoffs on to nothing between two of them."""
         lease = self._connector.take(meter, self._retires)
         if isinstance(lease, Signal):
             return False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...engine.batch.buffer import Buffers
-from ...engine.plan import Constant, DrawnPlan, Order, Plan, Setting, Shard
+from ...engine.plan import ConstantSchedule, DrawnPlan, Order, Plan, Setting, Shard
 from ...engine.plan.timeline import Schedule
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
@@ -165,7 +165,7 @@ def _plan(
         schedule = scheduled.resolve(shard.size)
     else:
         size = batch.global_size or (batch.size or 0) * shard.size
-        schedule = Constant(Setting(global_size=size, image_size=None))
+        schedule = ConstantSchedule(Setting(global_size=size, image_size=None))
     # What a filter leaves over is batched later, so no ticket may be dropped here.
     drop_last = batch.drop_last and not repack
     plan = Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)

@@ -1,6 +1,6 @@
 """Neighbouring stages into segments: what runs together, worked on by whom.
 
-Neighbours of one executor kind are fused into one segment, so a sample passes through
+HostPeers of one executor kind are fused into one segment, so a sample passes through
 them without being handed over. Three things are borders: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
 reads wait while what follows computes. All that stands before a cache is one segment:
@@ -101,13 +101,13 @@ def _find_in(stage: PerSample) -> Finding | None:
             return find_unsafe(stage.predicate, name_of(stage.predicate))
 
 
-MOST_WORKERS = 128
+MAX_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
 PERMITS = 64
 """Coroutines at once where the user gives no number: sized by how long they wait, not
 by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python can use.
 """
-MOST_PERMITS = 4096
+MAX_PERMITS = 4096
 """Upper bound of these: reads in flight beyond it are more than stores like."""
 
 
@@ -260,9 +260,9 @@ def _workers(
     if isinstance(given, tuple):
         return given[0], given
     if executor == "async":
-        usual, most = PERMITS, MOST_PERMITS
+        usual, most = PERMITS, MAX_PERMITS
     else:
-        usual, most = defaults.num_parallel_workers, MOST_WORKERS
+        usual, most = defaults.num_parallel_workers, MAX_WORKERS
     return given or usual, (1, max(most, given or usual))
 
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Unit = Literal["samples", "steps", "epochs"]
-MOST_CHANGES = 100_000
+MAX_CHANGES = 100_000
 """Of a function's value: a plan remembers each place where the batch size changes."""
 
 
@@ -175,9 +175,9 @@ class Function:
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
-        if self.until is not None and not 0 <= self.until <= MOST_CHANGES:
+        if self.until is not None and not 0 <= self.until <= MAX_CHANGES:
             raise SpecError(
-                f"`until` must be 0 to {MOST_CHANGES} {self.unit}, got {self.until};"
+                f"`until` must be 0 to {MAX_CHANGES} {self.unit}, got {self.until};"
                 " count in epochs, or use a ramp"
             )
 

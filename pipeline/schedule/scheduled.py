@@ -182,7 +182,7 @@ def whole(name: str, value: float) -> int:
 
 # A schedule as a table that people can check before they train.
 
-MOST_LINES = 60
+MAX_LINES = 60
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
 
 
@@ -204,8 +204,8 @@ def preview(schedule: Resolved, samples: int, epochs: float | None) -> str:
         if shown != before:
             lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
         before = shown
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES - 1 : -1] = [("...",) * len(HEAD)]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
     widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
     rows = ("  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines))
     return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])

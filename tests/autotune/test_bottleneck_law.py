@@ -9,9 +9,9 @@ import pytest
 from penstock.autotune.policies.bottleneck_law import (
     PATIENCE_WINDOWS,
     BottleneckLaw,
-    Memory,
+    LawMemory,
 )
-from penstock.autotune.situation import Decision, Measure, Outcome, Situation
+from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
 from penstock.engine.observe.observation import ConnectorObservation, Observation
 from support.windows import DECODE, READ, at_ease, computing, situation, starved
 
@@ -19,7 +19,7 @@ POLICY = BottleneckLaw()
 WORKERS, PREFETCH = "num_parallel_workers", "prefetch_size"
 
 
-def decide(case: Situation, memory: Memory | None = None) -> tuple[Decision, ...]:
+def decide(case: Situation, memory: LawMemory | None = None) -> tuple[Decision, ...]:
     return POLICY.decide(case, memory or POLICY.start())[0]
 
 
@@ -27,14 +27,16 @@ def changes(decisions: tuple[Decision, ...]) -> list[tuple[str, str, int, int]]:
     return [(d.operator, d.knob, d.old, d.new) for d in decisions]
 
 
-def outcome(old: int, new: int, before: float, after: float) -> Outcome:
+def outcome(old: int, new: int, before: float, after: float) -> DecisionOutcome:
     """What came of a change of the reader's workers, in rows a second."""
     change = Decision(READ, WORKERS, old, new, "law", "", 2.0)
     kept = after > before
-    return Outcome(change, kept, Measure(before, 0.9, 1.0), Measure(after, 0.9, 1.0))
+    return DecisionOutcome(
+        change, kept, Measure(before, 0.9, 1.0), Measure(after, 0.9, 1.0)
+    )
 
 
-def known(*outcomes: Outcome) -> Memory:
+def known(*outcomes: DecisionOutcome) -> LawMemory:
     """The memory after these, seen one after the other."""
     memory = POLICY.start()
     for each in outcomes:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from penstock.autotune.policies.connector_rules import ConnectorRules, Memory
-from penstock.autotune.situation import Decision, Measure, Outcome, Situation
+from penstock.autotune.policies.connector_rules import ConnectorRules, RulesMemory
+from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
 from penstock.engine.observe.observation import Observation, TrainerObservation
 from support.windows import (
     DECODE,
@@ -20,7 +20,7 @@ STARVED, EASED = Measure(64.0, 0.9, 1.0), Measure(320.0, 0.0, 0.2)
 """How it goes in `starved()` and `at_ease()`."""
 
 
-def decide(case: Situation, memory: Memory | None = None) -> tuple[Decision, ...]:
+def decide(case: Situation, memory: RulesMemory | None = None) -> tuple[Decision, ...]:
     return POLICY.decide(case, memory or POLICY.start())[0]
 
 
@@ -143,10 +143,10 @@ def test_nothing_is_given_back_that_is_needed() -> None:
     assert eased_for(10, at_ease(workers=1)) == ()
 
 
-def failure(old: int, new: int) -> Outcome:
+def failure(old: int, new: int) -> DecisionOutcome:
     knob = "num_parallel_workers"
     decision = Decision(READ, knob, old, new, "slow", "as seen", 2.0)
-    return Outcome(decision, kept=False, before=STARVED, after=STARVED)
+    return DecisionOutcome(decision, kept=False, before=STARVED, after=STARVED)
 
 
 def test_what_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
@@ -174,7 +174,7 @@ def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
     grown = Decision(DECODE, "num_parallel_workers", 1, 3, "slow", "as seen", 2.0)
-    kept = Outcome(grown, kept=True, before=STARVED, after=STARVED)
+    kept = DecisionOutcome(grown, kept=True, before=STARVED, after=STARVED)
     case = replace(situation(starved(time_s=2.0)), outcomes=(kept,))
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
@@ -209,7 +209,7 @@ def test_what_was_found_too_little_is_not_given_back_to() -> None:
     seen = at_ease(workers=3)
     knob = "num_parallel_workers"
     grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)
-    kept = Outcome(grown, kept=True, before=EASED, after=EASED)
+    kept = DecisionOutcome(grown, kept=True, before=EASED, after=EASED)
     memory = POLICY.start()
     _, memory = POLICY.decide(replace(situation(seen), outcomes=(kept,)), memory)
     for _ in range(5):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune.host_peers import PARKED_S, Neighbours, meeting_place
+from penstock.autotune.host_peers import SUSPENDED_S, HostPeers, peers_folder
 from penstock.system.resources import Budget
 
 ALL = Budget(8.0, 1 << 30, whole_machine=True)
@@ -23,26 +23,24 @@ CORES = frozenset(range(8))
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's folder, in a place of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    found = meeting_place()
+    found = peers_folder()
     assert found is not None
     return found
 
 
 @pytest.fixture
-def one(place: Path) -> Iterator[Neighbours]:
+def one(place: Path) -> Iterator[HostPeers]:
     """A tuner on eight cores."""
-    with Neighbours(place, CORES) as made:
+    with HostPeers(place, CORES) as made:
         yield made
 
 
-def test_who_is_alone_has_all_of_it(one: Neighbours) -> None:
+def test_who_is_alone_has_all_of_it(one: HostPeers) -> None:
     assert one.share(ALL, 0.5, 8.0) == ALL
 
 
-def test_two_share_alike_and_who_leaves_gives_back(
-    place: Path, one: Neighbours
-) -> None:
-    with Neighbours(place, CORES):
+def test_two_share_alike_and_who_leaves_gives_back(place: Path, one: HostPeers) -> None:
+    with HostPeers(place, CORES):
         half = one.share(ALL, 0.0, 8.0)
         assert half.cpu_cores == pytest.approx(4.0)
         assert not half.whole_machine
@@ -50,17 +48,17 @@ def test_two_share_alike_and_who_leaves_gives_back(
 
 
 def test_the_one_that_waits_most_gets_most_and_none_gets_nothing(
-    place: Path, one: Neighbours
+    place: Path, one: HostPeers
 ) -> None:
-    with Neighbours(place, CORES) as other:
+    with HostPeers(place, CORES) as other:
         other.share(ALL, 1.0, 8.0)
         mine, theirs = one.share(ALL, 0.0, 8.0), other.share(ALL, 1.0, 8.0)
     assert mine.cpu_cores == pytest.approx(8.0 / 5)
     assert mine.cpu_cores + theirs.cpu_cores == pytest.approx(8.0)
 
 
-def test_what_others_leave_idle_may_be_used(place: Path, one: Neighbours) -> None:
-    with Neighbours(place, CORES) as other:
+def test_what_others_leave_idle_may_be_used(place: Path, one: HostPeers) -> None:
+    with HostPeers(place, CORES) as other:
         other.share(ALL, 0.0, 1.0)
         assert one.share(ALL, 0.0, 7.0).cpu_cores == pytest.approx(7.0)
         assert other.share(ALL, 0.0, 1.0).cpu_cores == pytest.approx(4.0)
@@ -68,19 +66,19 @@ def test_what_others_leave_idle_may_be_used(place: Path, one: Neighbours) -> Non
 
 def test_ranks_on_cores_of_their_own_do_not_share(place: Path) -> None:
     with (
-        Neighbours(place, frozenset({0, 1})) as low,
-        Neighbours(place, frozenset({1, 2})) as high,
+        HostPeers(place, frozenset({0, 1})) as low,
+        HostPeers(place, frozenset({1, 2})) as high,
     ):
         share = low.share(Budget(2.0, 1), 0.0, 2.0)
         assert share.cpu_cores == pytest.approx(1.5)  # core 0, and half of core 1
         assert high.share(Budget(2.0, 1), 0.0, 2.0).cpu_cores == pytest.approx(1.5)
 
 
-def test_the_files_of_the_dead_are_swept(place: Path, one: Neighbours) -> None:
+def test_the_files_of_the_dead_are_swept(place: Path, one: HostPeers) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from penstock.autotune.host_peers import Neighbours\n"
-        "Neighbours(Path(sys.argv[1]), frozenset(range(8))).__enter__()\n"
+        "from penstock.autotune.host_peers import HostPeers\n"
+        "HostPeers(Path(sys.argv[1]), frozenset(range(8))).__enter__()\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -98,17 +96,17 @@ def test_the_files_of_the_dead_are_swept(place: Path, one: Neighbours) -> None:
 
 
 def test_a_pid_that_is_used_again_is_another_process(
-    place: Path, one: Neighbours
+    place: Path, one: HostPeers
 ) -> None:
     row = {"pid": os.getpid(), "began_s": 1.0, "cores": [0], "wait_share": 0.0}
     (place / "1-0.json").write_text(json.dumps(row))
     assert one.share(ALL, 0.0, 8.0) == ALL
 
 
-def test_who_does_not_train_now_takes_nothing(place: Path, one: Neighbours) -> None:
-    with Neighbours(place, CORES):
+def test_who_does_not_train_now_takes_nothing(place: Path, one: HostPeers) -> None:
+    with HostPeers(place, CORES):
         (other,) = (path for path in place.iterdir() if path != one._file)  # noqa: SLF001
-        long_ago = time.time() - 2 * PARKED_S
+        long_ago = time.time() - 2 * SUSPENDED_S
         os.utime(other, (long_ago, long_ago))
         assert one.share(ALL, 0.0, 8.0) == ALL
         assert other.exists()
@@ -116,7 +114,7 @@ def test_who_does_not_train_now_takes_nothing(place: Path, one: Neighbours) -> N
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])
 def test_a_file_that_says_nothing_is_nobodys(
-    place: Path, one: Neighbours, text: str
+    place: Path, one: HostPeers, text: str
 ) -> None:
     (place / "1-0.json").write_text(text)
     assert one.share(ALL, 0.0, 8.0) == ALL
@@ -124,10 +122,10 @@ def test_a_file_that_says_nothing_is_nobodys(
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(place: Path) -> None:
     place.chmod(0o777)
-    assert meeting_place() is None
+    assert peers_folder() is None
 
 
-def test_a_folder_that_is_gone_leaves_it_alone(place: Path, one: Neighbours) -> None:
+def test_a_folder_that_is_gone_leaves_it_alone(place: Path, one: HostPeers) -> None:
     for path in place.iterdir():
         path.unlink()
     place.rmdir()

@@ -11,13 +11,19 @@ import pytest
 from penstock.autotune import phrases
 from penstock.autotune.log import AutotuneLog, show_by_default
 from penstock.autotune.saved import Saved
-from penstock.autotune.situation import Decision, KnobKey, Measure, Outcome, Situation
+from penstock.autotune.situation import (
+    Decision,
+    DecisionOutcome,
+    KnobKey,
+    Measure,
+    Situation,
+)
 from support.windows import DECODE, READ, situation, starved
 
 DECISION = Decision(
     DECODE, "num_parallel_workers", 2, 4, "slow", "seen", 2.0, {"diff": 0.5}
 )
-OUTCOME = Outcome(
+OUTCOME = DecisionOutcome(
     DECISION, kept=True, before=Measure(812, 0.41, 0.2), after=Measure(1450, 0.06, 0.1)
 )
 LOGGER = logging.getLogger("penstock.autotune")

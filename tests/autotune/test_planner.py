@@ -9,13 +9,22 @@ import pytest
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.planner import measured_workload, plan
 from penstock.autotune.policies import BottleneckLaw
-from penstock.autotune.simulator import Machine, Simulated, Stage, Trainer, Workload
+from penstock.autotune.simulator import (
+    Machine,
+    Simulated,
+    SimulatedStage,
+    Trainer,
+    Workload,
+)
 from penstock.autotune.tuner import Tuner
 from penstock.errors import SpecError
 from penstock.system.resources import Budget
 
 READS = Workload(
-    (Stage("read", cpu_s=0.0001, wait_s=0.02), Stage("decode", cpu_s=0.002)),
+    (
+        SimulatedStage("read", cpu_s=0.0001, wait_s=0.02),
+        SimulatedStage("decode", cpu_s=0.002),
+    ),
     Trainer(gap_s=0.032),
     batch_rows=32,
 )

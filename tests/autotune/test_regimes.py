@@ -9,10 +9,16 @@ from pathlib import Path
 
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, PerRegime
-from penstock.autotune.policies.bottleneck_law import Memory
+from penstock.autotune.policies.bottleneck_law import LawMemory
 from penstock.autotune.policies.per_regime import Values
 from penstock.autotune.saved import load_saved
-from penstock.autotune.simulator import Machine, Simulated, Stage, Trainer, Workload
+from penstock.autotune.simulator import (
+    Machine,
+    Simulated,
+    SimulatedStage,
+    Trainer,
+    Workload,
+)
 from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
@@ -20,12 +26,12 @@ from support.windows import READ, at_ease, situation, starved
 
 SMALL, LARGE = "batches of 32 of 128 px", "batches of 32 of 224 px"
 CORES = 64.0
-TURN_S = 20.0
+ROUND_S = 20.0
 
 
 def loading(wait_s: float, regime: str) -> Workload:
     """A store whose rows take so long, for a trainer of 640 rows a second."""
-    read = Stage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
+    read = SimulatedStage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
     return Workload((read,), Trainer(gap_s=0.05), regime=regime)
 
 
@@ -65,10 +71,10 @@ class Course:
 
 def test_a_regime_that_comes_back_is_served_at_once() -> None:
     course = Course()
-    course.run(LIGHT, TURN_S)
-    course.run(HEAVY, TURN_S)
+    course.run(LIGHT, ROUND_S)
+    course.run(HEAVY, ROUND_S)
     settled = course.workers
-    course.run(LIGHT, TURN_S)
+    course.run(LIGHT, ROUND_S)
     assert course.workers < settled / 3
     course.run(HEAVY, 1.0)
     assert course.workers == settled
@@ -77,7 +83,7 @@ def test_a_regime_that_comes_back_is_served_at_once() -> None:
 
 def test_an_unknown_regime_is_tuned_in_seconds() -> None:
     course = Course()
-    course.run(LIGHT, TURN_S)
+    course.run(LIGHT, ROUND_S)
     course.run(HEAVY, 8.0)
     assert course.run(HEAVY, 8.0) >= 0.95
 
@@ -87,8 +93,8 @@ def test_what_a_run_found_for_each_regime_the_next_one_begins_with(
 ) -> None:
     with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
         first = Course(log=log)
-        first.run(LIGHT, TURN_S)
-        first.run(HEAVY, TURN_S)
+        first.run(LIGHT, ROUND_S)
+        first.run(HEAVY, ROUND_S)
         first.tuner.finish()
     saved = load_saved(tmp_path / "run_0.json")
     knob = first.plant.knobs()[0]
@@ -106,7 +112,7 @@ def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
         course = Course(log=log)
         for workload in (LIGHT, HEAVY, LIGHT, HEAVY):
-            course.run(workload, TURN_S)
+            course.run(workload, ROUND_S)
     policy = PerRegime(BottleneckLaw())
     memory = policy.start()
     made, again = [], []
@@ -120,7 +126,7 @@ def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
     assert "regime" in {rule for *_, rule in made}
 
 
-POLICY: PerRegime[Memory] = PerRegime(BottleneckLaw())
+POLICY: PerRegime[LawMemory] = PerRegime(BottleneckLaw())
 
 
 def test_what_is_restored_keeps_to_the_bounds_and_pins_of_the_user() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from penstock.autotune.host_peers import Neighbours
+from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
 from penstock.autotune.simulator import (
     Machine,
     Ranks,
     Simulated,
-    Stage,
+    SimulatedStage,
     Trainer,
     Workload,
 )
@@ -80,7 +80,10 @@ def test_fresh_random_pipelines_come_near_their_optimum() -> None:
 
 
 STORE = Workload(
-    (Stage("read", wait_s=0.06, cpu_s=0.0002), Stage("decode", cpu_s=0.0006)),
+    (
+        SimulatedStage("read", wait_s=0.06, cpu_s=0.0002),
+        SimulatedStage("decode", cpu_s=0.0006),
+    ),
     Trainer(gap_s=0.1),
     batch_rows=64,
 )
@@ -131,7 +134,9 @@ def test_a_store_that_gets_slower_is_noticed(wait_s: float, at_s: float) -> None
 
 
 def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None:
-    work = Workload((Stage("decode", cpu_s=0.002),), Trainer(0.0), batch_rows=32)
+    work = Workload(
+        (SimulatedStage("decode", cpu_s=0.002),), Trainer(0.0), batch_rows=32
+    )
     machine = Machine(4.0)
     plant = Simulated(machine, work, [1], [PREFETCH])
     budget = Budget(4.0, 1 << 40, whole_machine=True)
@@ -154,7 +159,7 @@ def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
 ) -> None:
     """All step together, so the best is where all ranks are equally fast."""
     even, heavy = (
-        Workload((Stage("decode", cpu_s=cpu_s / batch),), Trainer(0.02), batch)
+        Workload((SimulatedStage("decode", cpu_s=cpu_s / batch),), Trainer(0.02), batch)
         for cpu_s in (1.6, 3.2)
     )
     work = [even] * 7 + [heavy]
@@ -168,7 +173,7 @@ def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
                 LAW,
                 Budget(64.0, 1 << 40, whole_machine=True),
                 AutotuneLog(quiet=True),
-                neighbours=stack.enter_context(Neighbours(tmp_path, HOST_CORES)),
+                host_peers=stack.enter_context(HostPeers(tmp_path, HOST_CORES)),
             )
             for plant in plants
         ]

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
-from penstock.autotune.policies.connector_rules import Memory
+from penstock.autotune.policies.connector_rules import RulesMemory
 from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.observe.knob import Knob
@@ -244,7 +244,7 @@ class PausedPlant:
         return ()
 
 
-def tuning(plant: PausedPlant) -> TunerThread[Memory]:
+def tuning(plant: PausedPlant) -> TunerThread[RulesMemory]:
     log = AutotuneLog()
     return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log), log)
 

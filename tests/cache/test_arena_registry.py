@@ -1,4 +1,4 @@
-"""Processes find one arena by a list of who has it, which nobody need keep in order."""
+"""ProcessPool find one arena by a list of who has it, which nobody need keep in order."""
 
 from __future__ import annotations
 

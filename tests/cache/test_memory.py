@@ -14,8 +14,8 @@ from penstock.cache.arena_registry import nameless
 from penstock.cache.memory import (
     _LOOKUPS,
     GROUPS,
-    LEAST_SLOTS,
-    MOST_PROBES,
+    MAX_PROBES,
+    MIN_SLOTS,
     PAGE,
     Arena,
     Full,
@@ -66,13 +66,13 @@ def test_a_full_arena_keeps_what_it_has(arena: Arena) -> None:
 
 
 def test_a_full_table_refuses_what_hashes_there(arena: Arena) -> None:
-    for number in range(MOST_PROBES):
-        arena.put(key(number * LEAST_SLOTS), b"x")
+    for number in range(MAX_PROBES):
+        arena.put(key(number * MIN_SLOTS), b"x")
     with pytest.raises(Full):
-        arena.put(key(MOST_PROBES * LEAST_SLOTS), b"x")
-    assert arena.get(key(MOST_PROBES * LEAST_SLOTS)) is None
-    arena.put(key(MOST_PROBES), b"x")
-    assert arena.records == MOST_PROBES + 1
+        arena.put(key(MAX_PROBES * MIN_SLOTS), b"x")
+    assert arena.get(key(MAX_PROBES * MIN_SLOTS)) is None
+    arena.put(key(MAX_PROBES), b"x")
+    assert arena.records == MAX_PROBES + 1
 
 
 def test_it_is_emptied_for_others_only_when_nobody_asks_any_more(arena: Arena) -> None:
@@ -91,11 +91,11 @@ def test_it_is_emptied_for_others_only_when_nobody_asks_any_more(arena: Arena) -
 
 
 def test_a_full_table_is_emptied_like_a_full_arena(arena: Arena) -> None:
-    for number in range(MOST_PROBES):
-        arena.put(key(number * LEAST_SLOTS), b"x")
-    arena.note_use(key(0, 2)[:8], lookups=MOST_PROBES + 1)
+    for number in range(MAX_PROBES):
+        arena.put(key(number * MIN_SLOTS), b"x")
+    arena.note_use(key(0, 2)[:8], lookups=MAX_PROBES + 1)
     arena.put(key(0, 2), b"y")
-    assert (arena.records, arena.evicted) == (1, MOST_PROBES)
+    assert (arena.records, arena.evicted) == (1, MAX_PROBES)
 
 
 def test_a_record_larger_than_the_arena_empties_nothing(arena: Arena) -> None:
@@ -116,7 +116,7 @@ def test_a_damaged_record_is_forgotten_and_stored_anew(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [(1 << 63, 3), (0, 3), (PAGE, 0), (PAGE + 32 * LEAST_SLOTS, 4097)]
+    "place", [(1 << 63, 3), (0, 3), (PAGE, 0), (PAGE + 32 * MIN_SLOTS, 4097)]
 )
 def test_a_torn_slot_is_none_and_is_stored_anew(
     arena: Arena, place: tuple[int, int]

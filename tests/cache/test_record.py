@@ -20,7 +20,7 @@ from penstock.cache.codec import CODECS, Codec, codec
 from penstock.cache.record import (
     CHECKSUM,
     HEADER,
-    MOST_BYTES,
+    MAX_BYTES,
     RecordError,
     RecordFacts,
     UnstorableError,
@@ -172,7 +172,7 @@ def test_a_length_that_is_forged_is_refused_at_no_cost(
 
 
 @pytest.mark.parametrize("name", ["zstd", "filter"])
-@pytest.mark.parametrize("declared", [1000, MOST_BYTES + 1])
+@pytest.mark.parametrize("declared", [1000, MAX_BYTES + 1])
 def test_a_record_expands_to_no_more_than_it_may(name: str, declared: int) -> None:
     bomb = codec("zstd").pack(bytes(64 << 20))
     number = codec(name).number
@@ -217,7 +217,7 @@ def test_a_key_of_another_length_is_refused(key: bytes) -> None:
 def test_a_sample_too_large_for_a_record_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
     assert decode(encode(bytes(100), KEY, CODECS[0]), KEY) == bytes(100)
     with pytest.raises(UnstorableError, match="has 101 bytes, a record at most 100"):
         encode(bytes(101), KEY, CODECS[0])

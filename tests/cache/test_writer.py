@@ -72,7 +72,7 @@ def test_a_record_on_its_way_is_found_and_not_taken_twice(
 def test_when_too_many_wait_the_next_is_not_taken(
     disk: Disk, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
     with leased(disk.folder):  # what is taken out first cannot be written meanwhile
         offers = ((key(number), bytes(40), lambda: None) for number in range(9))
         taken = [writer.offer(*each) for each in offers]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.movable import MEMBERS, MOST_PARTS, parts_of, walk
+from penstock.engine.movable import MAX_PARTS, MEMBERS, parts_of, walk
 
 
 class Thing:
@@ -58,7 +58,7 @@ def by_default(sample: Any, first: Any = HERE, *, second: Any = HERE) -> Any:
     return sample, first, second
 
 
-def by_neighbour(sample: Any) -> Any:
+def by_peer(sample: Any) -> Any:
     return by_default(sample), np.asarray(sample), walk
 
 
@@ -88,7 +88,7 @@ NAMES: dict[str, tuple[Any, set[str]]] = {
     "default": (by_default, {".<defaults>[0]", ".<defaults>.second"}),
     "way in": (READER, {".__getitem__"}),
     "global": (Reader.__getitem__, {".<globals>.HERE"}),
-    "neighbouring function": (by_neighbour, {".<globals>.by_default", ".<globals>.np"}),
+    "neighbouring function": (by_peer, {".<globals>.by_default", ".<globals>.np"}),
 }
 
 
@@ -187,7 +187,7 @@ def test_a_cycle_ends() -> None:
 def test_a_large_object_is_looked_at_in_part() -> None:
     large = [[[object() for _ in range(50)] for _ in range(50)] for _ in range(50)]
     assert len(list(parts_of(large))) == MEMBERS
-    assert len(list(walk(large, "dataset"))) == MOST_PARTS
+    assert len(list(walk(large, "dataset"))) == MAX_PARTS
 
 
 def test_a_chain_without_end_is_followed_for_some_steps() -> None:

@@ -21,7 +21,7 @@ from penstock.pipeline.torch_workers import (
 from penstock.system.descriptors import descriptors_left
 
 
-class Holds:
+class Backoffs:
     def __init__(self, device: str) -> None:
         self.tables = {"near": [torch.zeros(2), torch.zeros(2, device=device)]}
 
@@ -33,10 +33,10 @@ class Holds:
 
 
 def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
-    found = find_on_device(Holds("meta"), "meta")
+    found = find_on_device(Backoffs("meta"), "meta")
     assert found == ("dataset.tables['near'][1]", torch.device("meta"))
-    assert find_on_device(Holds("cpu"), "meta") is None
-    tell_of_cuda(Holds("meta"))  # no CUDA in use: nothing to tell
+    assert find_on_device(Backoffs("cpu"), "meta") is None
+    tell_of_cuda(Backoffs("meta"))  # no CUDA in use: nothing to tell
 
 
 @pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
 def test_a_cuda_tensor_in_a_forked_data_set_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    list(DataLoader(Holds("cuda"), num_workers=1, sample_seeding=True))
+    list(DataLoader(Backoffs("cuda"), num_workers=1, sample_seeding=True))
     assert "`dataset.tables['near'][1]` is a tensor on cuda:0" in caplog.text
 
 

@@ -112,7 +112,7 @@ class Stamped:
 
 
 class Handles:
-    """Holds what only this process has."""
+    """Backoffs what only this process has."""
 
     def __init__(self, file: Any) -> None:
         self.files = {"train": [file]}

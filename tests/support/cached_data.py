@@ -117,7 +117,7 @@ class Drawing:
 
 
 class Held:
-    """Holds an open file, and does not say what it is to be told by."""
+    """Backoffs an open file, and does not say what it is to be told by."""
 
     def __init__(self, inner: Noted) -> None:
         self.inner = inner

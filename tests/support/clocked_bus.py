@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.engine.to_device.cuda import Mark
+from penstock.engine.to_device.cuda import DeviceEvent
 
 __all__ = ["ClockedBus"]
 
@@ -71,10 +71,10 @@ class ClockedBus:
         finally:
             self.at_once = False
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         return Place(self, self.issued)
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: Mark) -> None:
+    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
         assert isinstance(mark, Place)
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
         self.awaited = mark.at

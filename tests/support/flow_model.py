@@ -1,6 +1,6 @@
 """A flow next to the trivial model of it: a dictionary that says where each row is.
 
-A `Course` is one pipeline's real `Flow`, the workers and the trainer around it, and the
+A `Course` is one pipeline's real `Core`, the workers and the trainer around it, and the
 model. Workers and trainer are as faithful as can be without threads: who finds nothing
 sleeps, and moves again only when the flow wakes it.
 """
@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterator
 from itertools import count
 
-from penstock.engine.core.byte_budget import Account, Purse
-from penstock.engine.core.chunk import Flight, Lease, Outcome
-from penstock.engine.core.core import FEED, Flow, SegmentState
+from penstock.engine.core.byte_budget import ByteBudget, Reservations
+from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
+from penstock.engine.core.core import FEED, Core, SegmentState
 from penstock.engine.observe.metrics import Gauge, Wait
 from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
 from support.flow_sight import Address, rows_of, sight_of
@@ -27,15 +27,19 @@ class Course:
     """One pipeline: the flow, those around it, and where the model has each row."""
 
     def __init__(
-        self, script: Script, row_bytes: tuple[int, ...], purse: Purse, step: int = 0
+        self,
+        script: Script,
+        row_bytes: tuple[int, ...],
+        byte_budget: ByteBudget,
+        step: int = 0,
     ) -> None:
         """Make one segment for each of `row_bytes`: what a row holds behind it."""
         self.script = script
         self.row_bytes = row_bytes
         self.depth = len(row_bytes)
-        self.account = Account(purse, self._poke)
+        self.reservations = Reservations(byte_budget, self._notify)
         segments = [SegmentState(step, 1, 1, Gauge(1, 0)) for _ in row_bytes]
-        self.flow = Flow(script, lambda plan: Tray(), segments, self.account, step)
+        self.core = Core(script, lambda plan: Tray(), segments, self.reservations, step)
         self.batches: dict[int, Batch] = {}
         self.head = step
         self.ready_rows = 0
@@ -43,9 +47,9 @@ class Course:
         self.in_hand: list[Lease] = []
         """Leases that workers hold, also from before a restart."""
         self.settled: list[tuple[Lease, Outcome]] = []
-        self.complete: list[Flight] = []
+        self.complete: list[InFlightBatch] = []
         """All rows done, not yet delivered."""
-        self.crew = [1] * len(row_bytes)
+        self.pool = [1] * len(row_bytes)
         self.asleep = [0] * len(row_bytes)
         self.trainer_waits = False
         self.clock = count(1)
@@ -54,15 +58,15 @@ class Course:
 
     def take(self, at: int) -> None:
         """A free worker of segment `at` asks for work; it is given the right one."""
-        step, purse = self.flow.next_step, self.account.purse
-        estimate = self.account.expected(self.script.batch(step).image_size)
+        step, byte_budget = self.core.next_step, self.reservations.byte_budget
+        estimate = self.reservations.expected(self.script.batch(step).image_size)
         expected = self.grantable(at)
-        held = purse.held_bytes
-        given = self.flow.take(at, next(self.clock))
-        if self.flow.next_step > step:
+        held = byte_budget.held_bytes
+        given = self.core.take(at, next(self.clock))
+        if self.core.next_step > step:
             self._note_opened(step, estimate or 0)
         else:
-            assert purse.held_bytes == held
+            assert byte_budget.held_bytes == held
         if isinstance(given, Wait):
             assert expected is None, f"{expected} was not given out: {given}"
             self.asleep[at] += 1
@@ -76,7 +80,7 @@ class Course:
         last = lease.segment + 1 == self.depth
         outcome = how.outcome(lease, self.row_bytes[lease.segment], last=last)
         self.settled.append((lease, outcome))
-        if lease in self.flow.leases:
+        if lease in self.core.leases:
             if last:
                 self._tray(lease.chunk.step).placed += how.kept(lease)
             self._settle(lease, outcome)
@@ -86,36 +90,36 @@ class Course:
 
     def settle_late(self, number: int) -> None:
         """A lease that is settled, or from before a restart, is settled again."""
-        before = sight_of(self.flow)
-        assert self.flow.settle(*self.settled[number], next(self.clock)) is None
-        assert sight_of(self.flow) == before
+        before = sight_of(self.core)
+        assert self.core.settle(*self.settled[number], next(self.clock)) is None
+        assert sight_of(self.core) == before
 
     def deliver(self, number: int) -> None:
         """The worker that completed a batch puts it in the outbox."""
-        flight = self.complete.pop(number)
-        step = flight.plan.step
-        current = self.flow.flights.get(step) is flight
-        before = sight_of(self.flow)
-        self.flow.deliver(flight, ("batch", step), next(self.clock))
+        in_flight = self.complete.pop(number)
+        step = in_flight.plan.step
+        current = self.core.batches_in_flight.get(step) is in_flight
+        before = sight_of(self.core)
+        self.core.deliver(in_flight, ("batch", step), next(self.clock))
         if current:
             self.batches[step].delivered = True
             self._count_outbox()
         else:
-            assert sight_of(self.flow) == before
+            assert sight_of(self.core) == before
         self.ring()
 
     def pop(self) -> bool:
         """The trainer asks for its next batch."""
         batch = self.batches.get(self.head)
-        popped = self.flow.pop(next(self.clock))
+        popped = self.core.pop(next(self.clock))
         if batch is None or not batch.delivered:
             assert popped is None
             self.trainer_waits = True
             return False
         assert popped is not None
-        flight, payload = popped
+        in_flight, payload = popped
         assert payload == ("batch", self.head)
-        self._check_whole(flight)
+        self._check_whole(in_flight)
         del self.batches[self.head]
         self.head += 1
         self._count_outbox()
@@ -124,19 +128,19 @@ class Course:
 
     def set_prefetch(self, at: int, batches: int) -> None:
         """The tuner turns a queue."""
-        self.flow.set_prefetch(at, batches)
+        self.core.set_prefetch(at, batches)
         self.ring()
 
     def set_workers(self, at: int, workers: int) -> None:
         """The tuner adds or retires workers; those with a lease go later."""
-        self.flow.set_workers(at, workers)
-        self.crew[at] = workers
+        self.core.set_workers(at, workers)
+        self.pool[at] = workers
         self.asleep[at] = 0  # all are woken, to see whether they are to go
         self.ring()
 
     def restart(self, step: int) -> None:
         """The trainer goes on elsewhere. Workers keep what they have in hand."""
-        self.flow.restart(step, next(self.clock))
+        self.core.restart(step, next(self.clock))
         self.batches.clear()
         self.head, self.ready_rows = step, 0
         self.trainer_waits = False
@@ -144,7 +148,7 @@ class Course:
 
     def close(self) -> None:
         """The engine is closed."""
-        self.flow.close()
+        self.core.close()
         self.batches.clear()
         self.ring()
 
@@ -177,7 +181,7 @@ class Course:
     def awake(self, at: int) -> int:
         """Workers of a segment that are free and not asleep."""
         busy = sum(lease.segment == at for lease in self.in_hand)
-        return max(0, self.crew[at] - busy - self.asleep[at])
+        return max(0, self.pool[at] - busy - self.asleep[at])
 
     def grantable(self, at: int) -> Address | None:
         """Where the rows begin that segment `at` must be given now, by the model."""
@@ -195,15 +199,15 @@ class Course:
 
     def limit(self, at: int) -> int:
         """The last step that segment `at` may work on."""
-        rows = self.flow.batch_rows
-        window = self.flow.segments[at].window(rows)
+        rows = self.core.batch_rows
+        window = self.core.segments[at].window(rows)
         if at + 1 == self.depth:
             return self.head + window - 1
         reader, furthest = self.head, self.limit(at + 1) + 1
         while reader in self.batches and self._past(reader, at + 1):
             reader += 1
         reader = min(reader, furthest)
-        return reader + self.flow.segments[at + 1].span(rows) - 1 + window
+        return reader + self.core.segments[at + 1].span(rows) - 1 + window
 
     def charge(self, step: int) -> int:
         """Bytes a batch is charged: what it holds if complete, else the most."""
@@ -234,19 +238,19 @@ class Course:
 
     def check(self) -> None:
         """Compare the flow with the model."""
-        flow = self.flow
+        core = self.core
         unfinished = [row for row in self._everything() if row[1][0] != DONE]
-        assert sorted(rows_of(self.flow)) == sorted(unfinished)
-        assert flow.head == self.head
-        assert sorted(flow.flights) == sorted(self.batches)
-        assert set(flow.outbox) == {s for s, b in self.batches.items() if b.delivered}
+        assert sorted(rows_of(self.core)) == sorted(unfinished)
+        assert core.head == self.head
+        assert sorted(core.batches_in_flight) == sorted(self.batches)
+        assert set(core.outbox) == {s for s, b in self.batches.items() if b.delivered}
         for at in range(1, self.depth):
             waiting = len(self._at(("ready", at)))
-            assert flow.segments[at].waiting == waiting
-            assert flow.segments[at - 1].gauge.level == waiting
-        assert flow.segments[-1].gauge.level == self.ready_rows
+            assert core.segments[at].waiting == waiting
+            assert core.segments[at - 1].gauge.level == waiting
+        assert core.segments[-1].gauge.level == self.ready_rows
         charged = sum(map(self.charge, self.batches))
-        assert self.account.statistics().held_bytes == charged
+        assert self.reservations.statistics().held_bytes == charged
 
     def check_alive(self) -> None:
         """Someone can move: a worker at work or awake, or the trainer."""
@@ -255,13 +259,13 @@ class Course:
             or self.complete
             or not self.trainer_waits
             or any(map(self.awake, range(self.depth)))
-        ), f"all sleep: {self.flow}"
+        ), f"all sleep: {self.core}"
 
     def check_awake(self) -> None:
         """Nobody sleeps over work that nobody is awake for."""
         for at in range(self.depth):
             slept_over = self.asleep[at] and self.grantable(at) is not None
-            assert not slept_over or self.awake(at), f"{at} sleeps: {self.flow}"
+            assert not slept_over or self.awake(at), f"{at} sleeps: {self.core}"
 
     def check_head(self) -> None:
         """The oldest batch is granted wherever rows of it are ready, whatever binds."""
@@ -274,19 +278,19 @@ class Course:
 
     def ring(self) -> None:
         """Wake whom the flow says, as the gate does."""
-        for at, number in self.flow.wakes.items():
+        for at, number in self.core.wakes.items():
             if at == FEED:
                 self.trainer_waits = False
             else:
                 self.asleep[at] -= min(number, self.asleep[at])
-        self.flow.wakes.clear()
-        for poke in self.account.take_pokes():
-            poke()
+        self.core.wakes.clear()
+        for notify in self.reservations.take_notifications():
+            notify()
 
     # The parts of these
 
-    def _poke(self) -> None:
-        self.flow.wakes[0] = 1 << 30
+    def _notify(self) -> None:
+        self.core.wakes[0] = 1 << 30
         self.ring()
 
     def _note_opened(self, step: int, estimate: int) -> None:
@@ -299,10 +303,10 @@ class Course:
         chunk = lease.chunk
         step, first = chunk.step, chunk.first_row
         assert (step, first) == expected
-        assert lease.flight is self.flow.flights[step]
+        assert lease.in_flight is self.core.batches_in_flight[step]
         assert lease.segment == at
         assert 1 <= len(chunk) <= self.script.batch(step).n_rows - first
-        whole = self.script.rows(lease.flight.plan)
+        whole = self.script.rows(lease.in_flight.plan)
         stop = first + len(chunk)
         assert chunk.indices.tolist() == whole.indices[first:stop].tolist()
         assert chunk.rounds.tolist() == whole.rounds[first:stop].tolist()
@@ -326,31 +330,34 @@ class Course:
             moved[row] = ("ready", to)
         for row, place in moved.items():
             batch.places[row] = place
-        flight = self.flow.settle(lease, outcome, next(self.clock))
+        in_flight = self.core.settle(lease, outcome, next(self.clock))
         batch.peak = max(batch.peak, self.held(step))
         finished = all(kind == DONE for kind, _ in batch.places)
-        assert (flight is not None) == finished
-        if flight is not None:
-            self.complete.append(flight)
+        assert (in_flight is not None) == finished
+        if in_flight is not None:
+            self.complete.append(in_flight)
 
-    def _check_whole(self, flight: Flight) -> None:
+    def _check_whole(self, in_flight: InFlightBatch) -> None:
         """Each row of the batch is in it once, or failed, or was dropped."""
-        tray = flight.buffer
+        tray = in_flight.buffer
         assert isinstance(tray, Tray)
-        rows = [*tray.placed, *(failure.row for failure in flight.failures)]
+        rows = [*tray.placed, *(failure.row for failure in in_flight.failures)]
         assert len(set(rows)) == len(rows)
-        assert len(rows) + flight.dropped == flight.plan.n_rows
-        assert flight.remaining == [0] * self.depth
+        assert len(rows) + in_flight.dropped == in_flight.plan.n_rows
+        assert in_flight.remaining == [0] * self.depth
 
     def _count_outbox(self) -> None:
         delivered = (batch.delivered for _, batch in sorted(self.batches.items()))
         ready = sum(1 for _ in itertools.takewhile(bool, delivered))
-        self.ready_rows = ready * self.flow.batch_rows
+        self.ready_rows = ready * self.core.batch_rows
 
     def _affordable(self, step: int) -> bool:
-        purse = self.account.purse
-        expected = self.account.expected(self.script.batch(step).image_size)
-        return expected is not None and purse.held_bytes + expected <= purse.limit_bytes
+        byte_budget = self.reservations.byte_budget
+        expected = self.reservations.expected(self.script.batch(step).image_size)
+        return (
+            expected is not None
+            and byte_budget.held_bytes + expected <= byte_budget.limit_bytes
+        )
 
     def _past(self, step: int, at: int) -> bool:
         """Whether segment `at` has finished a batch."""
@@ -368,6 +375,6 @@ class Course:
                 yield (step, row), place
 
     def _tray(self, step: int) -> Tray:
-        tray = self.flow.flights[step].buffer
+        tray = self.core.batches_in_flight[step].buffer
         assert isinstance(tray, Tray)
         return tray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.engine.core.core import Flow
+from penstock.engine.core.core import Core
 
 from .flow_script import SOURCE, Place
 
@@ -14,33 +14,33 @@ Address = tuple[int, int]
 """A row: the step of its batch, and its place in it."""
 
 
-def rows_of(flow: Flow) -> Iterator[tuple[Address, Place]]:
+def rows_of(core: Core) -> Iterator[tuple[Address, Place]]:
     """Every row that the flow has somewhere; those that are done it no longer has."""
-    for step, flight in flow.flights.items():
-        for row in range(flight.next_row, flight.plan.n_rows):
+    for step, in_flight in core.batches_in_flight.items():
+        for row in range(in_flight.next_row, in_flight.plan.n_rows):
             yield (step, row), (SOURCE, 0)
-    for at, state in enumerate(flow.segments):
+    for at, state in enumerate(core.segments):
         for step, first, chunk, inputs, _ in state.pieces:
             assert inputs is None or len(inputs) == len(chunk)
             for row in range(first, first + len(chunk)):
                 yield (step, row), ("ready", at)
-    for lease in flow.leases:
+    for lease in core.leases:
         first = lease.chunk.first_row
         for row in range(first, first + len(lease.chunk)):
             yield (lease.chunk.step, row), ("lent", lease.segment)
 
 
-def sight_of(flow: Flow) -> object:
+def sight_of(core: Core) -> object:
     """Everything an event could change, to be compared."""
     return (
-        sorted(rows_of(flow)),
-        flow.head,
-        flow.next_step,
-        sorted(flow.outbox),
-        [(s.head, s.waiting, s.ns_per_row, s.gauge.level) for s in flow.segments],
-        [tuple(flight.remaining) for flight in flow.flights.values()],
-        [len(flight.failures) for flight in flow.flights.values()],
-        flow.account.statistics(),
-        flow.account.purse.held_bytes,
-        dict(flow.wakes),
+        sorted(rows_of(core)),
+        core.head,
+        core.next_step,
+        sorted(core.outbox),
+        [(s.head, s.waiting, s.ns_per_row, s.gauge.level) for s in core.segments],
+        [tuple(in_flight.remaining) for in_flight in core.batches_in_flight.values()],
+        [len(in_flight.failures) for in_flight in core.batches_in_flight.values()],
+        core.reservations.statistics(),
+        core.reservations.byte_budget.held_bytes,
+        dict(core.wakes),
     )

@@ -146,7 +146,7 @@ class FluidPlant:
         self.now_s += TICK_S
         cpu_s = self.cores * TICK_S
         for at in reversed(range(len(self.segments))):
-            cpu_s -= self._flow(at, cpu_s)
+            cpu_s -= self._core(at, cpu_s)
         self._train()
         for at, segment in enumerate(self.segments):
             segment.watch(segment.prefetch * self.batch, self._visible(at))
@@ -155,7 +155,7 @@ class FluidPlant:
         uneven = 1.0 + self._noise * self._random.uniform(-1.0, 1.0)
         return segment.workers / segment.work.service_s(segment.workers) * uneven
 
-    def _flow(self, at: int, cpu_s: float) -> float:
+    def _core(self, at: int, cpu_s: float) -> float:
         """Move one segment's rows; return the CPU-seconds that took of `cpu_s`."""
         segment = self.segments[at]
         most = self._capacity(segment) * TICK_S

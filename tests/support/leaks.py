@@ -54,7 +54,7 @@ class Footprint:
             shared_kib=shared_kib(),
         )
 
-    def holds_more_than(self, before: Footprint) -> bool:
+    def exceeds(self, before: Footprint) -> bool:
         """Whether anything is here that was not there `before`."""
         return bool(
             self.threads - before.threads
@@ -80,7 +80,7 @@ class Footprint:
 def leaks_since(before: Footprint, grace_s: float = GRACE_S) -> list[str]:
     """One line for everything held now that was not held `before`, after a grace."""
     now = Footprint.now()
-    if now.holds_more_than(before):
+    if now.exceeds(before):
         gc.collect()
         Footprint.now().wait_for(before, grace_s)
         gc.collect()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from penstock.autotune.simulator import Stage, Trainer, Workload
+from penstock.autotune.simulator import SimulatedStage, Trainer, Workload
 
 __all__ = ["Case", "case"]
 
@@ -46,12 +46,12 @@ def case(seed: int) -> Case:
     return Case(Workload(stages, trainer, rows), dice.choice(CORES), start)
 
 
-def stage(dice: random.Random, at: int) -> Stage:
+def stage(dice: random.Random, at: int) -> SimulatedStage:
     """Return one stage: computing, waiting or both; now and then with a quirk."""
     whole_s = 10 ** dice.uniform(-3.5, -1.5)
     waiting = dice.choice([0.0, 0.5, 0.95])
     quirk = dice.choice(QUIRKS)
-    return Stage(
+    return SimulatedStage(
         name=f"stage{at}",
         cpu_s=(1.0 - waiting) * whole_s,
         wait_s=waiting * whole_s,

@@ -20,7 +20,9 @@ SLOW = "import slow_import_gate as gate\ngate.entered.set()\ngate.leave.wait(30)
 
 
 @pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def engine_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[types.ModuleType]:
     """What a module called `slow_import` waits for while it is imported."""
     made = types.ModuleType("slow_import_gate")
     made.entered, made.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
@@ -32,12 +34,12 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modu
 
 
 def test_the_child_of_a_fork_can_import_what_another_thread_was_importing(
-    gate: types.ModuleType,
+    engine_lock: types.ModuleType,
 ) -> None:
     importing = threading.Thread(target=importlib.import_module, args=["slow_import"])
     importing.start()
-    assert gate.entered.wait(30)
-    late = threading.Timer(0.05, gate.leave.set)  # while the fork waits for it
+    assert engine_lock.entered.wait(30)
+    late = threading.Timer(0.05, engine_lock.leave.set)  # while the fork waits for it
     late.start()
     pid = fork()
     if pid == 0:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import select
 
-from penstock.system.wakeup import Bell
+from penstock.system.wakeup import Wakeup
 
 
-def rung(bell: Bell) -> bool:
-    return bool(select.select([bell], [], [], 0)[0])
+def rung(wakeup: Wakeup) -> bool:
+    return bool(select.select([wakeup], [], [], 0)[0])
 
 
 def test_it_is_heard_once_however_often_it_was_rung() -> None:
-    bell = Bell()
-    assert not rung(bell)
+    wakeup = Wakeup()
+    assert not rung(wakeup)
     for _ in range(3):
-        bell.ring()
-    assert rung(bell)
-    bell.hear()
-    assert not rung(bell)
-    bell.ring()
-    assert rung(bell)
-    bell.close()
+        wakeup.ring()
+    assert rung(wakeup)
+    wakeup.hear()
+    assert not rung(wakeup)
+    wakeup.ring()
+    assert rung(wakeup)
+    wakeup.close()
 
 
 def test_nobody_is_disturbed_once_it_is_closed() -> None:
-    bell = Bell()
-    bell.close()
-    again = Bell()  # has the number of the first one, most likely
-    bell.ring()
+    wakeup = Wakeup()
+    wakeup.close()
+    again = Wakeup()  # has the number of the first one, most likely
+    wakeup.ring()
     assert not rung(again)
     again.close()

@@ -15,7 +15,7 @@ from ...core.chunk import Chunk, Lease
 from ...observe.metrics import WorkerMeter
 from .deaths import cause_of, is_stopped, oom_kills
 from .pipe import Mailbox
-from .status_page import ALL_ROWS, STACK_SIGNAL, Hands, Held
+from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
 
 __all__ = [
     "Child",
@@ -23,7 +23,7 @@ __all__ = [
     "Watchdog",
 ]
 
-MOST_LINES = 40
+MAX_LINES = 40
 """Of a stack that are told."""
 
 
@@ -43,10 +43,10 @@ class Child:
     """One worker process. It belongs to the selector thread."""
 
     def __init__(
-        self, mailbox: Mailbox, hands: Hands, generation: int, number: int
+        self, mailbox: Mailbox, status_page: StatusPage, generation: int, number: int
     ) -> None:
         self.mailbox = mailbox
-        self.hands = hands
+        self.status_page = status_page
         self.generation = generation
         self.number = number
         self.pid = 0
@@ -78,7 +78,7 @@ class Child:
     @property
     def failed(self) -> bool:
         """Whether it ended by itself before it was at work."""
-        status = self.hands.status
+        status = self.status_page.status
         return not self.pid and status is not None and os.WIFEXITED(status)
 
     def next_task(self) -> int:
@@ -88,7 +88,7 @@ class Child:
 
     def held(self) -> dict[int, Held]:
         """Return what it has in hand, by task."""
-        return {held.task: held for held in self.hands.held()}
+        return {held.task: held for held in self.status_page.held()}
 
     def ask_for_stacks(self) -> None:
         """Have its stacks written to its page: none come from one that is stopped."""
@@ -124,22 +124,22 @@ class Child:
             return ()
         return rows if held.row not in rows else (held.row,)
 
-    def obituary(self) -> str:
+    def how_it_ended(self) -> str:
         """Say how it ended."""
         if self.stuck is not None:
             how = "replaced as it was stuck"
             if self._was_stopped:
                 how += ", stopped by a signal (SIGSTOP, or a debugger)"
         else:
-            how = cause_of(self.hands.status, self._kills, oom_kills())
-        lines = self.hands.text().strip().splitlines()[:MOST_LINES]
+            how = cause_of(self.status_page.status, self._kills, oom_kills())
+        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         text = f"worker process {self.pid or '(starting)'} {how}"
         return "\n".join([f"{text}; it wrote:", *lines]) if lines else text
 
     def close(self) -> None:
         """Close the pipe to it, which ends it, and let go of its page."""
         self.mailbox.close()
-        self.hands.close()
+        self.status_page.close()
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
@@ -224,7 +224,7 @@ class Watchdog:
         }
         due = [(at.since_ns + limit_ns, number, at.row) for number, at in held.items()]
         if len(held) < child.lanes:  # one is free for those that wait, yet they do
-            moved_ns = child.hands.moved_ns()
+            moved_ns = child.status_page.moved_ns()
             due += [
                 (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
                 for number, errand in child.errands.items()

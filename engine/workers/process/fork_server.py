@@ -32,17 +32,17 @@ from ...program.program import Program
 from ...recipe import StartMethod
 from .parcel import pack, unpack
 from .pipe import Mailbox, Pipe, WorkPipe, kept, pipe
-from .status_page import Hands, post_status
+from .status_page import StatusPage, post_status
 from .worker import Worker, leave, use_one_thread
 
 __all__ = [
+    "ForkServer",
     "Post",
-    "Template",
     "fork_worker",
     "main",
     "run_child",
+    "run_fork_server",
     "run_worker",
-    "serve_template",
     "start_fresh",
     "tell_failure",
 ]
@@ -51,7 +51,7 @@ END_S = 1.0
 """How long the template may take to end when told to, before it is made to."""
 
 
-class Template:
+class ForkServer:
     """The trainer's end.
 
     Args:
@@ -81,20 +81,20 @@ class Template:
         """Workers of an earlier one know the dataset as it was."""
         self._pipe, self._pid = self._start()
 
-    def hire(self, post: Post) -> tuple[Mailbox, Hands]:
+    def start_worker(self, post: Post) -> tuple[Mailbox, StatusPage]:
         """Have a worker made for a post; return the pipe to it, and its page."""
         ours, theirs = Mailbox.pair()
-        hands = Hands.make()
-        message, descriptors = tuple(post), (theirs.fileno(), hands.descriptor)
+        status_page = StatusPage.make()
+        message, descriptors = tuple(post), (theirs.fileno(), status_page.descriptor)
         with self._lock:
             try:
                 self._pipe.send(message, descriptors)
             except EOFError:  # killed: as good a one is had from the trainer as it is
-                self._bury()
+                self._reap()
                 self._pipe, self._pid = self._start()
                 self._pipe.send(message, descriptors)
         theirs.close()
-        return ours, hands
+        return ours, status_page
 
     def renew(self) -> None:
         """Start anew from the trainer as it is now; old workers are to be dismissed."""
@@ -108,9 +108,9 @@ class Template:
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
         with self._lock:
-            self._bury()
+            self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         self._pipe.close()
         wait_for(self._pid)
 
@@ -124,12 +124,12 @@ class Template:
             pid = fork()
         if pid == 0:
             make = partial(fork_worker, self._programs, self._seed)
-            run_child(partial(serve_template, theirs, make))
+            run_child(partial(run_fork_server, theirs, make))
         theirs.close()
         return ours, pid
 
     def __repr__(self) -> str:
-        return f"<Template pid {self._pid}, by {self._method}>"
+        return f"<ForkServer pid {self._pid}, by {self._method}>"
 
 
 def wait_for(pid: int) -> None:
@@ -194,19 +194,19 @@ Make = Callable[["Post", Pipe], int]
 """Makes a worker for a post, given its pipe, with its page; returns its pid."""
 
 
-def serve_template(end: Pipe, make: Make) -> None:
+def run_fork_server(end: Pipe, make: Make) -> None:
     """In the template: make a worker for each that is hired, until the pipe ends."""
     use_one_thread()
-    nursery = Nursery()
-    signal.signal(signal.SIGCHLD, nursery.reap)
+    forked = ForkedWorkers()
+    signal.signal(signal.SIGCHLD, forked.reap)
     try:
         while True:
-            nursery.add(make, Post(*end.receive()), end)
+            forked.add(make, Post(*end.receive()), end)
     finally:
-        nursery.end_all()
+        forked.end_all()
 
 
-class Nursery:
+class ForkedWorkers:
     """The template's workers.
 
     It keeps a copy of each one's pipe until it has posted how that one ended: so the
@@ -274,7 +274,7 @@ def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     program.enter(post.number)
-    Worker(work, program, seed, Hands(work.descriptors.popleft())).run()
+    Worker(work, program, seed, StatusPage(work.descriptors.popleft())).run()
 
 
 # Templates and workers in fresh interpreters, for a trainer that must not be forked.
@@ -311,9 +311,9 @@ def main() -> None:
     end, parcel, *rest = map(int, numbers)
     work = WorkPipe.adopt(end)
     if role == "forkserver":
-        run_child(lambda: serve_template(work, partial(_fork_worker, parcel)))
+        run_child(lambda: run_fork_server(work, partial(_fork_worker, parcel)))
     if role == "spawn":
-        run_child(lambda: serve_template(work, partial(_spawn_worker, parcel)))
+        run_child(lambda: run_fork_server(work, partial(_spawn_worker, parcel)))
     page, *post = rest
     work.descriptors.append(page)
     run_child(lambda: _run(parcel, Post(*post), work))

@@ -28,7 +28,7 @@ __all__ = [
     "unpack",
 ]
 
-MOST_TRIES = 200
+MAX_TRIES = 200
 """Parts that are tried one by one to find the one that cannot travel."""
 OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
 """Methods by which a class says what is sent of its objects."""
@@ -130,7 +130,7 @@ class Tries:
     def first(self, named: Iterable[tuple[str, Any]]) -> Obstacle | None:
         """Return the first of them that cannot travel."""
         for path, thing in named:
-            if len(self._tried) >= MOST_TRIES:
+            if len(self._tried) >= MAX_TRIES:
                 return None
             if id(thing) in self._tried:
                 continue

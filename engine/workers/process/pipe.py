@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 __all__ = [
-    "MOST_DESCRIPTORS",
+    "MAX_DESCRIPTORS",
     "NOTHING",
     "READ_BYTES",
     "ROOM",
@@ -36,9 +36,9 @@ __all__ = [
 
 HEADER = struct.Struct("!Q")
 """Bytes of the object that follows."""
-MOST_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 8
 READ_BYTES = 1 << 16
-ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 NOTHING = object()
 """In the place of an object that has not come whole."""
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()

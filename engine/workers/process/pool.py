@@ -1,4 +1,4 @@
-"""Processes as workers: for functions that hold the GIL, or that no thread may share.
+"""ProcessPool as workers: for functions that hold the GIL, or that no thread may share.
 
 One selector thread in the trainer serves all children of a segment. It never waits for
 a lease or for a child: it is rung by the gate when there may be work, by its pipes when
@@ -24,7 +24,7 @@ from itertools import count
 from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
-from ....system.wakeup import Bell
+from ....system.wakeup import Wakeup
 from ...batch.buffer import BatchBuffer
 from ...core.chunk import Failure, Lease, Outcome
 from ...core.connector import Connector
@@ -32,18 +32,18 @@ from ...core.core import LEARNING
 from ...observe.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import CrewStatistics, sink_of
+from ..pool import PoolStatistics, sink_of
 from .child import Child, Errand, Watchdog
 from .deaths import LIMIT, Blame
-from .fork_server import Post, Template
+from .fork_server import ForkServer, Post
 from .slabs import Slab, SlabPool
 from .worker import Placement, Task, recall
 
 __all__ = [
     "READ",
     "WRITE",
-    "Processes",
-    "Roster",
+    "ChildSet",
+    "ProcessPool",
 ]
 
 # Who works for a segment in processes: workers, and the children that carry them.
@@ -62,7 +62,7 @@ KEPT_FREE = 24
 """Descriptors that are left to others."""
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
-MOST_LANES = 16
+MAX_LANES = 16
 """Workers a child carries, if they are many: a GIL takes 20 to 100 us to change hands,
 and a wait for it is that much longer for each thread."""
 AHEAD_NS = 10_000_000
@@ -70,7 +70,7 @@ AHEAD_NS = 10_000_000
 another: a worker that becomes free elsewhere would be sooner at them."""
 
 
-class Roster:
+class ChildSet:
     """Belongs to the selector thread; `workers` may be read by any.
 
     Args:
@@ -81,10 +81,10 @@ class Roster:
     """
 
     def __init__(
-        self, connector: Connector, template: Template, cores: int | None
+        self, connector: Connector, fork_server: ForkServer, cores: int | None
     ) -> None:
         self._connector = connector
-        self._template = template
+        self._fork_server = fork_server
         self._cores = cores
         self._asked = 0
         self._most = sys.maxsize
@@ -107,14 +107,14 @@ class Roster:
             self.workers -= 1
         for child in list(self.children.values()):
             surplus = len(self.children) > self._wanted
-            if not child.errands and (surplus or self.dismissed(child)):
-                self._dismiss(child)
+            if not child.errands and (surplus or self.outdated(child)):
+                self._stop_child(child)
         while len(self.children) < self._wanted:
             if self.children and not self._has_room():
                 self._most = len(self.children)
                 LOGGER.warning(NO_MORE, most_descriptors(), self._most)
                 break
-            self._hire()
+            self._start_child()
 
     def free(self, meter: WorkerMeter) -> None:
         """A lease of this worker is settled."""
@@ -136,15 +136,15 @@ class Roster:
 
     def freest(self, most: int) -> Child | None:
         """Return the child with the fewest leases, if those are less than `most`."""
-        children = [c for c in self.children.values() if not self.dismissed(c)]
+        children = [c for c in self.children.values() if not self.outdated(c)]
         child = min(children, key=lambda c: len(c.errands), default=None)
         if child is None or child.asked_ns:
             return None
         return child if len(child.errands) < most else None
 
-    def dismissed(self, child: Child) -> bool:
+    def outdated(self, child: Child) -> bool:
         """Whether a child's generation is over: it ends with its template."""
-        return child.generation != self._template.generation
+        return child.generation != self._fork_server.generation
 
     def listen(self, child: Child) -> None:
         """Look for room in a child's pipe for as long as something waits for it."""
@@ -185,23 +185,23 @@ class Roster:
         asked, cores = min(self._asked, self._most), self._cores
         if cores is None:
             return asked
-        return min(asked, max(cores, -(-asked // MOST_LANES)))
+        return min(asked, max(cores, -(-asked // MAX_LANES)))
 
     def _has_room(self) -> bool:
         """Whether there are descriptors for one more child."""
         to_come = sum(child.pid == 0 for child in self.children.values())
         return descriptors_left() - to_come >= CHILD_NEEDS + KEPT_FREE
 
-    def _hire(self) -> None:
-        generation = self._template.generation
+    def _start_child(self) -> None:
+        generation = self._fork_server.generation
         taken = {child.number for child in self.children.values()}
         number = next(n for n in count() if n not in taken)
         post = Post(self._connector.segment, number)
-        child = Child(*self._template.hire(post), generation, number)
+        child = Child(*self._fork_server.start_worker(post), generation, number)
         self.children[child.mailbox.fileno()] = child
         self.selector.register(child.mailbox, READ)
 
-    def _dismiss(self, child: Child) -> None:
+    def _stop_child(self, child: Child) -> None:
         with contextlib.suppress(EOFError):  # gone already
             child.mailbox.post(None)
         self.forget(child)
@@ -223,7 +223,7 @@ STORE_S = 2.0
 that is in the middle of a sample goes on until that is done."""
 
 
-class Processes:
+class ProcessPool:
     """A number of workers in processes.
 
     `_asked` and `_leaving` are guarded by the gate's lock; everything else belongs to
@@ -243,18 +243,18 @@ class Processes:
         self,
         connector: Connector,
         recipe: SegmentRecipe,
-        template: Template,
+        fork_server: ForkServer,
         slabs: SlabPool,
         cores: int,
     ) -> None:
         self._connector = connector
-        self._gate = connector.gate
+        self._engine_lock = connector.engine_lock
         self._program = recipe.program
         self._slabs = slabs
         self._asked = 0
         self._leaving = False
-        self._roster = Roster(
-            connector, template, cores if recipe.thread_safe else None
+        self._child_set = ChildSet(
+            connector, fork_server, cores if recipe.thread_safe else None
         )
         self._listening = True
         """Whether it is to be rung when there may be work."""
@@ -263,9 +263,9 @@ class Processes:
         self._blame = Blame()
         self._barren = 0
         self._watchdog = Watchdog(recipe.timeout_s)
-        self._bell = Bell()
-        with self._gate.lock:
-            self._gate.bells[connector.segment].append(self._hear_of_work)
+        self._wakeup = Wakeup()
+        with self._engine_lock.lock:
+            self._engine_lock.listeners[connector.segment].append(self._hear_of_work)
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {recipe.name} processes", daemon=True
         )
@@ -273,73 +273,73 @@ class Processes:
 
     def resize(self, count: int) -> None:
         """Ask for `count` workers."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             self._asked = count
-            self._bell.ring()
+            self._wakeup.notify()
 
     def retire(self) -> None:
         """Ask all to leave after the lease in hand."""
-        with self._gate.lock:
+        with self._engine_lock.lock:
             self._asked, self._leaving = 0, True
-            self._bell.ring()
+            self._wakeup.notify()
 
     def close(self) -> None:
         """Wait until the selector thread has ended all children."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def statistics(self) -> CrewStatistics:
+    def statistics(self) -> PoolStatistics:
         """Return how many there are."""
-        return CrewStatistics(self.executor, self._asked, self._roster.workers)
+        return PoolStatistics(self.executor, self._asked, self._child_set.workers)
 
     def threads(self) -> list[str]:
         """Return the folders in /proc of the children's threads."""
-        children = list(self._roster.children.values())
+        children = list(self._child_set.children.values())
         return [path for child in children for path in threads_of(child.pid)]
 
     def _hear_of_work(self) -> None:
         """The gate's bell; its lock is held."""
-        if self._listening or self._gate.flow.closed:
-            self._bell.ring()
+        if self._listening or self._engine_lock.core.closed:
+            self._wakeup.notify()
 
     # The selector thread
 
     def _work(self) -> None:
         try:
-            self._roster.selector.register(self._bell, READ)
+            self._child_set.selector.register(self._wakeup, READ)
             self._serve()
         except BaseException as error:  # noqa: BLE001 ours: user code is in children
-            self._gate.fail(error)
+            self._engine_lock.fail(error)
         finally:
             self._end_all()
 
     def _serve(self) -> None:
-        roster = self._roster
-        while not self._gate.flow.closed:
-            with self._gate.lock:
+        child_set = self._child_set
+        while not self._engine_lock.core.closed:
+            with self._engine_lock.lock:
                 asked = self._asked
-            roster.staff(asked)
-            if self._leaving and not roster.children:
+            child_set.staff(asked)
+            if self._leaving and not child_set.children:
                 return
             self._hand_out()
-            wait_s, lost = self._watchdog.look(roster.children.values())
+            wait_s, lost = self._watchdog.look(child_set.children.values())
             for child in lost:
-                self._bury(child)
-            for key, events in roster.selector.select(0 if lost else wait_s):
+                self._reap(child)
+            for key, events in child_set.selector.select(0 if lost else wait_s):
                 self._hear(key.fd, events)
 
     def _hear(self, descriptor: int, events: int) -> None:
-        if descriptor == self._bell.fileno():
-            self._bell.hear()
+        if descriptor == self._wakeup.fileno():
+            self._wakeup.clear()
             return
-        child = self._roster.children[descriptor]
+        child = self._child_set.children[descriptor]
         try:
             if events & WRITE:
                 child.mailbox.flush()
-                self._roster.listen(child)
+                self._child_set.listen(child)
             messages = child.mailbox.collect() if events & READ else []
         except EOFError:
-            self._bury(child)
+            self._reap(child)
             return
         for message in messages:
             if isinstance(message, int):
@@ -353,27 +353,27 @@ class Processes:
         It listens from before it looks: what comes after that rings.
         """
         self._listening = True
-        roster = self._roster
-        for meter in reversed(list(roster.idle)):
-            child = roster.freest(self._lanes())
+        child_set = self._child_set
+        for meter in reversed(list(child_set.idle)):
+            child = child_set.freest(self._lanes())
             if child is None:
                 return
             waited = meter.waiting_for is not None
             lease = self._take(meter)
             if lease is not None:
-                roster.idle.remove(meter)
+                child_set.idle.remove(meter)
                 self._send(child, lease, meter)
             elif waited:
                 return  # and so do those before it
-        self._listening = bool(roster.idle) or self._hand_ahead()
+        self._listening = bool(child_set.idle) or self._hand_ahead()
 
     def _hand_ahead(self) -> bool:
         """Give leases to wait at the children; return whether there are too few."""
         if self._blame:
             return False
-        roster = self._roster
-        most = roster.lanes() + roster.ahead(self._lease_ns)
-        while (child := roster.freest(most)) is not None:
+        child_set = self._child_set
+        most = child_set.lanes() + child_set.ahead(self._lease_ns)
+        while (child := child_set.freest(most)) is not None:
             errands = child.errands.values()
             meter = next((e.meter for e in errands if e.meter.leases == 1), None)
             lease = None if meter is None else self._take(meter)
@@ -384,7 +384,7 @@ class Processes:
 
     def _lanes(self) -> int:
         """Return how many leases a child may have: one while there are suspects."""
-        return 1 if self._blame else self._roster.lanes()
+        return 1 if self._blame else self._child_set.lanes()
 
     def _take(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; one whose first sample is to be given up is so at once."""
@@ -424,12 +424,12 @@ class Processes:
             del child.errands[number]
             child.layout = None  # it has not been told
             self._give_up(lease, meter, SampleError(self._unsendable(error)))
-            self._roster.free(meter)
+            self._child_set.free(meter)
             return
         child.slabs -= gone
         if slab and new:
             child.slabs.add(slab.key)
-        self._roster.listen(child)
+        self._child_set.listen(child)
 
     def _place(
         self, child: Child, lease: Lease
@@ -457,11 +457,11 @@ class Processes:
             self._place_here(errand.lease, outcome)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(errand.lease, outcome, errand.meter)
-        self._roster.free(errand.meter)
+        self._child_set.free(errand.meter)
 
     def _place_here(self, lease: Lease, outcome: Outcome) -> None:
         """Rows that came back, as their layout was not known or did not fit."""
-        buffer = lease.flight.buffer
+        buffer = lease.in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
         first, outputs = lease.chunk.first_row, outcome.outputs or []
         if outputs:
@@ -469,21 +469,21 @@ class Processes:
             outcome.nbytes = buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
 
-    def _bury(self, child: Child) -> None:
+    def _reap(self, child: Child) -> None:
         """A child is gone: its work goes back to the front, its samples are noted."""
-        if self._roster.dismissed(child):
+        if self._child_set.outdated(child):
             self._let_go(child)
             return
-        death = child.obituary()
+        death = child.how_it_ended()
         indices = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
             indices += [int(errand.chunk.indices[row]) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
             self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
-            self._roster.free(errand.meter)
+            self._child_set.free(errand.meter)
         self._barren += NEVER_BEGUN if child.failed else 1
-        self._roster.forget(child)
+        self._child_set.forget(child)
         shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
         where = f" with sample index {shown} in hand" if indices else ""
         LOGGER.warning("%s%s: %s; its work is done anew", self._stage, where, death)
@@ -499,8 +499,8 @@ class Processes:
         """A child of an earlier generation has ended with its template."""
         for errand in child.errands.values():
             self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
-            self._roster.free(errand.meter)
-        self._roster.forget(child)
+            self._child_set.free(errand.meter)
+        self._child_set.forget(child)
 
     def _unsendable(self, error: Exception) -> str:
         return (
@@ -531,8 +531,10 @@ class Processes:
 
     def _end_all(self) -> None:
         """Stop every child, and hear of nothing any more."""
-        with self._gate.lock:
-            self._gate.bells[self._connector.segment].remove(self._hear_of_work)
-            self._bell.close()
+        with self._engine_lock.lock:
+            self._engine_lock.listeners[self._connector.segment].remove(
+                self._hear_of_work
+            )
+            self._wakeup.close()
         stores = any(isinstance(each, Cached) for each in self._program.operations)
-        self._roster.end_all(STORE_S if stores else 0.0)
+        self._child_set.end_all(STORE_S if stores else 0.0)

@@ -25,16 +25,16 @@ from .slabs import map_shared
 __all__ = [
     "ALL_ROWS",
     "STACK_SIGNAL",
-    "Hand",
-    "Hands",
     "Held",
+    "LaneStatus",
+    "StatusPage",
     "post_status",
 ]
 
 WORDS = 2048
 TEXT_AT = 8 * WORDS
 FIRST, EACH = 8, 4
-MOST_LANES = (WORDS - FIRST) // EACH
+MAX_LANES = (WORDS - FIRST) // EACH
 ALL_ROWS = -1
 """In place of a row: the rows of the task are read all at once."""
 STACK_SIGNAL = signal.SIGRTMAX - 2
@@ -52,7 +52,7 @@ class Held:
     """By the monotonic clock, which is the same for all processes."""
 
 
-class Hand:
+class LaneStatus:
     """One lane's share: posts which sample it works on."""
 
     def __init__(self, words: memoryview[int], lane: int) -> None:
@@ -81,7 +81,7 @@ class Hand:
         words[at + 1] = ALL_ROWS
 
 
-class Hands:
+class StatusPage:
     """One worker's page. Made by the trainer; the worker opens it by its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -89,7 +89,7 @@ class Hands:
         self._words = memoryview(map_shared(descriptor, TEXT_AT)).cast("B").cast("q")
 
     @classmethod
-    def make(cls) -> Hands:
+    def make(cls) -> StatusPage:
         """Make an empty page."""
         descriptor = shared_file("penstock hands", TEXT_AT)
         try:
@@ -99,14 +99,14 @@ class Hands:
             os.close(descriptor)
             raise
 
-    def hand(self, lane: int) -> Hand:
+    def hand(self, lane: int) -> LaneStatus:
         """Return one lane's share."""
-        return Hand(self._words, lane)
+        return LaneStatus(self._words, lane)
 
     def held(self) -> list[Held]:
         """Return what is in hand now, or was when the worker died."""
         words = self._words
-        places = range(FIRST, FIRST + EACH * MOST_LANES, EACH)
+        places = range(FIRST, FIRST + EACH * MAX_LANES, EACH)
         return [
             Held(words[at] - 1, words[at + 1], words[at + 2])
             for at in places
@@ -115,7 +115,7 @@ class Hands:
 
     def moved_ns(self) -> int:
         """Return when a lane last began or ended something; 0 if none has."""
-        return max(self._words[FIRST + 2 : FIRST + EACH * MOST_LANES : EACH])
+        return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LANES : EACH])
 
     @property
     def status(self) -> int | None:

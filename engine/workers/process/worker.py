@@ -26,7 +26,7 @@ from ...program.program import Program
 from ...program.randomness import SampleRandom
 from .pipe import Pipe
 from .slabs import Block, allocate_on, map_shared
-from .status_page import STACK_SIGNAL, Hand, Hands
+from .status_page import STACK_SIGNAL, LaneStatus, StatusPage
 
 __all__ = [
     "Placement",
@@ -153,11 +153,13 @@ class Worker:
     writing.
     """
 
-    def __init__(self, end: Pipe, program: Program, seed: int, hands: Hands) -> None:
+    def __init__(
+        self, end: Pipe, program: Program, seed: int, status_page: StatusPage
+    ) -> None:
         self._end = end
         self._program = program
         self._seed = seed
-        self._hands = hands
+        self._status_page = status_page
         self._slabs: dict[int, Mapped] = {}
         self._layout: Layout | None = None
         """How the rows of the last task lie."""
@@ -168,8 +170,8 @@ class Worker:
 
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone."""
-        faulthandler.enable(self._hands.descriptor)
-        faulthandler.register(STACK_SIGNAL, self._hands.descriptor)
+        faulthandler.enable(self._status_page.descriptor)
+        faulthandler.register(STACK_SIGNAL, self._status_page.descriptor)
         self._end.send(os.getpid())
         try:
             self._work(0)
@@ -180,7 +182,7 @@ class Worker:
 
     def _work(self, lane: int) -> None:
         random = SampleRandom(self._seed)
-        hand = self._hands.hand(lane)
+        hand = self._status_page.hand(lane)
         while self._serve(random, hand):
             pass
 
@@ -203,8 +205,8 @@ class Worker:
         with self._leaving:
             self._program.leave()
 
-    def _serve(self, random: SampleRandom, hand: Hand) -> bool:
-        """Do one task. Holds on to nothing between two of them."""
+    def _serve(self, random: SampleRandom, hand: LaneStatus) -> bool:
+        """Do one task. Backoffs on to nothing between two of them."""
         with self._receiving:
             task = self._end.receive()
             sink = self._open(task) if isinstance(task, Task) else None
@@ -246,7 +248,7 @@ class Worker:
         return SlabSink(layout, layout and mapped.open(layout, placement.rows))
 
     def _do(
-        self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: Hand
+        self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: LaneStatus
     ) -> Outcome:
         outcome = self._program.run(task.chunk, task.inputs, sink, random, hand)
         if sink is not None and sink.kept is not None:

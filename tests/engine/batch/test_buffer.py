@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from penstock.engine.batch.buffer import Buffers, Failed, Finished, donors, heap
+from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, donors, heap
 from penstock.engine.batch.layout import Layout, describe, size_of
-from penstock.engine.core.chunk import Failure, Flight
+from penstock.engine.core.chunk import Failure, InFlightBatch
 from support.flow_script import Script
 from support.samples import assert_same
 
@@ -24,7 +24,7 @@ def finish(
     samples: Sequence[Any],
     failed: Sequence[int] = (),
     image_size: int | None = None,
-) -> Finished | Failed:
+) -> Finished | FailedBatch:
     """Place all samples but the failed rows one at a time, the last first."""
     script = Script((len(samples),), (image_size,))
     plan = script.batch(0)
@@ -32,25 +32,25 @@ def finish(
     for row in reversed(range(len(samples))):
         if row not in failed:
             buffer.place([row], [samples[row]])
-    flight = Flight(plan, script.rows(plan), buffer, [0])
-    flight.failures = [
+    in_flight = InFlightBatch(plan, script.rows(plan), buffer, [0])
+    in_flight.failures = [
         Failure(ValueError(f"row {row}"), "Map(ID:1) f", row, row) for row in failed
     ]
-    return buffers.finish(flight)
+    return buffers.finish(in_flight)
 
 
 def buffers(**options: Any) -> Buffers:
     return Buffers("Batch(ID:3)", **options)
 
 
-def data_of(finished: Finished | Failed) -> Any:
+def data_of(finished: Finished | FailedBatch) -> Any:
     assert isinstance(finished, Finished)
     return finished.data
 
 
 def test_the_first_error_by_row_is_the_batchs() -> None:
     failed = finish(buffers(), [0, 1, 2, 3], failed=[2, 1])
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedBatch)
     assert str(failed.error) == "row 1"
     assert failed.error.__notes__ == [
         "penstock: in Map(ID:1) f, sample index 1 (epoch 0, step 0, row 1 of the batch)"
@@ -78,7 +78,7 @@ def test_a_failed_row_holds_the_next_healthy_one(kind: str, failed: list[int]) -
 
 
 def test_a_batch_without_a_healthy_row_cannot_be_filled() -> None:
-    assert isinstance(finish(buffers(substitute=True), [0, 1], [0, 1]), Failed)
+    assert isinstance(finish(buffers(substitute=True), [0, 1], [0, 1]), FailedBatch)
 
 
 @given(st.integers(1, 12), st.data())
@@ -103,7 +103,7 @@ def test_an_error_of_the_collate_fn_says_where() -> None:
         raise KeyError("pad")
 
     failed = finish(buffers(collate=collate), "abc")
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedBatch)
     assert isinstance(failed.error, KeyError)
     (note,) = failed.error.__notes__
     assert "Batch(ID:3)" in note
@@ -114,7 +114,7 @@ def test_an_error_of_the_collate_fn_says_where() -> None:
 def test_ragged_samples_are_named_with_the_cure() -> None:
     samples = [np.zeros((2, 3), np.uint8)] * 3 + [np.zeros((2, 4), np.uint8)]
     failed = finish(buffers(), samples)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedBatch)
     assert isinstance(failed.error, RuntimeError)
     (note,) = failed.error.__notes__
     assert "Batch(ID:3) (epoch 0, step 0)" in note
@@ -125,7 +125,7 @@ def test_ragged_samples_are_named_with_the_cure() -> None:
 
 def test_samples_that_no_batch_can_be_made_of_are_described() -> None:
     failed = finish(buffers(), [{1}, {2}])
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedBatch)
     assert isinstance(failed.error, TypeError)
     assert "all are set" in failed.error.__notes__[0]
 

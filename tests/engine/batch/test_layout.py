@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from penstock.engine.batch.buffer import Buffers, Failed, Finished, heap
+from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, heap
 from penstock.engine.batch.layout import Misfit, learn, write_rows
-from penstock.engine.core.chunk import Flight
+from penstock.engine.core.chunk import InFlightBatch
 from support.flow_script import Script
 from support.samples import OTHER_PAIR, PAIR, assert_same, makers
 
@@ -30,7 +30,7 @@ def collated(buffers: Buffers, samples: list[Any], chunks: list[Rows]) -> Any:
     buffer = buffers.of(plan)
     for rows in chunks:
         buffer.place(rows, [samples[row] for row in rows])
-    return buffers.finish(Flight(plan, script.rows(plan), buffer, [0]))
+    return buffers.finish(InFlightBatch(plan, script.rows(plan), buffer, [0]))
 
 
 def by_torch(samples: list[Any]) -> Any:
@@ -68,7 +68,7 @@ def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> N
         expected = by_torch(samples)
         got = collated(buffers, samples, data.draw(cuts(rows)))
         if isinstance(expected, Exception):
-            assert isinstance(got, Failed)
+            assert isinstance(got, FailedBatch)
             assert type(got.error) is type(expected)
         else:
             assert isinstance(got, Finished), got
@@ -217,7 +217,7 @@ def test_a_sample_of_another_kind_is_a_misfit(usual: Any, odd: Any) -> None:
 def test_a_column_is_a_misfit_among_vectors() -> None:
     samples = [np.zeros(4), np.zeros((4, 1))]
     got = collated(Buffers("Batch(ID:1)"), samples, [range(2)])
-    assert isinstance(got, Failed)
+    assert isinstance(got, FailedBatch)
 
 
 @pytest.mark.parametrize("sample", [("a", 1), ["a", 1], PAIR(b"a", 1)], ids=repr)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import Account, Purse
-from penstock.engine.core.chunk import Flight, Lease, Outcome, Signal
-from penstock.engine.core.connector import Connector, Gate
-from penstock.engine.core.core import Flow, SegmentState
+from penstock.engine.core.byte_budget import ByteBudget, Reservations
+from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome, Signal
+from penstock.engine.core.connector import Connector, EngineLock
+from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.observe.metrics import Gauge, Wait
 from support.flow_script import Script
 
@@ -34,25 +34,29 @@ class Site:
     """A gate over a flow of two segments, with their connectors."""
 
     def __init__(
-        self, sizes: tuple[int, ...] = (2,), purse: Purse | None = None
+        self, sizes: tuple[int, ...] = (2,), byte_budget: ByteBudget | None = None
     ) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
         for segment in segments:
             segment.learn(1, 1, 1)  # a lease is a whole batch
-        account = Account(purse or Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
-        flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
+        reservations = Reservations(
+            byte_budget or ByteBudget(1 << 40), lambda: self.engine_lock.notify()
+        )
+        core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
         self.clock = Clock()
-        self.gate = Gate(flow, self.clock)
+        self.engine_lock = EngineLock(core, self.clock)
         self.finished: list[int] = []
-        self.connectors = [Connector(self.gate, at, self.finish) for at in range(2)]
+        self.connectors = [
+            Connector(self.engine_lock, at, self.finish) for at in range(2)
+        ]
         self.meters = [connector.enter() for connector in self.connectors]
 
-    def finish(self, flight: Flight) -> object:
+    def finish(self, in_flight: InFlightBatch) -> object:
         """Make a batch of a flight; user code runs here, so no lock may be held."""
-        assert self.gate.lock.acquire(blocking=False)
-        self.gate.lock.release()
-        self.finished.append(flight.plan.step)
-        return f"batch {flight.plan.step}"
+        assert self.engine_lock.lock.acquire(blocking=False)
+        self.engine_lock.lock.release()
+        self.finished.append(in_flight.plan.step)
+        return f"batch {in_flight.plan.step}"
 
     def lease(self, at: int) -> Lease:
         """Take work that is there."""
@@ -75,20 +79,20 @@ class Site:
 
     def pop(self) -> Any:
         """Take the next batch, as the trainer does."""
-        with self.gate.lock:
-            popped = self.gate.flow.pop(self.clock())
-            self.gate.ring()
-        self.gate.poke_others()
+        with self.engine_lock.lock:
+            popped = self.engine_lock.core.pop(self.clock())
+            self.engine_lock.ring()
+        self.engine_lock.notify_others()
         return popped
 
 
 @contextmanager
-def changed(gate: Gate) -> Iterator[Flow]:
+def changed(engine_lock: EngineLock) -> Iterator[Core]:
     """Change a flow, and have those woken whom that concerns."""
-    with gate.lock:
-        yield gate.flow
-        gate.ring()
-    gate.poke_others()
+    with engine_lock.lock:
+        yield engine_lock.core
+        engine_lock.ring()
+    engine_lock.notify_others()
 
 
 class Taker(threading.Thread):
@@ -116,7 +120,7 @@ class Taker(threading.Thread):
     def wait_until_it_sleeps(self) -> None:
         """Return when it has looked in vain: then, and not before, the lock is free."""
         assert self._looked.wait(JOIN_S)
-        with self.connector.gate.lock:
+        with self.connector.engine_lock.lock:
             pass
         assert self.given is None
 
@@ -175,8 +179,8 @@ def test_a_worker_is_woken_when_its_segment_may_go_further_ahead() -> None:
     site.settle(site.lease(0))
     site.settle(site.lease(0))
     with sleeping(site.connectors[0]) as taker:
-        with changed(site.gate) as flow:
-            flow.set_prefetch(0, 8)
+        with changed(site.engine_lock) as core:
+            core.set_prefetch(0, 8)
         assert isinstance(taker.result(), Lease)
 
 
@@ -198,7 +202,7 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
         taker.retiring = True
         site.connectors[at].wake_all()
         assert taker.result() is Signal.RETIRE
-    assert lease in site.gate.flow.leases
+    assert lease in site.engine_lock.core.leases
 
 
 def test_retiring_goes_before_work() -> None:
@@ -211,16 +215,16 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
     site = Site()
     site.lease(0)
     with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
-        with changed(site.gate) as flow:
-            flow.close()
+        with changed(site.engine_lock) as core:
+            core.close()
         assert one.result() is Signal.CLOSED
         assert two.result() is Signal.CLOSED
 
 
 def test_closed_goes_before_retiring_and_work() -> None:
     site = Site()
-    with changed(site.gate) as flow:
-        flow.close()
+    with changed(site.engine_lock) as core:
+        core.close()
     assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.CLOSED
     assert site.connectors[0].try_take(site.meters[0]) is None
 
@@ -229,24 +233,24 @@ def test_a_restart_wakes_a_waiting_worker() -> None:
     site = Site()
     site.lease(0)
     with sleeping(site.connectors[0]) as taker:
-        with changed(site.gate) as flow:
-            flow.restart(5, 0)
+        with changed(site.engine_lock) as core:
+            core.restart(5, 0)
         given = taker.result()
     assert isinstance(given, Lease)
     assert given.chunk.step == 5
 
 
 def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
-    purse = Purse(4)
-    here, there = Site(purse=purse), Site(purse=purse)
+    byte_budget = ByteBudget(4)
+    here, there = Site(byte_budget=byte_budget), Site(byte_budget=byte_budget)
     for site in (here, there):
         site.load()
         assert site.pop() is not None
     there.lease(0)
     here.load()
     with sleeping(here.connectors[0]) as taker:
-        with changed(there.gate) as flow:
-            flow.close()
+        with changed(there.engine_lock) as core:
+            core.close()
         assert isinstance(taker.result(), Lease)
 
 
@@ -256,46 +260,46 @@ def trainer_at(site: Site, woken: Callable[[], bool]) -> threading.Thread:
 
     def wait() -> None:
         while True:
-            with site.gate.lock:
+            with site.engine_lock.lock:
                 looked.set()
                 if woken():
                     return
-                site.gate.trainer_waits = True
-            site.gate.sleep()
+                site.engine_lock.trainer_waits = True
+            site.engine_lock.sleep()
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert looked.wait(JOIN_S)
-    with site.gate.lock:
+    with site.engine_lock.lock:
         return thread
 
 
 def test_a_finished_batch_wakes_the_trainer() -> None:
     site = Site()
-    thread = trainer_at(site, lambda: bool(site.gate.flow.outbox))
+    thread = trainer_at(site, lambda: bool(site.engine_lock.core.outbox))
     site.load()
     thread.join(JOIN_S)
     assert not thread.is_alive()
-    flight, batch = site.pop()
-    assert (flight.plan.step, batch) == (0, "batch 0")
+    in_flight, batch = site.pop()
+    assert (in_flight.plan.step, batch) == (0, "batch 0")
     assert site.finished == [0]
 
 
 def test_a_fault_of_the_engine_wakes_the_trainer_with_the_first_error() -> None:
     site = Site()
-    thread = trainer_at(site, lambda: site.gate.broken is not None)
+    thread = trainer_at(site, lambda: site.engine_lock.broken is not None)
     first = RuntimeError("first")
-    site.gate.fail(first)
-    site.gate.fail(RuntimeError("second"))
+    site.engine_lock.fail(first)
+    site.engine_lock.fail(RuntimeError("second"))
     thread.join(JOIN_S)
     assert not thread.is_alive()
-    assert site.gate.broken is first
+    assert site.engine_lock.broken is first
 
 
 def test_one_who_must_not_wait_is_rung_instead() -> None:
     site = Site()
     rung: list[str] = []
-    site.gate.bells[1].append(lambda: rung.append("segment 1"))
+    site.engine_lock.listeners[1].append(lambda: rung.append("segment 1"))
     lease = site.lease(0)
     assert rung == []
     site.settle(lease)
@@ -323,7 +327,7 @@ def test_the_time_of_workers_is_counted_also_of_those_that_left() -> None:
     connector.leave(meter)
     connector.leave(meter)
     site.clock.now_ns = 9_000_000_000
-    with site.gate.lock:
+    with site.engine_lock.lock:
         assert connector.readings(site.clock()) == ()
         total = connector.total(site.clock())
     assert (total.rows, total.alive_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.chunk import Lease, Outcome
 from penstock.engine.core.core import FEED, LEASE_NS, SegmentState
 from penstock.engine.observe.metrics import Gauge, Wait
@@ -19,11 +19,11 @@ WIDE = 1 << 40
 def course(
     sizes: Sequence[int], widths: Sequence[int] = (3, 7), limit_bytes: int = WIDE
 ) -> Course:
-    return Course(Script(tuple(sizes)), tuple(widths), Purse(limit_bytes))
+    return Course(Script(tuple(sizes)), tuple(widths), ByteBudget(limit_bytes))
 
 
 def lease(course: Course, at: int) -> Lease:
-    given = course.flow.take(at, 0)
+    given = course.core.take(at, 0)
     assert isinstance(given, Lease)
     return given
 
@@ -31,7 +31,7 @@ def lease(course: Course, at: int) -> Lease:
 def drive(course: Course, until: int) -> None:
     """Work on everything until the trainer has taken `until` batches."""
     while course.head < until:
-        assert course.move(), f"stuck: {course.flow}"
+        assert course.move(), f"stuck: {course.core}"
 
 
 def test_the_first_lease_of_a_segment_is_one_row_the_next_as_many_as_pay() -> None:
@@ -100,9 +100,9 @@ def test_a_window_holds_work_for_every_worker(
 def test_leases_never_cross_a_batch() -> None:
     one = course([3, 2], [1])
     one.set_prefetch(0, 4)
-    one.flow.segments[0].learn(1, 1, 1)  # a lease could hold thousands of rows
-    one.account.open(99, None, oldest=True)
-    one.account.complete(99, None)  # what a batch holds is known, so many may open
+    one.core.segments[0].learn(1, 1, 1)  # a lease could hold thousands of rows
+    one.reservations.open(99, None, oldest=True)
+    one.reservations.complete(99, None)  # what a batch holds is known, so many may open
     taken = [lease(one, 0).chunk for _ in range(4)]
     assert [(chunk.step, len(chunk)) for chunk in taken] == [
         (0, 3),
@@ -120,12 +120,12 @@ def test_neighbouring_pieces_are_joined_into_one_lease() -> None:
         one.set_workers(0, at + 2)
     for number in (2, 0, 1, 0):  # rows 2, 0, 3, 1 come back
         one.settle(number, Settling(ns_per_row=1))
-    one.flow.segments[1].learn(1, 1, 1)
+    one.core.segments[1].learn(1, 1, 1)
     joined = lease(one, 1)
     assert joined.inputs == [(0, row, 1) for row in range(4)]
     assert joined.chunk.indices.tolist() == [0, 1, 2, 3]
     assert joined.input_bytes == 4 * 3
-    assert one.flow.segments[1].waiting == 0
+    assert one.core.segments[1].waiting == 0
 
 
 def test_a_gap_ends_a_joined_lease() -> None:
@@ -134,17 +134,17 @@ def test_a_gap_ends_a_joined_lease() -> None:
     one.settle(0, Settling(ns_per_row=1))
     one.take(0)
     one.settle(0, Settling(dropped=frozenset({0}), ns_per_row=1))
-    one.flow.segments[1].learn(1, 1, 1)
+    one.core.segments[1].learn(1, 1, 1)
     assert lease(one, 1).inputs == [(0, 0, 1)]
     assert lease(one, 1).inputs == [(0, 2, 1), (0, 3, 1)]
 
 
 def test_a_long_piece_is_split_and_its_rest_comes_next() -> None:
     one = course([6])
-    one.flow.segments[0].learn(1, 1, 1)
+    one.core.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
-    one.flow.segments[1].learn(LEASE_NS // 4, LEASE_NS // 4, 1)
+    one.core.segments[1].learn(LEASE_NS // 4, LEASE_NS // 4, 1)
     assert lease(one, 1).inputs == [(0, row, 1) for row in range(4)]
     rest = lease(one, 1)
     assert rest.inputs == [(0, row, 1) for row in (4, 5)]
@@ -157,17 +157,17 @@ def test_rows_left_over_by_a_split_wake_another_worker() -> None:
     one.take(1)
     one.take(1)
     assert one.asleep == [0, 2]
-    one.flow.segments[0].learn(1, 1, 1)
+    one.core.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
     one.take(1)  # one row of six: nothing is known yet of what a row costs
-    assert one.flow.segments[1].waiting == 5
+    assert one.core.segments[1].waiting == 5
     assert one.asleep == [0, 0]
 
 
 def test_unfinished_rows_go_back_to_the_front() -> None:
     one = course([6], [1])
-    one.flow.segments[0].learn(LEASE_NS // 3, LEASE_NS // 3, 1)
+    one.core.segments[0].learn(LEASE_NS // 3, LEASE_NS // 3, 1)
     one.take(0)
     one.settle(0, Settling(done=1, ns_per_row=LEASE_NS // 3))
     again = lease(one, 0)
@@ -177,24 +177,24 @@ def test_unfinished_rows_go_back_to_the_front() -> None:
 def test_a_lease_given_back_whole_changes_only_where_its_rows_wait() -> None:
     one = course([3], [1])
     one.take(0)
-    cost = one.flow.segments[0].ns_per_row
+    cost = one.core.segments[0].ns_per_row
     one.settle(0, Settling(done=0))
     one.check()
-    assert one.flow.segments[0].ns_per_row is cost is None
-    assert one.flow.flights[0].remaining == [3]
+    assert one.core.segments[0].ns_per_row is cost is None
+    assert one.core.batches_in_flight[0].remaining == [3]
 
 
 def test_a_batch_whose_rows_all_failed_or_were_dropped_is_finished_at_once() -> None:
     one = course([2])
-    one.flow.segments[0].learn(1, 1, 1)
+    one.core.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(failing=frozenset({0}), dropped=frozenset({1})))
     one.deliver(0)
-    popped = one.flow.pop(0)
+    popped = one.core.pop(0)
     assert popped is not None
-    flight, _ = popped
-    assert [failure.row for failure in flight.failures] == [0]
-    assert flight.dropped == 1
+    in_flight, _ = popped
+    assert [failure.row for failure in in_flight.failures] == [0]
+    assert in_flight.dropped == 1
 
 
 def test_batches_leave_in_order_whatever_the_order_they_finish_in() -> None:
@@ -215,14 +215,14 @@ def test_only_the_oldest_is_opened_while_no_batch_has_been_seen_whole() -> None:
     one = course([1], [1])
     one.set_workers(0, 2)
     one.take(0)
-    assert one.flow.take(0, 0) is Wait.CREDIT
+    assert one.core.take(0, 0) is Wait.CREDIT
 
 
 def test_a_reader_waits_for_input_and_a_source_for_credit() -> None:
     one = course([1])
-    assert one.flow.take(1, 0) is Wait.INPUT
+    assert one.core.take(1, 0) is Wait.INPUT
     one.take(0)
-    assert one.flow.take(0, 0) is Wait.CREDIT
+    assert one.core.take(0, 0) is Wait.CREDIT
 
 
 def test_a_segment_too_far_ahead_of_its_reader_waits_for_credit() -> None:
@@ -235,8 +235,8 @@ def test_a_segment_too_far_ahead_of_its_reader_waits_for_credit() -> None:
         one.settle(0, Settling())
     given = lease(one, 1)
     assert given.chunk.step == one.head
-    assert one.flow.segments[1].waiting == 3
-    assert one.flow.take(1, 0) is Wait.CREDIT  # it may be one batch ahead
+    assert one.core.segments[1].waiting == 3
+    assert one.core.take(1, 0) is Wait.CREDIT  # it may be one batch ahead
 
 
 def test_an_empty_purse_still_lets_one_batch_through_after_another() -> None:
@@ -244,7 +244,7 @@ def test_an_empty_purse_still_lets_one_batch_through_after_another() -> None:
     most = 0
     while one.head < 9:
         one.move()
-        most = max(most, len(one.flow.flights))
+        most = max(most, len(one.core.batches_in_flight))
     assert most == 1
 
 
@@ -255,7 +255,7 @@ def test_a_wide_purse_lets_batches_in_up_to_the_prefetch() -> None:
     while one.grantable(0) is not None:
         one.take(0)
         one.settle(0, Settling())
-    assert sorted(one.flow.flights) == [2, 3, 4, 5, 6]
+    assert sorted(one.core.batches_in_flight) == [2, 3, 4, 5, 6]
 
 
 def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
@@ -263,16 +263,16 @@ def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
     nothing_left = Settling(dropped=frozenset({0, 1}))
     while one.move(nothing_left, idle=frozenset({FEED})):
         pass
-    rows = one.flow.batch_rows
-    windows = [segment.window(rows) for segment in one.flow.segments]
-    spans = [segment.span(rows) for segment in one.flow.segments[1:]]
-    assert 1 <= one.flow.next_step <= sum(windows) + sum(spans)
+    rows = one.core.batch_rows
+    windows = [segment.window(rows) for segment in one.core.segments]
+    spans = [segment.span(rows) for segment in one.core.segments[1:]]
+    assert 1 <= one.core.next_step <= sum(windows) + sum(spans)
 
 
 def test_one_pipeline_pokes_another_when_it_gives_bytes_back() -> None:
-    purse = Purse(8)
-    first = Course(Script((1,)), (4,), purse)
-    second = Course(Script((1,)), (4,), purse)
+    byte_budget = ByteBudget(8)
+    first = Course(Script((1,)), (4,), byte_budget)
+    second = Course(Script((1,)), (4,), byte_budget)
     drive(first, 1)
     drive(second, 1)
     for one in (first, second):
@@ -291,7 +291,7 @@ def test_a_restart_forgets_what_is_in_flight_and_goes_on_elsewhere() -> None:
     one = course([3, 2])
     drive(one, 2)
     one.restart(7)
-    assert one.account.statistics().held_bytes == 0
+    assert one.reservations.statistics().held_bytes == 0
     assert lease(one, 0).chunk.step == 7
 
 
@@ -303,10 +303,10 @@ def test_after_a_restart_the_same_step_is_another_batch() -> None:
     one.restart(0)
     one.take(0)
     one.settle(0, Settling())
-    one.flow.deliver(before, "before", 0)
-    assert one.flow.outbox == {}
-    one.flow.deliver(one.complete[1], "after", 0)
-    popped = one.flow.pop(0)
+    one.core.deliver(before, "before", 0)
+    assert one.core.outbox == {}
+    one.core.deliver(one.complete[1], "after", 0)
+    popped = one.core.pop(0)
     assert popped is not None
     assert popped[1] == "after"
 
@@ -314,47 +314,47 @@ def test_after_a_restart_the_same_step_is_another_batch() -> None:
 def test_closing_gives_all_bytes_back_and_wakes_everyone() -> None:
     one = course([3, 2])
     drive(one, 2)
-    one.flow.close()
-    assert one.flow.closed
-    assert set(one.flow.wakes) == {FEED, 0, 1}
-    assert one.account.purse.held_bytes == 0
-    one.flow.wakes.clear()
+    one.core.close()
+    assert one.core.closed
+    assert set(one.core.wakes) == {FEED, 0, 1}
+    assert one.reservations.byte_budget.held_bytes == 0
+    one.core.wakes.clear()
     one.batches.clear()
     one.complete.clear()
     if one.in_hand:
-        assert one.flow.settle(one.in_hand[0], Outcome(1), 0) is None
+        assert one.core.settle(one.in_hand[0], Outcome(1), 0) is None
 
 
 def test_a_short_tail_does_not_narrow_the_queues() -> None:
     one = course([4, 4, 1])
     one.set_prefetch(0, 3)
     drive(one, 6)
-    assert one.flow.batch_rows == 4
-    assert one.flow.segments[0].gauge.capacity == 12
+    assert one.core.batch_rows == 4
+    assert one.core.segments[0].gauge.capacity == 12
 
 
 def test_batches_of_another_size_resize_the_queues() -> None:
     one = course([2, 8, 8, 8])
     drive(one, 4)
-    assert one.flow.batch_rows == 8
-    assert one.flow.segments[1].gauge.capacity == 8
+    assert one.core.batch_rows == 8
+    assert one.core.segments[1].gauge.capacity == 8
 
 
 def test_the_bytes_of_a_waiting_row_are_measured() -> None:
     one = course([4], [30, 7])
-    one.flow.segments[0].learn(1, 1, 1)
+    one.core.segments[0].learn(1, 1, 1)
     one.take(0)
-    assert one.flow.row_bytes(0) == 0.0
+    assert one.core.row_bytes(0) == 0.0
     one.settle(0, Settling(ns_per_row=1))
-    assert one.flow.row_bytes(0) == 30.0
+    assert one.core.row_bytes(0) == 30.0
     drive(one, 1)
-    assert one.flow.row_bytes(1) == one.account.statistics().batch_bytes / 4
+    assert one.core.row_bytes(1) == one.reservations.statistics().batch_bytes / 4
 
 
 def test_it_shows_its_state_in_one_line() -> None:
     one = course([4])
     one.take(0)
-    assert repr(one.flow) == (
-        "<Flow step 0: 1 batches in flight, 1 leases, rows waiting 0 0, "
+    assert repr(one.core) == (
+        "<Core step 0: 1 batches in flight, 1 leases, rows waiting 0 0, "
         "0 batches ready>"
     )

@@ -14,12 +14,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.core import FEED
 from support.flow_model import Course
 from support.flow_script import Script, Settling
 
-MOST_ROUNDS = 400
+MAX_ROUNDS = 400
 """Rounds in which a pipeline must hand over a batch: one a row would be plenty."""
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
@@ -43,7 +43,7 @@ class FlowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.courses: list[Course] = []
-        self.purse = Purse(0)
+        self.byte_budget = ByteBudget(0)
 
     @initialize(
         sizes=st.tuples(SIZES, SIZES),
@@ -60,11 +60,11 @@ class FlowMachine(RuleBasedStateMachine):
         images: tuple[int | None, ...],
         step: int,
     ) -> None:
-        self.purse = Purse(limit_bytes)
+        self.byte_budget = ByteBudget(limit_bytes)
         scripts = Script(sizes[0], images), Script(sizes[1])
         widths = (3, 11, 2, 7)[-depth:], (5, 5)
         self.courses = [
-            Course(script, width, self.purse, step)
+            Course(script, width, self.byte_budget, step)
             for script, width in zip(scripts, widths, strict=True)
         ]
 
@@ -132,12 +132,12 @@ class FlowMachine(RuleBasedStateMachine):
             return  # rare, or hardly a run would keep two pipelines
         course = self.courses[1]
         course.close()
-        assert course.account.statistics().held_bytes == 0
+        assert course.reservations.statistics().held_bytes == 0
         while course.in_hand:
             course.settle(0, Settling())
         while course.complete:
             course.deliver(0)
-        self.courses[1] = Course(course.script, course.row_bytes, self.purse)
+        self.courses[1] = Course(course.script, course.row_bytes, self.byte_budget)
 
     @invariant()
     def each_row_is_in_one_place(self) -> None:
@@ -146,12 +146,12 @@ class FlowMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_purse_holds_what_the_batches_are_charged(self) -> None:
-        accounts = [course.account.statistics() for course in self.courses]
-        assert self.purse.held_bytes == sum(one.held_bytes for one in accounts)
+        accounts = [course.reservations.statistics() for course in self.courses]
+        assert self.byte_budget.held_bytes == sum(one.held_bytes for one in accounts)
         overdraft = sum(course.overdraft() for course in self.courses)
-        assert self.purse.held_bytes <= self.purse.limit_bytes + overdraft
-        if not any(course.flow.flights for course in self.courses):
-            assert self.purse.held_bytes == 0
+        assert self.byte_budget.held_bytes <= self.byte_budget.limit_bytes + overdraft
+        if not any(course.core.batches_in_flight for course in self.courses):
+            assert self.byte_budget.held_bytes == 0
 
     @invariant()
     def the_oldest_batch_is_always_grantable(self) -> None:
@@ -168,16 +168,16 @@ class FlowMachine(RuleBasedStateMachine):
         """From any state each pipeline moves on, though the other stands still."""
         for course in self.courses:
             goal = course.head + 3
-            for _ in range(MOST_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 if course.head >= goal:
                     break
-                assert course.move(), f"stuck: {course.flow}"
+                assert course.move(), f"stuck: {course.core}"
                 self.each_row_is_in_one_place()
             assert course.head >= goal
         for course in self.courses:
             course.restart(0)
         if self.courses:
-            assert self.purse.held_bytes == 0
+            assert self.byte_budget.held_bytes == 0
 
 
 TestFlow = FlowMachine.TestCase

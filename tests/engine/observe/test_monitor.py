@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.engine import Engine
 from penstock.engine.observe.metrics import GaugeReading, WorkerReading
 from penstock.engine.observe.monitor import (
@@ -135,7 +135,7 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
 
 
 def test_a_running_engine_is_read_whole() -> None:
-    with Engine(RECIPE, Purse(1 << 30), 0) as engine:
+    with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
         window = Window(engine.monitor)
         for _ in range(6):
             engine.pop()
@@ -156,7 +156,7 @@ def test_a_running_engine_is_read_whole() -> None:
 
 
 def test_windows_follow_each_other_without_a_gap() -> None:
-    with Engine(RECIPE, Purse(1 << 30), 0) as engine:
+    with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
         window = Window(engine.monitor)
         start_s = engine.monitor.read().time_s
         engine.pop()

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from penstock.engine.plan import Constant, Cursor, Order, Plan, Setting, Shard
+from penstock.engine.plan import ConstantSchedule, Cursor, Order, Plan, Setting, Shard
 from penstock.errors import StateError
 
-PLAN = Plan(Order.sequential(100).shuffle(3), Constant(Setting(8)), Shard.single())
+PLAN = Plan(
+    Order.sequential(100).shuffle(3), ConstantSchedule(Setting(8)), Shard.single()
+)
 STATE = PLAN.state(PLAN.cursor_after(PLAN.batch(20)))
 
 
@@ -45,7 +47,7 @@ def test_every_rank_of_every_world_writes_the_same_state() -> None:
 
 def test_the_state_of_another_plan_names_both_values() -> None:
     order = Order.sequential(90).shuffle(3)
-    other = Plan(order, Constant(Setting(8)), Shard.single(), drop_last=True)
+    other = Plan(order, ConstantSchedule(Setting(8)), Shard.single(), drop_last=True)
     told = r"plan \(length: saved 100, now 90; order: .*; drop_last: saved 0, now 1"
     with pytest.raises(StateError, match=told):
         other.restore(STATE)

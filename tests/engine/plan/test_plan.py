@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.engine.plan import (
     BatchPlan,
     Change,
-    Constant,
+    ConstantSchedule,
     Context,
     Order,
     Place,
@@ -63,7 +63,7 @@ def orders(draw: st.DrawFn) -> Order:
 
 def schedules() -> st.SearchStrategy[Schedule]:
     sizes = st.integers(8, 30)
-    constant = st.builds(Setting, sizes, st.none() | st.just(64)).map(Constant)
+    constant = st.builds(Setting, sizes, st.none() | st.just(64)).map(ConstantSchedule)
     return constant | st.builds(Growing, sizes, sizes, st.integers(1, 200))
 
 
@@ -86,7 +86,7 @@ def stamp(batch: BatchPlan) -> dict[str, object]:
 
 
 def constant(length: int, size: int, world: int = 1, **options: object) -> list[Plan]:
-    order, schedule = Order.sequential(length), Constant(Setting(size))
+    order, schedule = Order.sequential(length), ConstantSchedule(Setting(size))
     return [
         Plan(order, schedule, Shard(rank, world), **options)  # type: ignore[arg-type]
         for rank in range(world)
@@ -226,16 +226,18 @@ def test_loss_weights_make_the_mean_over_ranks_exact() -> None:
 
 def test_rows_are_the_same_in_whatever_order_batches_are_asked_for() -> None:
     order = Order.sequential(5000).shuffle(0)
-    plan = Plan(order, Constant(Setting(7)), Shard(1, 2))
+    plan = Plan(order, ConstantSchedule(Setting(7)), Shard(1, 2))
     forth = [true_rows(plan, plan.batch(step)) for step in range(1500)]
-    other = Plan(order, Constant(Setting(7)), Shard(1, 2))
+    other = Plan(order, ConstantSchedule(Setting(7)), Shard(1, 2))
     back = [true_rows(other, other.batch(step)) for step in reversed(range(1500))]
     assert forth == back[::-1]
 
 
 def test_threads_may_share_a_plan() -> None:
     order = Order.sequential(10_000).shuffle(0)
-    shared, own = (Plan(order, Constant(Setting(64)), Shard.single()) for _ in "ab")
+    shared, own = (
+        Plan(order, ConstantSchedule(Setting(64)), Shard.single()) for _ in "ab"
+    )
     expected = [true_rows(own, own.batch(step)) for step in range(300)]
     with ThreadPoolExecutor(4) as threads:
         asked = [step for start in range(4) for step in range(start, 300, 4)]
@@ -251,7 +253,7 @@ def test_rows_cannot_be_written_to() -> None:
 
 def test_a_far_step_of_a_huge_data_set_is_found_at_once() -> None:
     order = Order.sequential(10**12).shuffle(0).repeat(3)
-    plan = Plan(order, Constant(Setting(1000)), Shard(3, 8))
+    plan = Plan(order, ConstantSchedule(Setting(1000)), Shard(3, 8))
     started = time.process_time()
     batch = plan.batch(7 * 10**9)
     rows = plan.rows(batch)
@@ -272,7 +274,7 @@ def test_the_hash_holds_global_facts_only_and_all_of_them() -> None:
         tail: Tail = "pad_mask",
     ) -> str:
         order = Order.sequential(length).shuffle(seed)
-        return Plan(order, Constant(Setting(size)), shard, drop_last, tail).hash
+        return Plan(order, ConstantSchedule(Setting(size)), shard, drop_last, tail).hash
 
     assert hash_of() == hash_of(shard=Shard(1, 4))
     others = [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.engine.plan import Constant, Place, Setting
+from penstock.engine.plan import ConstantSchedule, Place, Setting
 from penstock.errors import SpecError
 
 
@@ -27,7 +27,7 @@ def test_a_bad_value_is_refused_by_name(setting: dict[str, float], told: str) ->
 
 
 def test_a_constant_schedule_never_changes_and_describes_itself_in_json() -> None:
-    constant = Constant(Setting(64, image_size=224, momentum=0.9))
+    constant = ConstantSchedule(Setting(64, image_size=224, momentum=0.9))
     far = Place(10**6, 5, 10**12, 10**9)
     assert constant.at(far) == Setting(64, 224, 1.0, 0.9)
     assert constant.next_change(far) is None

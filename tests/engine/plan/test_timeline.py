@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.plan import Change, Constant, Place, Setting
+from penstock.engine.plan import Change, ConstantSchedule, Place, Setting
 from penstock.engine.plan.timeline import Timeline
 from penstock.errors import SpecError
 
@@ -93,7 +93,7 @@ def test_every_batch_stands_where_a_walk_finds_it(
 
 
 def test_far_epochs_cost_no_walk() -> None:
-    timeline = Timeline(Constant(Setting(3)), 10**12, drop_last=True)
+    timeline = Timeline(ConstantSchedule(Setting(3)), 10**12, drop_last=True)
     assert timeline.locate(10**30) == divmod(10**30, 333333333333)
     assert timeline.place(10**18, 5) == Place(
         10**18, 15, 10**18 * 333333333333 + 5, 10**12

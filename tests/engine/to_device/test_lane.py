@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine import run
-from penstock.engine.core.byte_budget import Purse
+from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.host.local import TrainerHost
 from penstock.engine.observe.monitor import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
@@ -161,10 +161,10 @@ def test_an_engine_is_looked_ahead_of_up_to_the_end_of_its_epoch() -> None:
     )
     recipe = compile_recipe(stages, Defaults(2, 4, 0), Shard.single())
     start = recipe.planned.start(0)
-    host = TrainerHost(recipe, Purse(1 << 30), start, TrainerMeter())
+    host = TrainerHost(recipe, ByteBudget(1 << 30), start, TrainerMeter())
     bus = ClockedBus()
     lane = Lane(bus, as_it_is())
-    outbox = host.engine.gate.flow.outbox
+    outbox = host.engine.engine_lock.core.outbox
     ahead = []
     while True:
         head = host.engine.head

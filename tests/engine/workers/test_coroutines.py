@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import Account, Purse
+from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.chunk import Lease, Outcome
-from penstock.engine.core.connector import Connector, Gate
-from penstock.engine.core.core import Flow, SegmentState
+from penstock.engine.core.connector import Connector, EngineLock
+from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter
 from penstock.engine.program.program import Map, Program
 from penstock.engine.workers.coroutines import Coroutines
@@ -26,8 +26,8 @@ SOON_S = 60.0
 class Counted(Connector):
     """Counts how often work was asked for, and tells when it was so often."""
 
-    def __init__(self, gate: Gate, segment: int) -> None:
-        super().__init__(gate, segment, lambda flight: "batch")
+    def __init__(self, engine_lock: EngineLock, segment: int) -> None:
+        super().__init__(engine_lock, segment, lambda in_flight: "batch")
         self.tries = 0
         self.wanted = 0
         self.there = threading.Event()
@@ -49,19 +49,21 @@ class Site:
 
     def __init__(self, function: Any, sizes: tuple[int, ...] = (4,)) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(3)]
-        account = Account(Purse(1 << 40), lambda: self.gate.poke())  # noqa: PLW0108 made below
-        flow = Flow(Script(sizes), lambda plan: None, segments, account, 0)  # type: ignore[arg-type, return-value]
-        self.gate = Gate(flow)
-        self.source = Connector(self.gate, 0, lambda flight: "batch")
-        self.connector = Counted(self.gate, 1)
+        reservations = Reservations(
+            ByteBudget(1 << 40), lambda: self.engine_lock.notify()
+        )
+        core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
+        self.engine_lock = EngineLock(core)
+        self.source = Connector(self.engine_lock, 0, lambda in_flight: "batch")
+        self.connector = Counted(self.engine_lock, 1)
         program = Program((Map("Map(ID:1) f", 1, function),), places=False)
-        self.crew = Coroutines(self.connector, program, 0, "f")
+        self.pool = Coroutines(self.connector, program, 0, "f")
 
     def close(self) -> None:
-        with self.gate.lock:
-            self.gate.flow.close()
-            self.gate.ring()
-        self.crew.close()
+        with self.engine_lock.lock:
+            self.engine_lock.core.close()
+            self.engine_lock.ring()
+        self.pool.close()
 
     def load(self) -> int:
         """Let the source hand on its next rows; return how many."""
@@ -74,7 +76,7 @@ class Site:
 
     def waits(self) -> list[Wait | None]:
         """What each worker waits for."""
-        with self.gate.lock:
+        with self.engine_lock.lock:
             return [meter.waiting_for for meter in self.connector._meters]  # noqa: SLF001
 
 
@@ -94,16 +96,16 @@ async def hand_on(sample: Any) -> Any:
 def test_a_new_permit_tries_once_so_that_its_meter_says_what_it_waits_for() -> None:
     with site(hand_on) as here:
         here.connector.expect(101)  # the last ends in the line's first trying again
-        here.crew.resize(100)
+        here.pool.resize(100)
         assert here.connector.there.wait(SOON_S)
         assert here.waits() == [Wait.INPUT] * 100
-        assert here.crew.statistics().alive == 100
+        assert here.pool.statistics().alive == 100
 
 
 def test_a_ring_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
     with site(hand_on) as here:
         here.connector.expect(1001)
-        here.crew.resize(1000)
+        here.pool.resize(1000)
         assert here.connector.there.wait(SOON_S)
         before = here.connector.tries
         for _ in range(10):
@@ -123,15 +125,15 @@ def test_retiring_lets_those_at_work_finish_and_ends_the_thread() -> None:
         return 1
 
     with site(slow) as here:
-        here.crew.resize(3)
+        here.pool.resize(3)
         rows = here.load()
         assert begun.wait(SOON_S)
-        here.crew.retire()
-        assert here.crew.statistics().asked == 0
+        here.pool.retire()
+        assert here.pool.statistics().asked == 0
         finish.set()
-        here.crew._thread.join(SOON_S)  # noqa: SLF001 close() waits as long
-        assert not here.crew._thread.is_alive()  # noqa: SLF001
-        assert here.crew.statistics().alive == 0
+        here.pool._thread.join(SOON_S)  # noqa: SLF001 close() waits as long
+        assert not here.pool._thread.is_alive()  # noqa: SLF001
+        assert here.pool.statistics().alive == 0
         assert here.connector.total(0).rows == rows
 
 
@@ -145,15 +147,15 @@ def test_what_goes_wrong_in_the_engine_itself_is_told() -> None:
             raise Broken
 
         here.connector.try_take = fail  # type: ignore[method-assign, assignment]
-        here.crew.resize(1)
-        here.crew._thread.join(SOON_S)  # noqa: SLF001 it cannot go on
-        assert type(here.gate.broken) is Broken
+        here.pool.resize(1)
+        here.pool._thread.join(SOON_S)  # noqa: SLF001 it cannot go on
+        assert type(here.engine_lock.broken) is Broken
 
 
 @pytest.mark.parametrize("workers", [1, 50])
 def test_resizing_after_the_end_is_harmless(workers: int) -> None:
     with site(hand_on) as here:
-        here.crew.resize(2)
-    here.crew.resize(workers)
-    here.crew.retire()
-    assert here.crew.statistics().alive == 0
+        here.pool.resize(2)
+    here.pool.resize(workers)
+    here.pool.retire()
+    assert here.pool.statistics().alive == 0

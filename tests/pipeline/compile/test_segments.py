@@ -14,7 +14,7 @@ import torch
 
 from penstock.engine.program.program import Filter, Map, Operation, Read, ReadOn
 from penstock.engine.recipe import Recipe
-from penstock.pipeline.compile.recipes.segments import MOST_WORKERS
+from penstock.pipeline.compile.recipes.segments import MAX_WORKERS
 from penstock.pipeline.sources import Folder
 from penstock.pipeline.stages import (
     BatchStage,
@@ -66,7 +66,7 @@ def test_neighbours_that_say_nothing_are_one_segment() -> None:
     assert segment.program.places
     assert segment.executor == "auto"
     assert segment.num_parallel_workers == 3
-    assert segment.bounds == (1, MOST_WORKERS)
+    assert segment.bounds == (1, MAX_WORKERS)
     assert segment.prefetch_size == 2
 
 
@@ -269,8 +269,8 @@ def test_the_log_is_silent_where_nothing_surprises(
 @pytest.mark.parametrize(
     ("stage", "start", "bounds"),
     [
-        (MapStage(decode), 3, (1, MOST_WORKERS)),
-        (MapStage(decode, 7), 7, (1, MOST_WORKERS)),
+        (MapStage(decode), 3, (1, MAX_WORKERS)),
+        (MapStage(decode, 7), 7, (1, MAX_WORKERS)),
         (MapStage(decode, 200), 200, (1, 200)),
         (MapStage(decode, (2, 9)), 2, (2, 9)),
         (MapStage(decode, executor="inline"), 1, (1, 1)),

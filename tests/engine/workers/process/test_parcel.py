@@ -20,7 +20,7 @@ from support.datasets import Numbers
 
 
 class Locked:
-    """Holds what no process can send to another."""
+    """Backoffs what no process can send to another."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -67,7 +67,7 @@ def around(thing: Any) -> Any:
 
 
 class Slotted:
-    """Holds a lock in a slot."""
+    """Backoffs a lock in a slot."""
 
     __slots__ = ("lock",)
 

@@ -24,7 +24,7 @@ class Demanding(Exception):
 
 
 class Holding(Exception):
-    """Holds what cannot be pickled."""
+    """Backoffs what cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

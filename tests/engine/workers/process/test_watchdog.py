@@ -9,19 +9,19 @@ from typing import Any, cast
 import pytest
 
 from penstock.engine.workers.process.child import Child, Errand, Watchdog
-from penstock.engine.workers.process.status_page import Hands
+from penstock.engine.workers.process.status_page import StatusPage
 
 
 @pytest.fixture
 def child() -> Iterator[Child]:
     """A child with one lane, at work, and with task 2 on its way to it."""
     nothing: Any = None
-    hands = Hands.make()
-    made = Child(nothing, hands, 0, 0)
+    status_page = StatusPage.make()
+    made = Child(nothing, status_page, 0, 0)
     made.pid = 1
     made.errands[2] = Errand(nothing, nothing, nothing, time.monotonic_ns())
     yield made
-    hands.close()
+    status_page.close()
 
 
 def due_s(child: Child) -> float:
@@ -32,7 +32,7 @@ def due_s(child: Child) -> float:
 
 
 def test_a_task_in_hand_is_due_a_limit_after_it_was_begun(child: Child) -> None:
-    child.hands.hand(0).begin(2)
+    child.status_page.hand(0).begin(2)
     assert due_s(child) == pytest.approx(60.0, abs=1.0)
 
 
@@ -41,7 +41,7 @@ def test_a_task_that_nobody_takes_up_is_due_too(child: Child) -> None:
 
 
 def test_a_lane_that_stops_right_after_it_told_an_outcome_is_due(child: Child) -> None:
-    child.hands.hand(0).begin(1)  # of which the trainer has heard all
+    child.status_page.hand(0).begin(1)  # of which the trainer has heard all
     assert due_s(child) == pytest.approx(60.0, abs=1.0)
 
 
