@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import tiers as module
-from penstock.cache.cache import Claim, Claims
+from penstock.cache.tiers import Claim, Claims
 from support.forked import End, forked
 
 KEY = bytes(range(16))

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cache.cache import FOLDER
 from penstock.cache.folder import REMOTE, kind_of_place
+from penstock.cache.tiers import FOLDER
 from support.cache_training import SAMPLES, WIDTH, train
 
 TESTS = Path(__file__).parents[1]

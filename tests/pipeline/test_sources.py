@@ -125,7 +125,9 @@ def test_what_has_length_and_index_is_map_style(dataset: Any, iterable: bool) ->
     assert is_iterable(dataset) is iterable
 
 
-@pytest.mark.parametrize("dataset", [5, None, object()], ids=repr)
+@pytest.mark.parametrize(
+    "dataset", [5, None, object()], ids=["a number", "None", "an object"]
+)
 def test_what_is_neither_is_refused_by_type_rule_and_cure(dataset: Any) -> None:
     with pytest.raises(SpecError, match="needs a dataset with __len__") as caught:
         is_iterable(dataset)

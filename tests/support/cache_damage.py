@@ -19,8 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from penstock.cache.arena_registry import Holder, own_folder
-from penstock.cache.cache import FOLDER
 from penstock.cache.disk import Disk
+from penstock.cache.tiers import FOLDER
 from support.cache_faults import (
     FEW,
     RAM,

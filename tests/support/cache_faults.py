@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cache.cache import FOLDER, Cache, Opening
+from penstock.cache.cache import Cache
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
 from penstock.cache.fingerprint.key import Fingerprint, Keys
 from penstock.cache.folder import leased
 from penstock.cache.record import encode
+from penstock.cache.tiers import FOLDER, Opening
 from support.forked import End, Forked, forked
 
 SAMPLES = 150

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.engine.plan import Shard
 from penstock.engine.recipe import Recipe
-from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import Defaults, SourceStage, Stage
 
 __all__ = ["DATA", "compiled", "decode", "flip", "wanted"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.cache import Cache, Opening
+from penstock.cache.cache import Cache
 from penstock.cache.fingerprint.key import Fingerprint, Keys
+from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "is_right", "sample_of"]
 

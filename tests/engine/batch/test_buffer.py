@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
         (object(), 64),
         ([], 0),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if type(value) is object else repr(value),
 )
 def test_the_bytes_of_a_sample_are_those_of_its_arrays_and_texts(
     sample: Any, nbytes: int

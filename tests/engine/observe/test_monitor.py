@@ -19,7 +19,7 @@ from penstock.engine.observe.monitor import (
 )
 from penstock.engine.observe.observation import TrainerObservation
 from penstock.engine.plan import BatchPlan, Shard
-from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
 from support.flow_script import Script
 

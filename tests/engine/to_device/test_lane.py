@@ -25,7 +25,7 @@ from penstock.engine.observe.monitor import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.device import DeviceStage, ToDevice
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
-from penstock.pipeline.compile.recipes.recipes import compile_recipe
+from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, SourceStage
 from support.batches import COLLATES, same
 from support.clocked_bus import ClockedBus
