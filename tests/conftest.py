@@ -107,4 +107,4 @@ def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
     monkeypatch.setattr(penstock.config, "_memory_bytes", None)
-    monkeypatch.setattr(byte_budget, "_purse", None)
+    monkeypatch.setattr(byte_budget, "_byte_budget", None)
