@@ -26,7 +26,6 @@ from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
 from .tiers import Claim, Claims, Found, Here, Opening
 
 __all__ = [
-    "COMPARED",
     "REPEATED",
     "Cache",
     "Lookup",
@@ -37,8 +36,6 @@ __all__ = [
 
 REPEATED = 3
 """Samples that are computed twice, to see whether that makes a difference."""
-COMPARED = 16
-"""Records of an earlier run that are computed once more."""
 
 
 class RandomUpstreamError(ValueError):
@@ -87,7 +84,7 @@ class Lookup:
     @property
     def settled(self) -> bool:
         """Whether it was found, and is to be believed."""
-        return self._found is not None and not self._doubted(self._found)
+        return self._found is not None and not self._found.doubted
 
     @property
     def sample(self) -> Any:
@@ -142,10 +139,6 @@ class Lookup:
         if claim is not None and claim.ours:
             self.claims.free(self.key)
 
-    def _doubted(self, found: Found) -> bool:
-        """Whether it is one of those of an earlier run that are looked at again."""
-        return found.from_disk and self.key[:8] in self._here.left
-
     def _repeats(self) -> bool:
         """Whether it is computed twice: it is among the first of all to be stored."""
         here = self._here
@@ -158,11 +151,11 @@ class Lookup:
     def _compare(self, found: Found, made: Any) -> None:
         here = self._here
         here.counters.add(compared=1)
-        if not same(found.sample, made):
+        if same(found.sample, made):
+            here.counters.agree(self.key[:8], 1)
+        else:
             here.drop(self.key[:8])
             here.warn(CHANGED.format(self._index))
-        elif here.counters.total("compared") >= COMPARED:
-            here.vouch(self.key[:8])
 
 
 RANDOM = (
@@ -186,6 +179,8 @@ class Members:
     arena: Holder | None = None
     why_none: str = ""
     """Why there is no arena, where one was wanted."""
+    foreign_arena: bool = False
+    """Whether another run had stored records in it."""
 
 
 class Cache:
@@ -311,7 +306,8 @@ class Cache:
                 arena, mine = join(self._name, self._ram, self.opening.samples)
             except OSError as error:
                 why = str(error)
-        self._members = Members(counted, mine, why)
+        foreign = arena is not None and arena.records > 0
+        self._members = Members(counted, mine, why, foreign)
         self._here = self._begun(counters, arena)
         self._pid = os.getpid()
 
@@ -325,6 +321,7 @@ class Cache:
 
     def _begun(self, counters: Counters, arena: Arena | None) -> Here:
         here = Here(self.opening, arena, counters)
+        here.foreign_arena = self._members is not None and self._members.foreign_arena
         if self._ram and arena is None:
             why = self._members.why_none if self._members else ""
             why = why or "it cannot be shared here"

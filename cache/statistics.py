@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 
 from ..system.file_locks import ByteLock, try_lock
@@ -63,8 +63,12 @@ class Counts:
     disk_warnings: int = 0
 
 
+NAMESPACES = 64
+"""Of one pipeline; records of those beyond are compared each time."""
 COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
-ROW_BYTES = 8 * len(COLUMNS)
+AGREED = ROWS * len(COLUMNS)
+"""Where pairs of a namespace and the records of it that agreed begin."""
+END = AGREED + 2 * NAMESPACES
 
 
 class Counters:
@@ -81,9 +85,9 @@ class Counters:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         if descriptor is not None:
-            os.ftruncate(descriptor, ROWS * ROW_BYTES)
+            os.ftruncate(descriptor, 8 * END)
         place = -1 if descriptor is None else descriptor
-        self._memory: mmap.mmap | None = mmap.mmap(place, ROWS * ROW_BYTES)
+        self._memory: mmap.mmap | None = mmap.mmap(place, 8 * END)
         self._numbers = memoryview(self._memory).cast("q")
         self._lock = threading.Lock()
         rows = range(0 if descriptor is None else ROWS - 1)
@@ -98,16 +102,34 @@ class Counters:
 
     def first(self, name: str) -> bool:
         """Add one to a count, and return whether it was 0 over all processes."""
-        place = self._descriptor
-        alone = nullcontext() if place is None else ByteLock(place, ROWS)
-        with self._lock, alone:
+        with self._lock, self._alone():
             was = self.total(name)
             self._numbers[self._start + COLUMNS[name]] += 1
             return not was
 
+    def agree(self, namespace: bytes, records: int) -> int:
+        """Add to the records of a namespace that were compared, and equal.
+
+        Returns:
+            how many did, over all processes; 0 where there is no room to count.
+        """
+        name = int.from_bytes(namespace, "little", signed=True) or 1
+        with self._lock, self._alone():
+            for at in range(AGREED, END, 2):
+                if self._numbers[at] in (0, name):
+                    self._numbers[at] = name
+                    agreed = max(0, self._numbers[at + 1] + records)
+                    self._numbers[at + 1] = agreed
+                    return agreed
+        return 0
+
+    def _alone(self) -> AbstractContextManager[object]:
+        place = self._descriptor
+        return nullcontext() if place is None else ByteLock(place, ROWS)
+
     def total(self, name: str) -> int:
         """Return one sum over all processes."""
-        return sum(self._numbers[COLUMNS[name] :: len(COLUMNS)])
+        return sum(self._numbers[COLUMNS[name] : AGREED : len(COLUMNS)])
 
     def totals(self) -> Counts:
         """Return the sums over all processes."""

@@ -27,6 +27,7 @@ from .statistics import Counters
 from .writer import Writer, let_go, shared_disk
 
 __all__ = [
+    "COMPARED",
     "Claim",
     "Claims",
     "Found",
@@ -157,6 +158,8 @@ def place(key: bytes) -> int:
 
 
 LOGGER = logging.getLogger("penstock")
+COMPARED = 16
+"""Records of an earlier run that each run computes once more."""
 FOLDER = "penstock-cache"
 """What is made in the folder that the user names."""
 
@@ -202,7 +205,8 @@ class Found:
     """A sample that was stored."""
 
     sample: Any
-    from_disk: bool
+    doubted: bool
+    """Whether it is computed again and compared, before this run trusts its like."""
 
 
 class Here:
@@ -231,10 +235,13 @@ class Here:
             spare_cpu=self._spare.share,
             owner=opening.name,
         )
+        self.foreign_arena = False
+        """Whether the arena held records of another run when this run joined it."""
+        self._looking = threading.Lock()
         self._known: set[bytes] = set()
         """Namespaces that were opened on disk."""
-        self.left: set[bytes] = set()
-        """Those of them in which an earlier run left records."""
+        self._trusted: set[bytes] = set()
+        """Those of them whose records may be served unseen."""
         self.sure = False
         """Whether enough samples were computed twice, by whichever process."""
         self._last_bytes = 0
@@ -253,13 +260,31 @@ class Here:
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None: it is nowhere, or not whole."""
         namespace = key[:8]
+        # Before the record is read: one read before a drop stays doubted after it.
+        doubted = namespace not in self._trusted and self.doubts(namespace)
         arena, disk = self.arena, self.disk  # other threads may give them up meanwhile
         if arena is not None:
             arena.note_use(namespace)
-            found = self._in_ram(key, arena)
+            found = self._in_ram(key, arena, doubted=doubted)
             if found is not None:
                 return found
-        return None if disk is None else self._on_disk(key, disk)
+        return None if disk is None else self._on_disk(key, disk, doubted=doubted)
+
+    def doubts(self, namespace: bytes) -> bool:
+        """Whether records of a namespace are to be compared before they are served.
+
+        They are where records were there before this run, until `COMPARED` of them
+        were computed again by its processes and were the same. The lock is held while
+        the first thread looks, so that no other reads a record before that.
+        """
+        with self._looking:
+            if namespace not in self._known and not self._left(namespace):
+                self.counters.agree(namespace, COMPARED)
+            self._known.add(namespace)
+            if self.counters.agree(namespace, 0) < COMPARED:
+                return True
+            self._trusted.add(namespace)
+            return False
 
     @property
     def stored(self) -> object:
@@ -306,16 +331,12 @@ class Here:
                 return 0 if found is None else found.records
         return 0
 
-    def vouch(self, namespace: bytes) -> None:
-        """What an earlier run left in a namespace is right."""
-        self.left.discard(namespace)
-        with suppress(DiskError):
-            if self.disk is not None:
-                self.disk.vouch(namespace)
-
     def drop(self, namespace: bytes) -> None:
-        """Delete what an earlier run left in a namespace: it is no longer right."""
-        self.left.discard(namespace)
+        """Delete what an earlier run left in a namespace: it is no longer right.
+
+        The doubt stays: that run may be going on, and store more of the same.
+        """
+        self.counters.agree(namespace, -COMPARED)
         if self.arena is not None:
             self.arena.clear()
         if self.disk is not None:
@@ -342,7 +363,7 @@ class Here:
 
     # RAM
 
-    def _in_ram(self, key: bytes, arena: Arena) -> Found | None:
+    def _in_ram(self, key: bytes, arena: Arena, *, doubted: bool) -> Found | None:
         began_ns = time.perf_counter_ns()
         record = arena.get(key)
         if record is None:
@@ -355,7 +376,7 @@ class Here:
             return None
         took_ns = time.perf_counter_ns() - began_ns
         self.counters.add(ram_hits=1, ram_ns=took_ns, ram_bytes=len(record))
-        return Found(sample, from_disk=False)
+        return Found(sample, doubted)
 
     def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
         if self.arena is None:
@@ -402,11 +423,10 @@ class Here:
         self._stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
-    def _on_disk(self, key: bytes, disk: Disk) -> Found | None:
+    def _on_disk(self, key: bytes, disk: Disk, *, doubted: bool) -> Found | None:
         writer = self._writer
         began_ns = time.perf_counter_ns()
         try:
-            self._know(key[:8], disk)
             waiting = None if writer is None else writer.get(key)
             record = waiting or disk.get(key)
         except DiskError as error:
@@ -421,17 +441,19 @@ class Here:
             return None
         took_ns = time.perf_counter_ns() - began_ns
         self.counters.add(disk_hits=1, disk_ns=took_ns, disk_bytes=len(record))
-        self._keep_in_ram(key, record)
-        return Found(sample, from_disk=True)
+        if not doubted:
+            self._keep_in_ram(key, record)
+        return Found(sample, doubted)
 
-    def _know(self, namespace: bytes, disk: Disk) -> None:
-        """Look once what there is of a namespace, and say that it is in use."""
-        if namespace in self._known:
-            return
-        self._known.add(namespace)
-        before = disk.open_namespace(namespace, self.opening.about)
-        if before.records and before.session != disk.session:
-            self.left.add(namespace)
+    def _left(self, namespace: bytes) -> bool:
+        """Look what there was of a namespace, and say that it is in use."""
+        disk = self.disk
+        try:
+            if disk and disk.open_namespace(namespace, self.opening.about).records:
+                return True
+        except DiskError as error:
+            self._disk_off(str(error))
+        return self.foreign_arena
 
     def _forget(self, key: bytes) -> None:
         self.counters.add(damaged=1)

@@ -11,7 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock.cache.arena_registry import own_folder
-from penstock.cache.cache import COMPARED, REPEATED
+from penstock.cache.cache import REPEATED
+from penstock.cache.tiers import COMPARED
 from support.cached_data import (
     EXECUTORS,
     TIERS,
@@ -163,7 +164,7 @@ def test_two_pipelines_share_what_is_in_ram(log: Path) -> None:
         with cached(log, INLINE, {"ram": "1MB"}) as other:
             assert [*other]
             assert statistics(other).hits == LENGTH
-    assert read(log) == LENGTH + REPEATED
+    assert read(log) == LENGTH + REPEATED + COMPARED
 
 
 def test_another_version_finds_nothing_of_the_one_before(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache.cache import COMPARED, REPEATED
+from penstock.cache.cache import REPEATED
+from penstock.cache.tiers import COMPARED
 from support.cached_data import (
     EXECUTORS,
     TIERS,
@@ -122,7 +123,8 @@ def test_four_processes_on_a_cold_cache_compute_each_sample_once(
     assert sum(each.hits for each in found) >= 3 * 80
     reads = Noted(80, log).reads()
     assert len(reads) == 80
-    assert reads.total() <= most_reads(4, 80) + 3 * REPEATED
+    # who finds records of another run compares some of them
+    assert reads.total() <= most_reads(4, 80) + 3 * (REPEATED + COMPARED)
 
 
 # Nothing stays behind: the fixture around every test looks

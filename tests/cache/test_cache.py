@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cache.cache import COMPARED, REPEATED, Cache, RandomUpstreamError
+from penstock.cache.cache import REPEATED, Cache, Lookup, RandomUpstreamError
+from penstock.cache.disk import Disk
 from penstock.cache.record import UnstorableError
+from penstock.cache.tiers import COMPARED
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, is_right, sample_of
 
@@ -93,10 +97,71 @@ def test_changed_data_is_told_of_once_and_computed_anew(
     with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path / "disk") as it:
         changed = Computing(it, version=1)
         assert all(changed.right(index) for index in [*range(9), *range(9)])
-        assert changed.computed == 10  # that which showed it was dropped with the rest
+        # all was dropped, and what that run may store meanwhile is doubted like the rest
+        assert changed.computed == 9 + 9
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 1
     assert "sample index 0, stored by an earlier run, is not" in told[0]
+
+
+@pytest.mark.parametrize("ram", [0, RAM])
+def test_a_run_compares_what_another_that_goes_on_has_stored(
+    tmp_path: Path, ram: int
+) -> None:
+    """Each run has its own processes, as ranks and notebooks do, and one arena."""
+
+    def work(end: End) -> None:
+        with opened(tmp_path / "disk", ram=ram) as cache:
+            later = Computing(cache, version=1)
+            end.tell(str(sum(map(later.right, range(2 * COMPARED)))))
+
+    with opened(tmp_path / "disk", ram=ram) as cache:
+        assert all(map(Computing(cache).right, range(2 * COMPARED)))
+        cache.flush()
+        assert Computing(cache).right(0)  # it has the folder open again
+        with forked(work) as child:
+            assert child.hear() == str(2 * COMPARED)
+
+
+def test_no_thread_is_served_a_record_before_one_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "disk") as cache:
+        assert all(map(Computing(cache).right, range(9)))
+    looking, others = threading.Event(), threading.Event()
+    look = Disk.open_namespace
+
+    def slow(disk: Disk, *about: Any) -> Any:
+        looking.set()
+        assert not others.wait(0.2), "another was served meanwhile"
+        return look(disk, *about)
+
+    monkeypatch.setattr(Disk, "open_namespace", slow)
+    with opened(tmp_path / "disk") as cache, ThreadPoolExecutor(4) as pool:
+        changed = Computing(cache, version=1)
+
+        def ask(index: int) -> bool:
+            right = changed.right(index)
+            others.set()
+            return right
+
+        first = pool.submit(ask, 0)
+        assert looking.wait(5)
+        assert all(pool.map(ask, range(1, 9)))
+        assert first.result()
+
+
+def test_what_is_dropped_is_not_put_into_ram_by_who_read_it_before(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path / "disk") as cache:
+        assert all(map(Computing(cache).right, range(9)))
+    with opened(tmp_path / "disk", ram=RAM) as cache:
+        changed = Computing(cache, version=1)
+        read_before = Lookup(cache._mine(), cache.keys.of(8, None), 8)
+        assert all(map(changed.right, range(8)))
+        assert not read_before.settled
+        assert all(map(changed.right, range(9)))
 
 
 def test_a_computation_that_fails_frees_its_claim() -> None:

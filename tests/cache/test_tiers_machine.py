@@ -109,12 +109,12 @@ class TiersMachine(RuleBasedStateMachine):
     def is_held(self, asked: Asked) -> bool:
         """Whether it is there now, and is not one to be computed once more."""
         key = self.ask.cache.keys.of(*asked)
+        if self.here.doubts(key[:8]):
+            return False
         arena, disk = self.here.arena, self.here.disk
         if arena is not None and whole(arena.get(key), key):
             return True
-        if disk is None or not whole(disk.get(key), key):
-            return False
-        return key[:8] in self.here._known and key[:8] not in self.here.left
+        return disk is not None and whole(disk.get(key), key)
 
     def get(self, asked: Asked) -> None:
         held = self.is_held(asked)
