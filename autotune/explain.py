@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Literal
@@ -15,7 +16,8 @@ from ..engine.observe.observation import (
 )
 from ..system.resources import Budget
 from . import phrases
-from .policies.case import CPU_USED, QUEUED
+from .policies.case import CPU_HIGH, CPU_LOW, CPU_USED, DIFFERENCE, QUEUED
+from .situation import Decision
 from .window import demand_rows_per_s, outbox, wait_share
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "StageReport",
     "Verdict",
     "cache_points",
+    "evidence",
     "explain",
     "verdict_of",
 ]
@@ -219,6 +222,26 @@ def bottleneck_phrase(observation: Observation) -> str | None:
         needed,
         worst.num_parallel_workers,
     )
+
+
+def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
+    """Yield what MindSpore's rules say of a decision's operator, where it is true.
+
+    For more workers: its input is full and its output empty, or its workers are nearly
+    always on a CPU. For a longer queue: its workers are seldom on one.
+    """
+    if decision.added <= 0:
+        return
+    for segment in observation.segments:
+        feeding, output = segment.input_utilization, segment.output.utilization
+        cpu, name = segment.cpu_utilization, decision.operator
+        if decision.key == (segment.name, "num_parallel_workers"):
+            if feeding - output > DIFFERENCE:
+                yield phrases.slow(name, feeding, output, DIFFERENCE)
+            if cpu > CPU_HIGH:
+                yield phrases.cpu_high(name, cpu, CPU_HIGH)
+        elif decision.key == (segment.queue_name, "prefetch_size") and cpu < CPU_LOW:
+            yield phrases.cpu_low(name, cpu, CPU_LOW)
 
 
 def _headspace(share: float) -> float:

@@ -49,7 +49,7 @@ class Released:
     def add(self, outcomes: tuple[DecisionOutcome, ...], held_bytes: int) -> None:
         """Count kept outcomes; `held_bytes` is what was held before them."""
         workers = sum(
-            outcome.decision.old - outcome.decision.new
+            -outcome.decision.added
             for outcome in outcomes
             if outcome.decision.knob == "num_parallel_workers"
         )
@@ -159,7 +159,8 @@ class AutotuneLog:
         self._write(outcome.to_row(time_s))
 
     def moved(self, move: Move) -> None:
-        """A segment has workers of another kind; the line is out already."""
+        """The engine moved something by itself, or could not."""
+        self.say(move.line)
         self._write({"event": "executor", **asdict(move)})
 
     def verdict(

@@ -11,14 +11,17 @@ from .situation import Decision, DecisionOutcome
 __all__ = [
     "blocked_bottleneck",
     "bottleneck",
+    "contention",
     "cpu_high",
     "cpu_low",
     "cpu_over_budget",
     "crowded",
+    "executor",
     "few_ahead",
     "held_back",
     "idle",
     "law",
+    "one_a_core",
     "outcome",
     "peak",
     "queue_idle",
@@ -155,6 +158,26 @@ def held_back(operator: str, share: float) -> str:
     return (
         f"Op ({operator}) is held back {100 * share:.0f}% of the time by what may be"
         " prefetched, and the trainer waits."
+    )
+
+
+def executor(operator: str, kind: str, why: str) -> str:
+    """Another kind of workers may do better."""
+    other = "processes" if kind == "thread" else "threads"
+    return f"Op ({operator}) is tried on {other}: {why}."
+
+
+def one_a_core(operator: str, workers: int) -> str:
+    """Processes do not share a core as threads do."""
+    return f"Op ({operator}) gets {workers} worker processes, one for each core."
+
+
+def contention(loading_s: float, paused_s: float) -> str:
+    """The engine takes time from the trainer's own part of a step."""
+    return (
+        f"Pipeline: the trainer's own part of a step takes {1000 * loading_s:.3g} ms"
+        f" while batches are loaded beside it, {1000 * paused_s:.3g} ms while none are"
+        f" ({loading_s / paused_s - 1.0:+.0%})."
     )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..engine.observe.knob import Knob, KnobName
+from ..engine.observe.knob import Knob, KnobName, Value
 from ..engine.observe.observation import (
     ConnectorObservation,
+    ContentionObservation,
     Move,
     Observation,
     PartObservation,
@@ -44,8 +45,8 @@ class Decision:
     operator: str
     """As the log shows it: `Map(ID:2) decode`."""
     knob: KnobName
-    old: int
-    new: int
+    old: Value
+    new: Value
     rule: str
     """The rule of the policy that asked for it, in one word."""
     reason: str
@@ -60,8 +61,19 @@ class Decision:
 
     @property
     def key(self) -> tuple[str, KnobName]:
-        """Which knob it turns."""
+        """Which knob it sets."""
         return (self.operator, self.knob)
+
+    @property
+    def added(self) -> int:
+        """By how much it raises a number; 0 for a kind."""
+        old, new = self.old, self.new
+        return new - old if isinstance(old, int) and isinstance(new, int) else 0
+
+    @property
+    def frees(self) -> bool:
+        """Whether it gives something back: fewer of something, or a cheaper kind."""
+        return self.added < 0 or self.new in ("thread", "trainer")
 
     def to_row(self, time_s: float) -> Row:
         """The decision as a row of the JSON log."""
@@ -126,14 +138,20 @@ class KnobView:
     """What a policy may know of a knob: nothing that could turn it."""
 
     value: int
+    """0 for a kind."""
     lower: int
     upper: int
     tunable: bool
+    kind: str = ""
+    """The value of a knob that is one of a few kinds."""
 
     @classmethod
     def of(cls, knob: Knob) -> KnobView:
         """The knob as it stands now."""
-        return cls(knob.value, knob.lower, knob.upper, knob.tunable)
+        value = knob.value
+        if isinstance(value, str):
+            return cls(0, 0, 0, knob.tunable, value)
+        return cls(value, knob.lower, knob.upper, knob.tunable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +185,11 @@ class Situation:
             observation=_observation(row["observation"]),
             knobs={
                 (knob["op"], knob["knob"]): KnobView(
-                    knob["value"], knob["lower"], knob["upper"], knob["tunable"]
+                    knob["value"],
+                    knob["lower"],
+                    knob["upper"],
+                    knob["tunable"],
+                    knob.get("kind", ""),
                 )
                 for knob in row["knobs"]
             },
@@ -179,7 +201,11 @@ class Situation:
 def _observation(row: Mapping[str, Any]) -> Observation:
     trainer = TrainerObservation(**row["trainer"])
     segments = tuple(_segment(segment) for segment in row["segments"])
-    return Observation(**{**row, "trainer": trainer, "segments": segments})
+    inner: dict[str, Any] = {"trainer": trainer, "segments": segments}
+    if row.get("contention") is not None:
+        inner["contention"] = ContentionObservation(**row["contention"])
+    inner["moves"] = tuple(Move(**move) for move in row.get("moves", ()))
+    return Observation(**{**row, **inner})
 
 
 def _segment(row: Mapping[str, Any]) -> SegmentObservation:

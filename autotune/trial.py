@@ -97,7 +97,7 @@ class Trial:
             return Verdict.ROLL_BACK
         if len(self.after) < least:
             return Verdict.MORE
-        if all(decision.new < decision.old for decision in self.decisions):
+        if all(decision.frees for decision in self.decisions):
             return self._of_release()
         most = max(MAX_FILLING if self._filling() else MAX_WINDOWS, least)
         gain = 1.0 / (1.0 + change) - 1.0

@@ -15,7 +15,7 @@ from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation
 from ..system.resources import Budget
 from . import phrases
-from .explain import bottleneck_phrase, explain, verdict_of
+from .explain import bottleneck_phrase, evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
 from .policies.per_regime import PerRegime, Values
@@ -23,7 +23,7 @@ from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
-from .window import enough, joined, moving, staff, wait_share, whole
+from .window import arrived, enough, joined, staff, wait_share, whole
 
 __all__ = ["Plant", "Tuner", "TunerThread"]
 
@@ -42,6 +42,10 @@ MAX_SETTLE_S = 10.0
 
 class Plant(Protocol):
     """What is tuned: a live pipeline, or a simulated one."""
+
+    calm: bool
+    """Written by the tuner: whether nothing is on trial, so that instruments which
+    disturb the pipeline may be used."""
 
     @property
     def steps(self) -> int:
@@ -108,6 +112,7 @@ class Tuner(Generic[M]):
         self._outcomes: tuple[
             DecisionOutcome, ...
         ] = ()  # the policy does not know them yet
+        self._restored: tuple[Decision, ...] = ()  # of the last trial rolled back
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
@@ -146,7 +151,8 @@ class Tuner(Generic[M]):
 
     def found(self) -> Saved:
         """Return what an equal pipeline may begin with."""
-        values = {key: view.value for key, view in self._views().items()}
+        views = self._views().items()
+        values = {key: view.value for key, view in views if not view.kind}
         known = self._memory.known.items()
         regimes = {regime: each.values for regime, each in known}
         if self._regime:
@@ -158,15 +164,15 @@ class Tuner(Generic[M]):
         self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
-        if self._moved(window):
-            self._trial = None  # nobody can tell what did what: the values stand
-            self._settle(window)
+        if self._replaced(window):
             return
         if self._entered(window):
             self._enter(window)
             return
         if self._settling:
-            self._settling = window.time_s < self._settled_s
+            decided = () if self._trial is None else self._trial.decisions
+            arrives = not arrived(window, decided)
+            self._settling = arrives or window.time_s < self._settled_s
             return
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
@@ -178,8 +184,9 @@ class Tuner(Generic[M]):
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
         self._speak(window)
+        self._plant.calm = self._trial is None
         due = self._plant.steps - self._decided_at >= self._interval_steps
-        if due and not moving(window) and len(self._base) >= self._noise.windows:
+        if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
 
     @property
@@ -187,13 +194,28 @@ class Tuner(Generic[M]):
         """Whether others are at work on these cores, perhaps in step with this one."""
         return self._share.cpu_cores < self._budget.cpu_cores
 
-    def _moved(self, window: Observation) -> bool:
-        """Whether a segment has workers of another kind than in the window before.
+    def _replaced(self, window: Observation) -> bool:
+        """Whether workers of another kind came that nobody here asked for.
 
-        The engine does that by itself.
+        The engine resolves `auto` by itself, and it gives up what cannot be moved.
+        Nobody can tell then what did what: the values stand, but for those of a trial
+        that failed.
         """
         before, self._staff = dict(self._staff), staff(window)
-        return any(before.get(name, kind) != kind for name, kind in self._staff)
+        decided = () if self._trial is None else self._trial.decisions
+        wanted = {d.operator: d.new for d in decided if d.knob == "executor"}
+        wanted |= {d.operator: d.old for d in self._restored if d.knob == "executor"}
+        moved = any(
+            before.get(name, kind) != kind and wanted.get(name) != kind
+            for name, kind in self._staff
+        )
+        failed = any(d.key not in self._keys() for d in decided)
+        if failed and self._trial is not None:
+            self._restore(self._trial)
+        if moved or failed:
+            self._trial = None
+            self._settle(window)
+        return moved or failed
 
     def _entered(self, window: Observation) -> bool:
         """Whether the plan has gone over to another regime."""
@@ -238,6 +260,7 @@ class Tuner(Generic[M]):
         for decision in trial.decisions:
             if decision.key in knobs:
                 knobs[decision.key].set(decision.old)
+        self._restored = trial.decisions
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._share, self._outcomes)
@@ -256,6 +279,7 @@ class Tuner(Generic[M]):
         if any(decision.expected > 1.0 for decision in decisions):
             self._name_bottleneck(decisions, window)
         for decision in decisions:
+            self._tell_evidence(decision, window)
             self._log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
         known = max(BASE_WINDOWS, self._noise.windows)
@@ -270,9 +294,16 @@ class Tuner(Generic[M]):
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
 
+    def _tell_evidence(self, decision: Decision, window: Observation) -> None:
+        """Say what of MindSpore's rules is true of the window, whatever decided."""
+        for line in evidence(window, decision):
+            if line != decision.reason:
+                self._log.say(line)
+
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in hand now have gone through."""
         self._settling = True
+        self._plant.calm = False
         longest_s = max(segment.run_s_per_row for segment in window.segments)
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
         self._base = ()
@@ -291,6 +322,7 @@ class Tuner(Generic[M]):
     def _tell_moves(self, window: Observation) -> None:
         """Write down the segments' moves that are news."""
         moves = [move for segment in window.segments for move in segment.moves]
+        moves += window.moves
         for move in sorted(moves, key=lambda move: move.time_s):
             if move.time_s > self._moved_s:
                 self._moved_s = move.time_s
@@ -306,6 +338,9 @@ class Tuner(Generic[M]):
     def _views(self) -> dict[KnobKey, KnobView]:
         knobs = self._plant.knobs()
         return {(knob.operator, knob.name): KnobView.of(knob) for knob in knobs}
+
+    def _keys(self) -> set[KnobKey]:
+        return {(knob.operator, knob.name) for knob in self._plant.knobs()}
 
 
 class TunerThread(Generic[M]):

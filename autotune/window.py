@@ -7,6 +7,7 @@ same rate, seen a row at a time; everywhere else the trainer's own seconds count
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 
@@ -17,15 +18,15 @@ from ..engine.observe.observation import (
     TrainerObservation,
     ratio,
 )
-from .situation import Measure
+from .situation import Decision, Measure
 
 __all__ = [
+    "arrived",
     "cost_s",
     "demand_rows_per_s",
     "enough",
     "joined",
     "measured",
-    "moving",
     "outbox",
     "staff",
     "starving",
@@ -128,13 +129,15 @@ def joined(first: Observation, second: Observation) -> Observation:
     has workers of another kind, or the plan has gone over to another regime, nothing is
     as it was: the second window stands alone.
     """
-    if staff(first) != staff(second) or first.regime != second.regime:
+    alike = staff(first) == staff(second) and first.host == second.host
+    if not alike or first.regime != second.regime:
         return second
     pairs = zip(first.segments, second.segments, strict=True)
     share = first.window_s / (first.window_s + second.window_s)
     return replace(
         second,
         window_s=first.window_s + second.window_s,
+        used_cores=share * first.used_cores + (1.0 - share) * second.used_cores,
         trainer=_trainers(first.trainer, second.trainer),
         segments=tuple(_segments(a, b, share) for a, b in pairs),
     )
@@ -145,15 +148,18 @@ def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
     return tuple((each.name, each.executor) for each in observation.segments)
 
 
-def moving(observation: Observation) -> bool:
-    """Whether the engine has a segment on trial with workers of another kind.
-
-    It compares what the trainer gets: nothing else shall change meanwhile.
-    """
-    return any(
-        segment.moves and segment.moves[-1].outcome == "on trial"
-        for segment in observation.segments
-    )
+def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
+    """Whether the kinds that were decided are in force, and those before have left."""
+    wanted = {d.key: d.new for d in decisions if isinstance(d.new, str)}
+    for segment in observation.segments:
+        if segment.moving:
+            return False
+        asked = wanted.get((segment.name, "executor"), segment.executor)
+        begun = segment.rows > 0 or (segment.name, "executor") not in wanted
+        if asked != segment.executor or not begun:
+            return False
+    hosts = [new for (_, name), new in wanted.items() if name == "host"]
+    return all(new == observation.host for new in hosts)
 
 
 def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:

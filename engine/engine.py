@@ -20,13 +20,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import BudgetError, PenstockError
+from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished
 from .batch.layout import Allocate, Layout
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock
 from .core.core import Core, SegmentState
-from .mover import Mover
 from .observe.gil import GilProbe
 from .observe.knob import Knob
 from .observe.metrics import Gauge
@@ -94,17 +94,9 @@ class Engine:
         for at, segment in enumerate(self.segments):
             self.engine_lock.listeners[at].append(partial(self._on_work, segment))
         trainer = self.trainer = trainer or TrainerMeter()
-        probe = GilProbe()
+        probe = self._probe = GilProbe()
         self.monitor = Monitor(
             self.engine_lock, self.segments, trainer, probe, recipe.plan
-        )
-        self._mover = Mover(
-            self.segments,
-            self.monitor,
-            trainer,
-            probe,
-            recipe.cpu_cores,
-            self.move,
         )
 
     def __enter__(self) -> Self:
@@ -128,9 +120,10 @@ class Engine:
         """
         engine_lock = self.engine_lock
         core = engine_lock.core
-        if time.perf_counter_ns() > self._mover.due_ns:
-            self._mover.look()
-        self._weigh()
+        for segment in self.segments:
+            if segment.moving:
+                self._follow(segment)
+        self._resolve()
         if self.segments[-1].inline is not None and core.head not in core.outbox:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
@@ -144,7 +137,7 @@ class Engine:
                     self._work_came or self._step_wanted
                 )
                 self._work_came = False
-            self._weigh()
+            self._resolve()
             if idle:
                 engine_lock.sleep()
             self._step_wanted = self._work_inline()
@@ -204,14 +197,16 @@ class Engine:
                 self._check(self.engine_lock.core)
         segment.move(kind, workers)
 
-    def pause(self, *, still: bool) -> None:
-        """Give out no more work, or go on. Batches that are ready may be had."""
+    def pause(self) -> None:
+        """Hand out no more work. Batches that are ready may still be taken."""
         with self.engine_lock.lock:
-            if still:
-                self.engine_lock.core.still = True
-            else:
-                self.engine_lock.core.resume()
-                self.engine_lock.wake()
+            self.engine_lock.core.still = True
+
+    def resume(self) -> None:
+        """Hand out work again."""
+        with self.engine_lock.lock:
+            self.engine_lock.core.resume()
+            self.engine_lock.wake()
 
     @property
     def resting(self) -> bool:
@@ -221,9 +216,10 @@ class Engine:
 
     @property
     def steady(self) -> bool:
-        """Whether the next batch is there, and no other kind of workers on trial."""
-        weighs = self._mover.trying or any(s.undecided for s in self.segments)
-        return self.head in self.engine_lock.core.outbox and not weighs
+        """Whether the next batch is ready, and threads load in this process."""
+        threads = any(segment.executor == "thread" for segment in self.segments)
+        changing = any(segment.undecided or segment.moving for segment in self.segments)
+        return threads and not changing and self.head in self.engine_lock.core.outbox
 
     @property
     def head(self) -> int:
@@ -243,7 +239,7 @@ class Engine:
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._slabs.close)
-            stack.callback(self._mover.close)
+            stack.callback(self._probe.close)
             stack.callback(self._end_fork_server)
             reader = self.recipe.segments[0].program.operations[0]
             if isinstance(reader, ReadOn):
@@ -284,7 +280,7 @@ class Engine:
                 self.engine_lock.sleep()
             yield
         finally:
-            self.pause(still=False)
+            self.resume()
 
     def _stop_all(self) -> bool:
         """Give out no more work; return whether somebody is still at it."""
@@ -317,14 +313,42 @@ class Engine:
                 return True
         return False
 
-    def _weigh(self) -> None:
-        """Judge what was worked on last; where it moves, that takes as long as a fork.
+    def _resolve(self) -> None:
+        """Resolve `auto` for what was worked on last; a move takes as long as a fork.
 
         Not before a batch that is ready is handed over: it is the first, most likely.
         """
         segment, self._unweighed = self._unweighed, None
-        if segment is not None and segment.undecided:
-            self._mover.weigh(segment)
+        if segment is None or not segment.undecided or segment.inline is None:
+            return
+        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
+        left = -inline.done % batch_rows
+        safe = segment.recipe.thread_safe
+        found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
+        if found is None:
+            return
+        segment.undecided = False
+        if found.executor == "inline":
+            segment.note("inline", "inline", "stays", found.reason)
+        elif self._move_or_note(segment, found.executor):
+            segment.note("inline", found.executor, "moved", found.reason)
+
+    def _follow(self, segment: Segment) -> None:
+        """Give a segment the workers that its knob asks for; let the old ones go."""
+        kind = segment.take_wanted()
+        if kind is not None and kind != segment.executor:
+            self._move_or_note(segment, kind)
+        segment.settled()
+
+    def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
+        """Move a segment; where that cannot be done, note why and leave it for good."""
+        try:
+            self.move(segment, kind)
+        except Exception as error:  # noqa: BLE001 what pickling the user's raises
+            segment.movable = False
+            segment.note(segment.executor, kind, "failed", str(error))
+            return False
+        return True
 
     def _on_work(self, segment: Segment) -> None:
         """A segment may have work: if it is inline, the trainer has to do it."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ..errors import SpecError
 from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
+from .host.handover import Pickler
 from .host.local import Host, TrainerHost
 from .host.process import ProcessHost
-from .host.relocation import Relocation, may_move
+from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.monitor import Reading, TrainerMeter, Window, difference
-from .observe.observation import Observation
+from .observe.observation import Move, MoveOutcome, Observation
 from .plan import Cursor
-from .recipe import Recipe
+from .recipe import Recipe, SegmentRecipe
+from .segment import Kind, Segment
 from .to_device.device import DeviceStage, ToDevice
 
 if TYPE_CHECKING:
@@ -30,6 +37,8 @@ __all__ = [
 # What CUDA takes is loaded where there is such a device to copy to.
 
 
+NAME = "Pipeline"
+"""What the log calls the engine as a whole."""
 HISTORY = 10
 """Readings kept for `recent`, one a second."""
 
@@ -48,15 +57,18 @@ class Run:
         self._caches = recipe.caches
         for cache in self._caches:
             cache.open()  # before any process forks: they are to find it
+        self._recipe, self._byte_budget = recipe, byte_budget
         host = ProcessHost if recipe.options.host == "process" else TrainerHost
         self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
-        self._relocation: Relocation | None = None
-        if may_move(recipe):
-            self._relocation = Relocation(recipe, byte_budget, self._trainer)
-        self._moves = 0
+        self.contention = ContentionMeter()
+        self._movable = may_move(recipe)
+        self._wanted = self._kind
+        """The host that the knob asks for; the trainer's thread moves the engine."""
+        self._moves: tuple[Move, ...] = ()
+        self._moved = 0
         self._closed = False
         self._era = self.era
-        self._window = Window(self.host)
+        self._window = Window(self)
         self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
 
@@ -67,8 +79,7 @@ class Run:
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; free where that is what has been prefetched."""
-        if self._relocation is not None:
-            self._relocation.reset()
+        self.contention.reset()
         if self._lane is not None:
             self._lane.drop()
         self.host.begin(cursor)
@@ -79,18 +90,15 @@ class Run:
         """Return the next batch of the epoch, stamped; None at its end. Measured."""
         trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
-        if self._relocation is not None:
-            self._relocation.asked()
+        self.contention.asked(trainer.gap_s)
         delivery = host.next() if self._lane is None else self._lane.next(host)
         if delivery is None:
-            if self._relocation is not None:
-                self._relocation.reset()
+            self.contention.reset()
             self._note(host.glance() or host.read())
             trainer.stop()
             return None
         data, plan = delivery.data, delivery.plan
-        if self._relocation is not None:
-            self._relocate(self._relocation, data)
+        self._follow(data)
         if self._to_device is not None:
             data = self._to_device(data)
         if self._parts is not None:
@@ -101,21 +109,75 @@ class Run:
         trainer.get(time.perf_counter_ns(), plan)
         return delivery
 
-    def _relocate(self, relocation: Relocation, data: Any) -> None:
-        """Let the engine be moved, if it is to be."""
-        host = relocation.given(self.host, data)
-        if host is not self.host:
-            self.host = host
-            self._moves += 1
-            if self._closed:  # by another thread, which may have closed the one before
-                host.close()
+    def _follow(self, data: Any) -> None:
+        """Move the engine where the knob asks for it; else measure what it costs."""
+        host = self.host
+        if self._wanted == self._kind:
+            engine = host.engine if isinstance(host, TrainerHost) else None
+            self.contention.given(engine)
+            return
+        self.contention.forget()
+        try:
+            self.host = self._moved_host(data)
+        except Exception as error:  # noqa: BLE001 whatever the user's functions raise
+            self._movable, self._wanted = False, self._kind
+            self._note_move("failed", str(error))
+            return
+        self._moved += 1
+        if self._closed:  # by another thread, which may have closed the one before
+            self.host.close()
+
+    def _moved_host(self, data: Any) -> Host:
+        """Return the engine in its other home, the one before it closed.
+
+        Raises:
+            SpecError: batches like `data` cannot be handed over.
+        """
+        before, trainer = self.host, self._trainer
+        if isinstance(before, TrainerHost):
+            check_handover(data)
+            self._recipe = replace(
+                self._recipe, segments=_as_now(before.engine.segments)
+            )
+            with before.engine.still():  # a fork copies the locks that threads hold
+                after: Host = ProcessHost(
+                    self._recipe, self._byte_budget, before.cursor, trainer
+                )
+        else:
+            after = TrainerHost(self._recipe, self._byte_budget, before.cursor, trainer)
+        with ExitStack() as undo:
+            undo.callback(after.close)  # also where Ctrl-C comes in between
+            before.close()
+            undo.pop_all()
+        return after
+
+    @property
+    def _kind(self) -> str:
+        return "trainer" if isinstance(self.host, TrainerHost) else "process"
+
+    def _want(self, kind: str) -> None:
+        self._wanted = kind
+
+    def _note_move(self, outcome: MoveOutcome, reason: str) -> None:
+        now_s = time.perf_counter_ns() / 1e9
+        move = Move(now_s, NAME, "trainer", "process", outcome, reason, "host")
+        self._moves = (*self._moves, move)
 
     @property
     def era(self) -> tuple[int, int]:
         """Changes when all counters begin anew, as the engine is another one."""
-        return self._moves, self.host.era
+        return self._moved, self.host.era
 
     # The tuner's side: this is the plant it tunes
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is on trial, so that contention may be measured."""
+        return self.contention.armed
+
+    @calm.setter
+    def calm(self, calm: bool) -> None:
+        self.contention.armed = calm and self._movable
 
     @property
     def steps(self) -> int:
@@ -129,13 +191,26 @@ class Run:
         """
         observation = self._window.observe()
         if self._era != self.era:
-            self._era, self._window = self.era, Window(self.host)
+            self._era, self._window = self.era, Window(self)
             return None
         return observation if self._trainer.training else None
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return everything that may be turned."""
-        return self.host.knobs()
+        """Return everything that may be changed."""
+        knobs = self.host.knobs()
+        if not self._movable:
+            return knobs
+        host = Knob(
+            NAME,
+            "host",
+            0,
+            0,
+            all(segment.tunable for segment in self._recipe.segments),
+            lambda: self._wanted,
+            self._want,
+            choices=("trainer", "process"),
+        )
+        return (*knobs, host)
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
@@ -149,7 +224,13 @@ class Run:
         """Return all totals as of now."""
         found = (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
-        return replace(self.host.read(), caches=caches)
+        return replace(
+            self.host.read(),
+            caches=caches,
+            host=self._kind,
+            contention=self.contention.found,
+            moves=self._moves,
+        )
 
     def is_free(self) -> bool:
         """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
@@ -178,3 +259,37 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     from .to_device.lane import lane_to
 
     return lane_to(stage), None
+
+
+def may_move(recipe: Recipe) -> bool:
+    """Whether this pipeline's engine may live in either process.
+
+    Every segment's workers may then be anywhere, as with `executor="auto"`: functions
+    and dataset hold nothing that only the trainer's process has.
+    """
+    anywhere = all(s.movable or s.executor == "process" for s in recipe.segments)
+    able = hasattr(os, "fork") and hasattr(os, "memfd_create")
+    return recipe.options.host == "auto" and anywhere and able
+
+
+def check_handover(data: Any) -> None:
+    """Raise `SpecError` unless a batch can come from another process."""
+    try:
+        Pickler(io.BytesIO()).dump(data)
+    except Exception as error:
+        raise SpecError(
+            f"batches cannot be handed over ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _as_now(segments: Sequence[Segment]) -> tuple[SegmentRecipe, ...]:
+    """Return recipes that begin where these segments are now."""
+    return tuple(
+        replace(
+            segment.recipe,
+            executor=cast("Kind", segment.executor),
+            num_parallel_workers=segment.num_parallel_workers,
+            prefetch_size=segment.prefetch_size,
+        )
+        for segment in segments
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -11,7 +12,7 @@ from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
 from .observe.knob import Knob
-from .observe.observation import Move
+from .observe.observation import Move, MoveOutcome
 from .recipe import SegmentRecipe
 from .workers.coroutines import Coroutines
 from .workers.inline import Inline
@@ -82,11 +83,15 @@ class Segment:
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
-        self.weighed_at = 0
-        """Workers it had when the mover last made up its mind about their kind."""
+        self.movable = (
+            recipe.movable and recipe.thread_safe and recipe.timeout_s is None
+        )
+        """Whether it may be moved between threads and processes."""
+        self._wanted: Kind | None = None
+        """The kind asked for by the knob; the trainer's thread moves it."""
         self._make_pool = make_pool
         self._lock = threading.Lock()
-        """Guards `_crew` and `_asked`: a crew that leaves must not be resized."""
+        """Guards `_pool`, `_asked` and `_wanted`: a pool that leaves is not resized."""
         self._asked = recipe.num_parallel_workers
         self._prefetch = recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
@@ -103,10 +108,9 @@ class Segment:
         return self._pool.executor
 
     @property
-    def movable(self) -> bool:
-        """Whether it may be moved between threads and processes."""
-        recipe = self.recipe
-        return recipe.movable and recipe.thread_safe and recipe.timeout_s is None
+    def moving(self) -> bool:
+        """Whether another kind is asked for, or workers of the one before are left."""
+        return self._wanted is not None or bool(self._leaving)
 
     @property
     def num_parallel_workers(self) -> int:
@@ -168,28 +172,57 @@ class Segment:
             pool.close()
 
     def knobs(self) -> Iterable[Knob]:
-        """Return what may be turned while it runs."""
+        """Return what may be changed while it runs; inline there is nothing."""
         recipe = self.recipe
         low, high = recipe.bounds
-        if self.inline is None:
+        if self.inline is not None:
+            return
+        yield Knob(
+            recipe.name,
+            "num_parallel_workers",
+            low,
+            high,
+            recipe.tunable and low < high,
+            lambda: self.num_parallel_workers,
+            self.set_workers,
+        )
+        yield Knob(
+            recipe.queue_name,
+            "prefetch_size",
+            1,
+            MAX_PREFETCH,
+            recipe.tunable,
+            lambda: self.prefetch_size,
+            self.set_prefetch,
+        )
+        if self.movable:
             yield Knob(
                 recipe.name,
-                "num_parallel_workers",
-                low,
-                high,
-                recipe.tunable and low < high,
-                lambda: self.num_parallel_workers,
-                self.set_workers,
-            )
-            yield Knob(
-                recipe.queue_name,
-                "prefetch_size",
-                1,
-                MAX_PREFETCH,
+                "executor",
+                0,
+                0,
                 recipe.tunable,
-                lambda: self.prefetch_size,
-                self.set_prefetch,
+                lambda: self._wanted or self.executor,
+                self._want,
+                choices=("thread", "process"),
             )
+
+    def note(self, old: str, new: str, outcome: MoveOutcome, reason: str) -> Move:
+        """Remember a change of kind, or why there was none."""
+        now_s = time.perf_counter_ns() / 1e9
+        move = Move(now_s, self.recipe.name, old, new, outcome, reason)
+        self.moves.append(move)
+        return move
+
+    def take_wanted(self) -> Kind | None:
+        """Return the kind that the knob asks for, once; None: it asks for none."""
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+        return wanted
+
+    def _want(self, kind: Kind) -> None:
+        with self._lock:
+            self._wanted = kind
 
     def _threads(self) -> list[str]:
         return self._pool.threads()

@@ -121,6 +121,7 @@ class TunedRun:
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
+        self.run.calm = False
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
             self.found = tuner.found()

@@ -141,55 +141,71 @@ def compresses(index: int) -> int:
 
 def train_until(
     pipe: ps.Pipeline,
-    outcomes: set[str],
+    log: pytest.LogCaptureFixture,
+    text: str,
     patience_s: float,
     loop: Iterator[Any] | None = None,
-) -> Any:
-    """Train until the only segment has come to one of these; return its last move."""
+) -> str:
+    """Train until the autotune log has a line like this; return it."""
     start = time.perf_counter()
     for _ in loop or pipe:
-        stats = pipe.stats()
-        assert stats is not None
-        for move in stats.segments[0].moves:
-            if move.outcome in outcomes:
-                return move
+        for line in log.messages:
+            if re.search(text, line):
+                return line
         if time.perf_counter() - start > patience_s:
             break
-    return pytest.fail(f"none of {outcomes} within {patience_s} s: {pipe.stats()}")
+    return pytest.fail(f"no {text!r} within {patience_s} s: {log.messages}")
 
 
 ENDLESS = range(10**7)
 
 
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    return caplog
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
 def test_python_that_holds_the_gil_is_moved_to_processes(
-    caplog: pytest.LogCaptureFixture,
+    log: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "penstock.autotune")
-    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
-        move = train_until(pipe, {"kept", "taken back"}, 40.0)
-    assert (move.old, move.new, move.outcome) == ("thread", "process", "kept")
-    told = [line for line in caplog.messages if "executor" in line]
-    assert "executor inline -> thread: a batch takes" in told[0]
-    assert "executor thread -> process on trial: the GIL is held" in told[1]
-    assert "executor thread -> process kept:" in told[2]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
-def test_the_tuner_leaves_time_to_weigh_processes() -> None:
     ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
-        move = train_until(pipe, {"kept", "taken back"}, 40.0)
-    assert (move.old, move.new, move.outcome) == ("thread", "process", "kept")
+        train_until(pipe, log, "executor thread -> process (kept|rolled back)", 40.0)
+    told = [line for line in log.messages if "executor" in line or "is tried" in line]
+    assert "executor inline -> thread: a batch takes" in told[0]
+    assert "is tried on processes: the GIL is held" in told[1]
+    assert 'Added request to change "executor" of Operator: Map(ID:1)' in told[2]
+    assert "From old value: [thread] to new value: [process]." in told[2]
+    assert "executor thread -> process kept:" in told[3]
 
 
 @pytest.mark.slow
-def test_work_without_the_gil_stays_on_threads() -> None:
+def test_work_without_the_gil_stays_on_threads(log: pytest.LogCaptureFixture) -> None:
+    ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(ENDLESS).map(compresses).batch(32) as pipe:
-        move = train_until(pipe, {"stays", "on trial"}, 40.0)
-    assert (move.old, move.outcome) == ("thread", "stays")
+        end_s = time.perf_counter() + 8.0
+        for _ in pipe:
+            if time.perf_counter() > end_s:
+                break
+        stats = pipe.stats()
+    assert stats is None
+    assert not [line for line in log.messages if "is tried on processes" in line]
+
+
+def test_without_autotune_nothing_moves_after_the_start() -> None:
+    with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(16) as pipe:
+        end_s = time.perf_counter() + 2.5  # several times what the tuner takes
+        for _ in pipe:
+            stats = pipe.stats()
+            if time.perf_counter() > end_s:
+                break
+    assert stats is not None
+    [segment] = stats.segments
+    assert [move.outcome for move in segment.moves] == ["moved"]
+    assert segment.executor == "thread"
 
 
 ROUNDS = threading.Lock()
@@ -208,7 +224,10 @@ class TakesTurns:
 
 
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
-def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault() -> None:
+def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(TakesTurns(), **THREADS).batch(8) as pipe:
         recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
         [segment] = recipe.segments
@@ -219,9 +238,11 @@ def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault() -> No
         while time.perf_counter() < end:
             next(loop)
         time.sleep(3.0)
-        move = train_until(pipe, {"kept", "taken back"}, 40.0, loop)
-    processes, threads = map(float, re.findall(r"\d+", move.reason))
-    assert (move.new, move.outcome) == ("thread", "taken back")
+        told = "executor process -> thread (kept|rolled back)"
+        line = train_until(pipe, log, told, 40.0, loop)
+    [rates] = re.findall(r"(\d+) -> (\d+) samples/s", line)
+    processes, threads = map(float, rates)
+    assert "rolled back" in line
     assert processes > 1.5 * threads
 
 
@@ -254,15 +275,28 @@ def test_what_cannot_be_moved_says_so_once_and_goes_on(
             next(loop)
         engine = engine_of(pipe)
         [segment] = engine.segments
-        mover = engine._mover  # noqa: SLF001 what it does is told in the log
-        monkeypatch.setattr(mover, "_change", refuse)
-        assert not mover._carry_out(segment, "process")  # noqa: SLF001
+        monkeypatch.setattr(engine, "move", refuse)
+        [knob] = [knob for knob in engine.knobs() if knob.name == "executor"]
+        assert knob.set("process") == "process"
         next(loop)
         assert segment.executor == "thread"
         assert segment.moves[-1].line.endswith(
             "executor thread -> process failed: `lambda` cannot travel; write it with "
             "def."
         )
+        assert not [knob for knob in engine.knobs() if knob.name == "executor"]
+
+
+def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> None:
+    source = ps.Pipeline.from_dataset(Numbers(LENGTH), num_parallel_workers=2)
+    with source.shuffle(seed=5).map(augment).batch(8) as pipe:
+        found = []
+        for number, batch in enumerate(pipe):
+            found.append(batch)
+            for knob in engine_of(pipe).knobs():
+                if knob.name == "executor":
+                    knob.set("process" if number % 10 < 5 else "thread")
+        assert digest(found) == undisturbed
 
 
 def test_moves_are_rows_of_the_autotune_file(tmp_path: Path) -> None:

@@ -6,17 +6,20 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.engine.host import contention, relocation
+from penstock.autotune.policies.kinds import Kinds
+from penstock.autotune.trial import Trial, Verdict
 from penstock.engine.host.local import TrainerHost
 from penstock.engine.host.process import ProcessHost
+from penstock.engine.observe import contention
+from penstock.engine.observe.observation import ContentionObservation
+from penstock.engine.run import Run
 from support.datasets import Numbers
-from support.functions import augment, digest, waits
+from support.functions import augment, digest
 from support.leaks import children
 
 pytestmark = pytest.mark.timeout(60)
@@ -41,15 +44,15 @@ def pipe_of(function: Any = costly, length: int = 1 << 20, **kind: Any) -> ps.Pi
     return source.shuffle(seed=2).map(augment).map(function, **kind).batch(8)
 
 
-def host_of(pipe: ps.Pipeline) -> object:
+def run_of(pipe: ps.Pipeline) -> Run:
     run = pipe._slot.run  # noqa: SLF001 there is no other way to one that is live
     assert run is not None
-    return run.run.host
+    return run.run
 
 
 def said(caplog: pytest.LogCaptureFixture) -> str:
     lines = (record.getMessage() for record in caplog.records)
-    return "\n".join(line for line in lines if line.startswith("Pipeline: host"))
+    return "\n".join(line for line in lines if "Pipeline" in line)
 
 
 def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
@@ -60,18 +63,37 @@ def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
         next(loop)
         step()
         assert time.monotonic() < deadline_s, said(log)
-    return type(host_of(pipe))
+    return type(run_of(pipe).host)
+
+
+def found_when_idle(pipe: ps.Pipeline, step: Any) -> ContentionObservation:
+    """Train until contention was measured, and some steps more; return it."""
+    deadline_s = time.monotonic() + 50
+    after = 30
+    for _ in pipe:
+        step()
+        found = run_of(pipe).contention.found
+        after -= found is not None
+        if found is not None and after <= 0:
+            return found
+        assert time.monotonic() < deadline_s
+    raise AssertionError
 
 
 @pytest.fixture(autouse=True)
-def _log(caplog: pytest.LogCaptureFixture) -> None:
+def _tuned(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.autotune")
+    ps.set_enable_autotune(True)
 
 
 def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     """Let every finding lead to a move, and every trial end as wanted."""
-    monkeypatch.setattr(contention.Contention, "costly", True)
-    monkeypatch.setattr(contention.Trial, "kept", kept)
+    wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
+    found = ContentionObservation(0.01, 0.005, certain=True)
+    monkeypatch.setattr(contention, "compare", lambda _: found)
+    monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
+    monkeypatch.setattr(Kinds, "other_executor", lambda *_: ())
+    monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
 
 
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")
@@ -80,8 +102,8 @@ def test_an_engine_in_the_trainers_way_moves_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
-        kind = host_when(pipe, "on trial", caplog, lambda: burn(0.006))
-    assert kind is ProcessHost
+        kind = host_when(pipe, "to new value: [process]", caplog, lambda: burn(0.006))
+    assert kind in (TrainerHost, ProcessHost)
     assert "the trainer's own part of a step takes" in said(caplog)
 
 
@@ -90,18 +112,20 @@ def test_a_trainer_that_computes_nothing_keeps_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
-        kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.03))
-    assert kind is TrainerHost
-    assert "host trainer stays: the trainer's own part of a step takes" in said(caplog)
+        found_when_idle(pipe, lambda: time.sleep(0.03))
+        assert type(run_of(pipe).host) is TrainerHost
+    assert "to new value: [process]" not in said(caplog)
 
 
-def test_loading_that_mostly_waits_is_in_nobodys_way(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with pipe_of(partial(waits, wait_s=0.0005)) as pipe:
-        kind = host_when(pipe, "stays", caplog, lambda: time.sleep(0.01))
-    assert kind is TrainerHost
-    assert "host trainer stays: the trainer's own part of a step takes" in said(caplog)
+def test_without_autotune_the_engine_stays_and_is_never_paused() -> None:
+    ps.set_enable_autotune(False)
+    with pipe_of() as pipe:
+        for at, _ in enumerate(pipe):
+            burn(0.002)
+            if at == 120:
+                break
+            assert run_of(pipe).contention.found is None
+            assert type(run_of(pipe).host) is TrainerHost
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -111,18 +135,19 @@ def test_batches_are_the_same_wherever_they_come_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     always_moved(monkeypatch, kept=kept)
-    with pipe_of(length=FAR * 4) as pipe:
+    with pipe_of(length=FAR * 8) as pipe:
         found = [digest(slowly(pipe)) for _ in range(2)]
-    with pipe_of(length=FAR * 4).options(host="trainer") as pipe:
+    with pipe_of(length=FAR * 8).options(host="trainer") as pipe:
         assert found == [digest(pipe) for _ in range(2)]
-    assert ("kept" if kept else "taken back") in said(caplog)
+    outcome = "kept" if kept else "rolled back"
+    assert f"host trainer -> process {outcome}" in said(caplog)
     assert children() == []
 
 
 def slowly(pipe: ps.Pipeline) -> Iterator[Any]:
     """Hand batches on, with a trainer's pace."""
     for batch in pipe:
-        burn(0.004)
+        burn(0.006)
         yield batch
 
 
@@ -131,18 +156,21 @@ def test_what_was_set_or_found_goes_along(
 ) -> None:
     always_moved(monkeypatch, kept=True)
     with pipe_of() as pipe:
+        host_when(pipe, "to new value: [process]", caplog, lambda: burn(0.006))
+        before = {
+            (knob.operator, knob.name): knob.value
+            for knob in run_of(pipe).knobs()
+            if isinstance(knob.value, int)
+        }
         loop = iter(pipe)
-        for _ in range(10):
+        while type(run_of(pipe).host) is TrainerHost:
             next(loop)
             burn(0.004)
-        run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
-        assert run is not None
-        for knob in run.run.knobs():
-            knob.set(3)
-        while "on trial" not in said(caplog):
-            next(loop)
-            burn(0.004)
-        assert {knob.value for knob in run.run.knobs()} == {3}
+        after = {
+            (knob.operator, knob.name): knob.value for knob in run_of(pipe).knobs()
+        }
+        assert before
+        assert before.items() <= after.items()
         assert pipe.stats() is not None
 
 
@@ -156,10 +184,8 @@ def test_batches_that_cannot_be_handed_over_stay(
 
     source = ps.Pipeline.from_dataset(Numbers(1 << 20)).map(costly)
     with source.batch(8, collate_fn=collate) as pipe:
-        for _ in pipe:
-            burn(0.004)
-            if "stays" in said(caplog):
-                break
+        kind = host_when(pipe, "process failed", caplog, lambda: burn(0.004))
+    assert kind is TrainerHost
     assert "batches cannot be handed over (TypeError: cannot pickle" in said(caplog)
 
 
@@ -172,24 +198,30 @@ def test_batches_that_cannot_be_handed_over_stay(
     ids=["host", "executor"],
 )
 def test_what_was_chosen_by_hand_stays(
-    chosen: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_moved(monkeypatch, kept=True)
     with chosen(pipe_of(length=1600)) as pipe:
         for at, _ in enumerate(pipe):
             burn(0.002)
+            assert [k for k in run_of(pipe).knobs() if k.name == "host"] == []
             if at == 150:
                 break
-        assert said(caplog) == ""
 
 
-def test_a_loop_that_is_left_while_the_engine_holds_still_ends_at_once(
+def pausing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have contention measured from the first steps on."""
+    monkeypatch.setattr(contention, "WARM_STEPS", 0)
+
+
+def test_a_loop_that_is_left_while_the_engine_is_paused_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relocation, "WARM_STEPS", 0)
+    pausing(monkeypatch)
     for steps in range(20, 40):
         with pipe_of() as pipe:
             for at, _ in enumerate(pipe):
+                run_of(pipe).calm = True
                 burn(0.002)
                 if at == steps:
                     break
@@ -198,14 +230,16 @@ def test_a_loop_that_is_left_while_the_engine_holds_still_ends_at_once(
         assert children() == []
 
 
-def test_an_epoch_that_ends_while_the_engine_holds_still_is_followed_by_the_next() -> (
-    None
-):
+def test_an_epoch_that_ends_while_the_engine_is_paused_is_followed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pausing(monkeypatch)
     for batches in range(29, 37):
         with pipe_of(length=8 * batches) as pipe:
             for _ in range(3):
                 count = 0
                 for _ in pipe:
+                    run_of(pipe).calm = True
                     burn(0.002)
                     count += 1
                 assert count == batches

@@ -134,12 +134,14 @@ def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None
     decision = outcome.decision
     if decision.forced or (outcome.kept and not gained(outcome)):
         return None
+    if isinstance(decision.old, str) or isinstance(decision.new, str):
+        return None  # a kind: see kinds.py
     about = (TRAINER, decision.operator)
     lasting = outcome.after if outcome.kept else outcome.before
     then = [(name, loads.get(name, 0.0)) for name in about]
     return Backoff(
         key=decision.key,
-        upward=decision.new > decision.old and not outcome.kept,
+        upward=decision.added > 0 and not outcome.kept,
         limit=decision.old + 1 if outcome.kept else decision.old,
         tried=decision.old if outcome.kept else decision.new,
         loads=(*then, (RATE, lasting.rows_per_s)),
@@ -161,7 +163,7 @@ def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
 
 def gained(outcome: DecisionOutcome) -> bool:
     """Whether more of something was kept."""
-    return outcome.kept and outcome.decision.new > outcome.decision.old
+    return outcome.kept and outcome.decision.added > 0
 
 
 def drifted(then: float, now: float) -> bool:

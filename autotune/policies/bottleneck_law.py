@@ -13,9 +13,9 @@ rate came of which number is remembered. Where workers brought much less than th
 should, the best number is looked for between those tried, as for any curve with one
 peak.
 
-In order: mend what breaks the budget; where the trainer waits, add by the law, with
-rows ahead for workers that mostly wait; else let the engine weigh another kind of
-workers, if it is about to; else look for the peak, or widen the queues that hold
+In order: mend what breaks the budget; where the trainer waits, try another kind of
+workers if measurements speak for it (kinds.py), else add by the law, with rows ahead
+for workers that mostly wait; else look for the peak, or widen the queues that hold
 workers back; and give back what does nothing, by Little's law, also while the trainer
 waits for something else.
 """
@@ -34,6 +34,7 @@ from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_sh
 from .backoff import NO_BACKOFFS, Backoffs
 from .case import CPU_USED, Case, cores_of, cpu_bound, spent
 from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
+from .kinds import NO_KINDS, Kinds
 
 __all__ = ["BottleneckLaw", "LawMemory"]
 
@@ -55,8 +56,8 @@ CPU_HEAVY = 0.75
 CROWD = 2.0
 """Workers a core from which on they may."""
 EASE_WINDOWS = 2
-PATIENCE_WINDOWS = 12
-"""That the engine has to weigh another kind of workers."""
+PATIENCE_WINDOWS = 3
+"""That the GIL probe has to look before more threads are tried."""
 CHEAPER = 1.5
 """So many times less CPU a row may take at most where fewer workers crowd the caches
 and the cores less: who needs more cores than these could keep busy is not tried."""
@@ -84,8 +85,10 @@ class LawMemory:
     """What came of which number of workers, by operator."""
     staff: tuple[tuple[str, str], ...] = ()
     """Kinds of workers, by operator: what came of one says nothing of another."""
+    kinds: Kinds = NO_KINDS
+    """What came of other kinds of workers, and of another host."""
     waited: int = 0
-    """Windows in a row that the engine was given to weigh another kind of workers."""
+    """Windows in a row in which the GIL had yet to be looked at."""
 
 
 class BottleneckLaw:
@@ -101,30 +104,49 @@ class BottleneckLaw:
         self, situation: Situation, memory: LawMemory
     ) -> tuple[tuple[Decision, ...], LawMemory]:
         """Mend what breaks the budget, else add, else look, else give back."""
-        kinds = staff(situation.observation)
-        new = {name for name, _ in set(kinds) - set(memory.staff)}
+        kinds = memory.kinds.learned(situation.outcomes, situation.observation)
+        workers = staff(situation.observation)
+        new = {name for name, _ in set(workers) - set(memory.staff)}
+        numbers = tuple(o for o in situation.outcomes if o.decision.rule != "executor")
         backoffs = memory.backoffs.without(new)
-        backoffs = backoffs.learned(situation.outcomes, situation.observation)
+        backoffs = backoffs.learned(numbers, situation.observation)
         curves = {name: curve for name, curve in memory.curves if name not in new}
-        curves = current(remembered(curves, situation.outcomes), situation.observation)
+        curves = current(remembered(curves, numbers), situation.observation)
         known = replace(
-            memory, backoffs=backoffs, curves=tuple(curves.items()), staff=kinds
+            memory,
+            backoffs=backoffs,
+            curves=tuple(curves.items()),
+            staff=workers,
+            kinds=kinds,
         )
         case = _Law(situation, backoffs, curves)
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if case.starved():
-            known = replace(known, hungry=memory.hungry + 1, at_ease=0)
-            sure = known.hungry > 1 or starving(situation.observation)
-            patient = memory.waited < PATIENCE_WINDOWS
-            if sure and patient and case.weighed():
-                return (), replace(known, waited=memory.waited + 1)
-            return case.improved() if sure else (), replace(known, waited=0)
+            return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
+        known = replace(known, hungry=0, waited=0)
+        if moved := tuple(kinds.other_host(situation)):
+            return moved, known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared: tuple[Decision, ...] = ()
         if at_ease >= EASE_WINDOWS:
             spared = case.spared() or tuple(case.idle_queues())
-        return spared, replace(known, hungry=0, at_ease=at_ease)
+        return spared, replace(known, at_ease=at_ease)
+
+
+def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]:
+    """Feed a trainer that waits: by another kind of workers, or by more of them."""
+    situation = case.situation
+    if known.hungry < 2 and not starving(situation.observation):
+        return (), replace(known, waited=0)
+    if known.waited < PATIENCE_WINDOWS and known.kinds.unprobed(situation):
+        return (), replace(known, waited=known.waited + 1)
+    decisions = (
+        tuple(known.kinds.other_executor(situation))
+        or case.improved()
+        or tuple(known.kinds.other_host(situation))
+    )
+    return decisions, replace(known, waited=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +159,6 @@ class _Law(Case):
         """Whether the trainer waits, and not for the hand-over of what is there."""
         seen = self.situation.observation
         return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
-
-    def weighed(self) -> bool:
-        """Whether more workers bring too little, and another kind of them may do."""
-        segment = self._bottleneck()
-        return segment is not None and segment.weighing and self._inefficient()
 
     def improved(self) -> tuple[Decision, ...]:
         """What may make the trainer wait less, or spare what does not."""

@@ -13,7 +13,10 @@ from ..window import outbox, wait_share
 from .backoff import Backoffs
 
 __all__ = [
+    "CPU_HIGH",
+    "CPU_LOW",
     "CPU_USED",
+    "DIFFERENCE",
     "QUEUED",
     "Case",
     "cores_of",
@@ -21,6 +24,9 @@ __all__ = [
     "spent",
 ]
 
+DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
+"""MindSpore's thresholds: of what feeds an operator and what it fills, and of its
+workers' time on a CPU."""
 FINAL_UTILIZATION = 0.75
 WAIT_TOLERATED = 0.03
 """Below this share of the step there is nothing worth adding for."""

@@ -30,14 +30,11 @@ from .. import phrases
 from ..situation import Decision, KnobKey, Situation
 from ..window import starving
 from .backoff import NO_BACKOFFS, Backoffs
-from .case import Case
+from .case import CPU_HIGH, CPU_LOW, DIFFERENCE, Case
 
 __all__ = ["ConnectorRules", "RulesMemory"]
 
-DIFFERENCE = 0.35
 INPUT_LOW = 0.5
-CPU_HIGH = 0.75
-CPU_LOW = 0.35
 WORKERS_STEP = 2
 PREFETCH_STEP = 4
 MAX_PREFETCH = 16

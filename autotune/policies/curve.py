@@ -41,8 +41,8 @@ def remembered(
             continue
         name = outcome.decision.operator
         points = dict(curves.get(name, ()))
-        points[outcome.decision.old] = outcome.before.rows_per_s
-        points[outcome.decision.new] = outcome.after.rows_per_s
+        points[int(outcome.decision.old)] = outcome.before.rows_per_s
+        points[int(outcome.decision.new)] = outcome.after.rows_per_s
         curves[name] = tuple(sorted(points.items()))
     return curves
 

@@ -82,7 +82,8 @@ class PerRegime(Generic[M]):
         outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
         asked = replace(situation, outcomes=outcomes)
         decisions, inner = self._policy.decide(asked, memory.memory)
-        values = {key: knob.value for key, knob in situation.knobs.items()}
+        knobs = situation.knobs.items()
+        values = {key: knob.value for key, knob in knobs if not knob.kind}
         known = {**memory.known, regime: Known(values, inner)}
         return decisions, Regimes(regime, inner, known)
 

@@ -62,6 +62,7 @@ class Simulated:
         self._trainer = _Trainer()
         self._seen_s = self._counted_s = machine.now_s
         self._step = 0
+        self.calm = False
         machine.pipelines.append(self)
         machine.at(0.0, self._look)
 
@@ -93,11 +94,20 @@ class Simulated:
             held_bytes=int(held),
             peak_bytes=int(held),
             regime=self.workload.regime,
+            gil_held=self._gil_held(window_s),
+            used_cores=sum(segment.cpu_s for segment in segments) / (window_s or 1.0),
         )
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return workers and prefetch of every stage."""
+        """Return workers and prefetch of every stage, and its executor if it may move."""
         return tuple(knob for stage in self._stages for knob in stage.knobs(self._look))
+
+    def _gil_held(self, window_s: float) -> float | None:
+        """Share of the window in which threads held the GIL, where that matters."""
+        if not any(stage.what.movable for stage in self._stages):
+            return None
+        held_s = sum(stage.take_held_s() for stage in self._stages)
+        return min(1.0, held_s / (window_s or 1.0))
 
     # What the machine asks
 

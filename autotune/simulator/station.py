@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from ...engine.observe.knob import Knob
@@ -35,6 +36,8 @@ class Station:
         self.name = f"Map(ID:{at}) {what.name}"
         self.workers = min(workers, what.most_workers)
         self.prefetch = prefetch
+        self.executor = "thread"
+        self._held_s = 0.0
         self.busy = 0
         """Workers with a chunk in hand; those asked to go finish it."""
         self.level = 0
@@ -63,12 +66,24 @@ class Station:
         what, busy = self.what, max(1, self.busy)
         found = self._rows_beside.get(busy)
         if found is None:
-            computing = what.cpu_s * (1 - what.gil), what.cpu_s * what.gil
+            computing = self._computing()
             waiting = what.wait_s + what.queueing_s(busy)
             parts = (waiting, *computing, what.transfer_s)
             found = parts, max(1, int(LEASE_S / max(sum(parts), 1e-9)))
             self._rows_beside[busy] = found
         return found
+
+    def _computing(self) -> tuple[float, float]:
+        """CPU-seconds of a row without the trainer's GIL, and with it."""
+        what = self.what
+        if self.executor == "process":
+            return what.cpu_s + what.handover_s / 2, what.handover_s / 2
+        return what.cpu_s * (1 - what.gil), what.cpu_s * what.gil
+
+    def take_held_s(self) -> float:
+        """Return the seconds that its threads held the GIL since the last call."""
+        held_s, self._held_s = self._held_s, 0.0
+        return held_s
 
     def startable(self, source: Station | None, batch_rows: int) -> int:
         """How many rows a worker may begin with now; 0: none is free, or none may."""
@@ -95,6 +110,8 @@ class Station:
         self._rows += done.rows
         self._run_s += done.run_s
         self._cpu_s += done.cpu_s
+        free, held = self._computing()
+        self._held_s += done.cpu_s * held / ((free + held) or 1.0)
 
     def pass_time(
         self, passed_s: float, source: Station | None, workload: Workload
@@ -130,7 +147,7 @@ class Station:
         seen = SegmentObservation(
             name=self.name,
             queue_name=self.name,
-            executor="thread",
+            executor=self.executor,
             num_parallel_workers=self.workers,
             prefetch_size=self.prefetch,
             rows=self._rows,
@@ -145,8 +162,8 @@ class Station:
         self._clear()
         return seen
 
-    def knobs(self, changed: Callable[[], None]) -> tuple[Knob, Knob]:
-        """Return its two knobs; `turned` lets those begin who may now."""
+    def knobs(self, changed: Callable[[], None]) -> Iterator[Knob]:
+        """Yield its knobs; `changed` lets those begin who may now."""
 
         def set_workers(count: int) -> None:
             self.workers = count
@@ -156,24 +173,30 @@ class Station:
             self.prefetch = batches
             changed()
 
-        most = self.what.most_workers
-        return (
-            Knob(
-                self.name,
-                "num_parallel_workers",
-                lower=1,
-                upper=most,
-                tunable=True,
-                read=lambda: self.workers,
-                write=set_workers,
-            ),
-            Knob(
-                self.name,
-                "prefetch_size",
-                lower=1,
-                upper=MAX_PREFETCH,
-                tunable=True,
-                read=lambda: self.prefetch,
-                write=reach,
-            ),
+        def move(kind: str) -> None:
+            self.executor = kind
+            self._rows_beside.clear()
+            changed()
+
+        name, most = self.name, self.what.most_workers
+        number = partial(Knob, name, tunable=True, lower=1)
+        yield number(
+            "num_parallel_workers",
+            upper=most,
+            read=lambda: self.workers,
+            write=set_workers,
         )
+        yield number(
+            "prefetch_size", upper=MAX_PREFETCH, read=lambda: self.prefetch, write=reach
+        )
+        if self.what.movable:
+            yield Knob(
+                name,
+                "executor",
+                0,
+                0,
+                tunable=True,
+                read=lambda: self.executor,
+                write=move,
+                choices=("thread", "process"),
+            )

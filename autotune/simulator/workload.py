@@ -34,6 +34,10 @@ class SimulatedStage:
     heavy_share: float = 0.0
     """Share of the rows that take `heavy_factor` times as long."""
     heavy_factor: float = 1.0
+    movable: bool = False
+    """Whether its workers may be processes, which have a GIL each."""
+    handover_s: float = 3e-4
+    """CPU-seconds that handing a row over from a process takes."""
     row_bytes: float = 1e5
     """Of what it puts out."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
-from ..observe.knob import Knob, KnobName
+from ..observe.knob import Knob, KnobName, Value
 from ..observe.monitor import Reading
 from ..plan import BatchPlan, Cursor
 from .handover import Packed
@@ -135,7 +135,8 @@ class View(NamedTuple):
     lower: int
     upper: int
     tunable: bool
-    value: int
+    value: Value
+    choices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,13 @@ class Knobs:
 
 def _view(knob: Knob) -> View:
     return View(
-        knob.operator, knob.name, knob.lower, knob.upper, knob.tunable, knob.value
+        knob.operator,
+        knob.name,
+        knob.lower,
+        knob.upper,
+        knob.tunable,
+        knob.value,
+        knob.choices,
     )
 
 
@@ -159,9 +166,9 @@ class SetKnob:
 
     operator: str
     name: KnobName
-    value: int | None = None
+    value: Value | None = None
 
-    def answer(self, host: TrainerHost) -> int | None:
+    def answer(self, host: TrainerHost) -> Value | None:
         """Return where it stands then; None if there is no such knob any more."""
         for knob in host.knobs():
             if (knob.operator, knob.name) == (self.operator, self.name):

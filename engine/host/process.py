@@ -12,12 +12,12 @@ import os
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...errors import SampleError, SpecError, WorkerError
 from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
-from ..observe.knob import Knob, KnobName
+from ..observe.knob import Knob, KnobName, Value
 from ..observe.monitor import Reading, TrainerMeter
 from ..plan import Cursor
 from ..recipe import Recipe
@@ -278,20 +278,29 @@ class ProcessHost:
     def _knob(self, view: View) -> Knob:
         operator, name = view.operator, view.name
 
-        def read() -> int:
+        def read() -> Value:
             return self._set_or_read(operator, name, None, view.value)
 
-        def write(value: int) -> None:
+        def write(value: Value) -> None:
             self._set_or_read(operator, name, value, value)
 
-        return Knob(operator, name, view.lower, view.upper, view.tunable, read, write)
+        return Knob(
+            operator,
+            name,
+            view.lower,
+            view.upper,
+            view.tunable,
+            read,
+            write,
+            view.choices,
+        )
 
     def _set_or_read(
-        self, operator: str, name: KnobName, value: int | None, otherwise: int
-    ) -> int:
-        """Turn a knob, or look at it; return where it stands."""
-        answer: Any = self._child.ask(SetKnob(operator, name, value))
-        return otherwise if answer is None else int(answer)
+        self, operator: str, name: KnobName, value: Value | None, otherwise: Value
+    ) -> Value:
+        """Set a knob, or look at it; return where it stands."""
+        answer: Value | None = self._child.ask(SetKnob(operator, name, value))
+        return otherwise if answer is None else answer
 
     def __repr__(self) -> str:
         return f"<ProcessHost at {self._cursor}: {self._child!r}>"

@@ -4,44 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = [
-    "Knob",
-    "KnobName",
-]
+__all__ = ["Knob", "KnobName", "Value"]
 
-KnobName = Literal["num_parallel_workers", "prefetch_size"]
+KnobName = Literal["num_parallel_workers", "prefetch_size", "executor", "host"]
+Value = int | str
+"""A number, or one of a few kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One number of one operator that may be changed while the pipeline runs.
+    """One setting of one operator that may be changed while the pipeline runs.
 
-    Reading `value` and calling `turn` are safe from any thread and never wait for work
-    in progress.
+    Reading `value` and calling `set` are safe from any thread and never wait for work
+    in progress. A kind is changed in the trainer's thread, at its next batch; if that
+    fails, a `Move` says so and the knob is gone.
     """
 
     operator: str
     """As the log shows it: `Map(ID:2) decode`."""
     name: KnobName
     lower: int
-    """Least value the user allows, >= 1."""
+    """Smallest number the user allows, >= 1; 0 for a kind."""
     upper: int
-    """Most the user allows."""
+    """Largest number the user allows; 0 for a kind."""
     tunable: bool
     """False where the user pinned the stage with `tune=False`."""
-    read: Callable[[], int] = field(repr=False)
-    write: Callable[[int], None] = field(repr=False)
+    read: Callable[[], Any] = field(repr=False)
+    write: Callable[[Any], None] = field(repr=False)
+    choices: tuple[str, ...] = ()
+    """What a kind may be; empty for a number."""
 
     @property
-    def value(self) -> int:
+    def value(self) -> Value:
         """The value now asked for (workers may still be starting or finishing)."""
-        return self.read()
+        value: Value = self.read()
+        return value
 
-    def set(self, value: int) -> int:
-        """Ask for `value`, kept within the bounds; return what was asked for."""
-        asked = min(max(value, self.lower), self.upper)
+    def set(self, value: Value) -> Value:
+        """Ask for `value`; a number is kept within its bounds.
+
+        Returns:
+            What was asked for.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if isinstance(value, str):
+            if value not in self.choices:
+                text = f"{self.name} of {self.operator} is one of {self.choices}"
+                raise ValueError(f"{text}, got {value!r}")
+            asked: Value = value
+        else:
+            asked = min(max(value, self.lower), self.upper)
         if asked != self.read():
             self.write(asked)
         return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,6 +16,7 @@ from .gil import GilProbe
 from .metrics import GaugeReading, PartReading, WorkerReading
 from .observation import (
     ConnectorObservation,
+    ContentionObservation,
     Move,
     Observation,
     PartObservation,
@@ -35,6 +37,12 @@ __all__ = [
 ]
 
 
+PROBE_AGAIN_S = 60.0
+"""What the GIL probe has seen is believed for so long."""
+MIN_WAIT = 0.05
+"""Share of its time that the trainer waits from which the GIL is worth a look."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentReading:
     """One segment's totals since the engine began."""
@@ -52,8 +60,8 @@ class SegmentReading:
     """Bytes one row waiting behind it holds, on the average of those now waiting."""
     moves: tuple[Move, ...] = ()
     """The latest from one kind of workers to another."""
-    weighing: bool = False
-    """Whether there may soon be another."""
+    moving: bool = False
+    """Whether workers of the kind before have yet to leave."""
     queued_s: float = 0.0
     """Worker-seconds that its workers waited for a core."""
     parts: tuple[PartReading, ...] = ()
@@ -79,6 +87,12 @@ class Reading:
     """That of the batch to be begun next (`BatchPlan.regime`): what is loaded changes
     before what the trainer is given does."""
     gil_held: float | None = None
+    process_cpu_s: float = 0.0
+    """CPU-seconds of the process that the engine runs in, all threads."""
+    host: str = "trainer"
+    contention: ContentionObservation | None = None
+    moves: tuple[Move, ...] = ()
+    """Of the engine as a whole."""
     caches: tuple[CacheStatistics, ...] = ()
     """What the caches of the pipeline did, on this host, since it began."""
 
@@ -159,6 +173,10 @@ class Monitor:
         self._segments = segments
         self._trainer = trainer
         self._probe = probe
+        self._probed_s = -PROBE_AGAIN_S
+        self._workers: tuple[tuple[str, int], ...] = ()
+        """As they were when the GIL was last looked at."""
+        self._waited = (0.0, 0.0)
 
     def read(self) -> Reading:
         """Return all totals as of now."""
@@ -171,6 +189,7 @@ class Monitor:
             reservations = self._engine_lock.core.reservations.statistics()
             begun_next = self._engine_lock.core.next_step
         trainer = self._trainer
+        self._look_at_gil(now_ns / 1e9, trainer.read())
         return Reading(
             now_ns / 1e9,
             trainer.epoch,
@@ -181,7 +200,28 @@ class Monitor:
             reservations.peak_bytes,
             self._plan.regime(begun_next) or trainer.regime,
             self._probe.last_share,
+            time.process_time(),
         )
+
+    def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
+        """Have the probe look, now and then, where threads may be short of the GIL.
+
+        What it saw of other workers is forgotten.
+        """
+        workers = tuple((s.executor, s.num_parallel_workers) for s in self._segments)
+        if workers != self._workers:
+            self._workers, self._probed_s = workers, -PROBE_AGAIN_S
+            self._probe.clear()
+        known = self._probe.held_share is not None
+        if (known and now_s - self._probed_s < PROBE_AGAIN_S) or all(
+            executor != "thread" for executor, _ in workers
+        ):
+            return
+        (wait_s, gap_s), self._waited = self._waited, (trainer.wait_s, trainer.gap_s)
+        waited_s, spent_s = trainer.wait_s - wait_s, trainer.gap_s - gap_s
+        if waited_s >= MIN_WAIT * (waited_s + spent_s):
+            self._probed_s = now_s
+            self._probe.burst()
 
     def _segment(
         self, segment: Segment, now_ns: int, queued_s: float
@@ -199,18 +239,12 @@ class Monitor:
             state.gauge.read(now_ns),
             core.row_bytes(at),
             tuple(segment.moves),
-            _weighing(segment),
+            segment.moving,
             queued_s,
             segment.connector.parts.read(),
             tuple(each.stage for each in segment.recipe.program.operations),
             segment.recipe.storable,
         )
-
-
-def _weighing(segment: Segment) -> bool:
-    """Whether the mover has yet to say if workers of another kind do better."""
-    contends = segment.movable and segment.inline is None
-    return contends and segment.weighed_at != segment.num_parallel_workers
 
 
 class Instruments(Protocol):
@@ -254,6 +288,7 @@ def difference(before: Reading, now: Reading) -> Observation:
         max(0.0, theirs.wait_s - ours.wait_s),
         max(0.0, theirs.gap_s - ours.gap_s),
     )
+    children_s = sum(s.cpu_s for s in segments if s.executor == "process")
     return Observation(
         now.time_s,
         window_s,
@@ -265,6 +300,10 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.peak_bytes,
         now.regime,
         now.gil_held,
+        (now.process_cpu_s - before.process_cpu_s + children_s) / window_s,
+        now.host,
+        now.contention,
+        now.moves,
     )
 
 
@@ -291,7 +330,7 @@ def segment(
         feeding,
         output,
         now.moves,
-        now.weighing,
+        now.moving,
         # Also counted between two leases, and at other moments than these.
         min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
         parts(before, now, work),

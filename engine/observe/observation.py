@@ -13,6 +13,7 @@ from typing import Literal
 
 __all__ = [
     "ConnectorObservation",
+    "ContentionObservation",
     "Move",
     "MoveOutcome",
     "Observation",
@@ -49,29 +50,49 @@ class ConnectorObservation:
         return min(1.0, ratio(self.occupancy, self.capacity))
 
 
-MoveOutcome = Literal["moved", "on trial", "kept", "taken back", "stays", "failed"]
+MoveOutcome = Literal["moved", "stays", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A segment's change of workers to another kind, or why there was none."""
+    """A change of kind (executor or host), or why there was none."""
 
     time_s: float
     op: str
-    """The segment, as `Map(ID:1) decode`."""
+    """The segment, as `Map(ID:1) decode`, or `Pipeline` for the host."""
     old: str
     new: str
     """`inline`, `thread` or `process`; the same as `old` where it stays."""
     outcome: MoveOutcome
     reason: str
 
+    knob: Literal["executor", "host"] = "executor"
+
     @property
     def line(self) -> str:
         """One line for people."""
+        what = f"{self.op}: {self.knob} {self.old}"
         if self.outcome == "stays":
-            return f"{self.op}: executor {self.old} stays: {self.reason}."
+            return f"{what} stays: {self.reason}."
         ending = "" if self.outcome == "moved" else f" {self.outcome}"
-        return f"{self.op}: executor {self.old} -> {self.new}{ending}: {self.reason}."
+        return f"{what} -> {self.new}{ending}: {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class ContentionObservation:
+    """The trainer's own part of a step while batches are loaded beside it, and not."""
+
+    loading_s: float
+    """Seconds, median, while workers load in the trainer's process."""
+    paused_s: float
+    """The same while loading is paused."""
+    certain: bool
+    """Whether it is longer while loading in nearly all comparisons."""
+
+    @property
+    def growth(self) -> float:
+        """By what share loading makes it longer."""
+        return ratio(self.loading_s, self.paused_s) - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +142,9 @@ class SegmentObservation:
     output: ConnectorObservation
     moves: tuple[Move, ...] = ()
     """The latest since the engine began, in order."""
-    weighing: bool = False
-    """Whether the engine has yet to see if workers of another kind do better than so
-    many of these."""
+    moving: bool = False
+    """Whether workers of the kind before have yet to leave, or another kind is asked
+    for."""
     queued_s: float = 0.0
     """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
     parts: tuple[PartObservation, ...] = ()
@@ -198,6 +219,14 @@ class Observation:
     gil_held: float | None = None
     """Share of moments, 0 to 1, at which threads of the trainer's process held the GIL
     when another wanted it; None while nobody has looked."""
+    used_cores: float = 0.0
+    """Cores that the engine's process and its worker processes kept busy."""
+    host: str = "trainer"
+    """Where the engine runs: `trainer`, or `process`."""
+    contention: ContentionObservation | None = None
+    """What loading costs the trainer; None while that is not known."""
+    moves: tuple[Move, ...] = ()
+    """Of the engine as a whole, the latest."""
 
     @property
     def rows_per_s(self) -> float:

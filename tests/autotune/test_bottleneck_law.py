@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.autotune.policies.bottleneck_law import (
-    PATIENCE_WINDOWS,
-    BottleneckLaw,
-    LawMemory,
-)
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
 from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
 from penstock.engine.observe.observation import ConnectorObservation, Observation
 from support.windows import DECODE, READ, at_ease, computing, situation, starved
@@ -132,18 +128,6 @@ def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
 def test_numbers_too_near_to_be_told_apart_are_not_tried() -> None:
     outcomes = outcome(33, 40, 50.0, 64.0), outcome(40, 46, 64.0, 60.0)
     assert decide(situation(with_workers(starved(), 40)), known(*outcomes)) == ()
-
-
-def test_another_kind_of_workers_is_weighed_before_other_numbers_are_tried() -> None:
-    memory = known(outcome(1, 5, 60.0, 64.0), outcome(5, 21, 64.0, 25.0))
-    crowd = with_workers(starved(), 5)
-    first, *rest = crowd.segments
-    weighing = replace(crowd, segments=(replace(first, weighing=True), *rest))
-    for _ in range(PATIENCE_WINDOWS):
-        found, memory = POLICY.decide(situation(weighing), memory)
-        assert found == ()
-    (decision,) = decide(situation(weighing), memory)
-    assert decision.rule == "peak"
 
 
 def test_what_came_of_threads_says_nothing_of_processes() -> None:

@@ -16,7 +16,7 @@ from penstock.autotune.policies.connector_rules import RulesMemory
 from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.observe.knob import Knob
-from penstock.engine.observe.observation import Move, MoveOutcome, Observation
+from penstock.engine.observe.observation import Move, Observation
 from penstock.system.resources import Budget
 from support.fluid_plant import FluidPlant, Work, steady
 
@@ -231,6 +231,7 @@ class PausedPlant:
     """A plant in which nothing moves; `looked` is set at each look."""
 
     steps = 0
+    calm = False
 
     def __init__(self, look: Callable[[], Observation | None] = lambda: None) -> None:
         self.looked = threading.Event()
@@ -275,24 +276,22 @@ def test_a_tuner_that_breaks_ends_tuning_with_one_warning(
     assert "LookupError: no such counter" in caplog.text
 
 
-def test_a_change_of_executor_ends_a_trial_unjudged_and_holds_the_tuner_back() -> None:
+def test_a_change_of_executor_that_nobody_decided_ends_a_trial_unjudged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "penstock.autotune")
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog())
     while not plant.changes:
         plant.advance(tuner.step())
     segment = plant.segments[1]
-
-    def move(outcome: MoveOutcome) -> None:
-        new = Move(plant.now_s, DECODE, "thread", "process", outcome, "as it may be")
-        segment.moves += (new,)
-
     segment.executor = "process"
-    move("on trial")
-    moved_s, made = plant.now_s, len(plant.changes)
-    while plant.now_s < moved_s + 10.0:
+    segment.moves = (
+        Move(plant.now_s, DECODE, "inline", "process", "moved", "it pays"),
+    )
+    before = len(caplog.messages)
+    while len(plant.changes) < 2:
         plant.advance(tuner.step())
-    assert len(plant.changes) == made
-    move("kept")
-    while plant.now_s < moved_s + 20.0:
-        plant.advance(tuner.step())
-    assert len(plant.changes) > made
+    told = caplog.messages[before:]
+    assert f"{DECODE}: executor inline -> process: it pays." in told
+    assert not any("kept" in line or "rolled back" in line for line in told[:3])

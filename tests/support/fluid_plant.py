@@ -81,6 +81,7 @@ class FluidPlant:
     ) -> None:
         self.now_s = 0.0
         self.steps = 0
+        self.calm = False
         self.gap_s = gap_s
         self.batch = batch
         self.cores = cores

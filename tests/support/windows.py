@@ -176,3 +176,8 @@ def with_output(seen: Observation, share: float) -> Observation:
     """The observation with the connector behind its last segment this full."""
     last = replace(seen.segments[-1], output=connector(share))
     return replace(seen, segments=(*seen.segments[:-1], last))
+
+
+def eased_situation() -> Situation:
+    """A trainer that finds its batches ready."""
+    return situation(at_ease())

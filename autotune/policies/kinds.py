@@ -1,0 +1,241 @@
+"""Threads or processes, and where the engine lives: what follows from measurements.
+
+Threads cost less: one copy of the data, rows written in place. Processes have a GIL
+each. So a segment on threads is tried on processes where three things are measured
+together: the trainer waits for data, cores stand idle, and the GIL is held nearly
+always, or workers that compute are blocked part of the time. A segment on processes is
+tried on threads where nothing is known of them. The engine is tried in a process of its
+own where the trainer's own part of a step takes longer while it loads.
+
+Pure. What came of a trial is remembered, and so is the load it met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...engine.observe.observation import Observation, SegmentObservation, ratio
+from .. import phrases
+from ..situation import Decision, DecisionOutcome, KnobKey, Situation
+from ..window import wait_share
+
+__all__ = ["NO_KINDS", "Kinds", "Past"]
+
+MIN_WAIT = 0.05
+"""Share of its time that the trainer waits, from which faster loading would be felt."""
+MIN_CPU_SHARE = 0.2
+"""Share of all segments' CPU from which a segment can be what holds the GIL."""
+BUSY_SHARE = 0.85
+"""Share of the cores allowed in use, from which none is to spare."""
+HELD_SHARE = 0.45
+"""Share of moments with the GIL held, from which threads stand in each other's way."""
+JOSTLED = (0.12, 0.6)
+"""Share of the time blocked that may come of short calls, each of which lets go of the
+GIL and has to get it back: the probe, which seldom meets it held, does not see that.
+Where it is more, they wait for something else."""
+MIN_GROWTH = 0.05
+"""Of the trainer's own part of a step from which a host process is tried: it takes
+memory, and a copy of each batch."""
+MAX_GAIN = 2.0
+"""No more is promised of idle cores."""
+RETRY_S = 120.0
+"""A trial is repeated after so long; each time after twice as long."""
+OTHER_WORK = 2.0
+"""Factor in the CPU-seconds of a sample from which it is other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What came of the last trial of the other kind."""
+
+    change: float
+    """In samples a second, relative, as if it had been from this kind to the other."""
+    trials: int
+    """That there were."""
+    time_s: float
+    """When it was over."""
+    cpu_s: float = 0.0
+    """CPU-seconds of a sample then."""
+
+    @property
+    def due_s(self) -> float:
+        """When it may be tried again."""
+        return self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
+
+    def speaks(self, now_s: float, cpu_s: float) -> bool:
+        """Whether it still says something: it is recent, and the work is the same."""
+        same = not self.cpu_s or 1 / OTHER_WORK < cpu_s / self.cpu_s < OTHER_WORK
+        return same and now_s < self.due_s
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What is known of kinds, by knob."""
+
+    pasts: tuple[tuple[KnobKey, Past], ...] = ()
+
+    def learned(
+        self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
+    ) -> Kinds:
+        """Add what came of changes of kind."""
+        pasts = dict(self.pasts)
+        for outcome in outcomes:
+            if not isinstance(outcome.decision.new, str):
+                continue
+            before, after = outcome.before.rows_per_s, outcome.after.rows_per_s
+            change = ratio(after, before) - 1.0
+            if outcome.kept:  # as seen from the new kind
+                change = 1.0 / max(1.0 + change, 1e-9) - 1.0
+            key = outcome.decision.key
+            known = pasts.get(key)
+            trials = 1 if known is None else known.trials + 1
+            pasts[key] = Past(change, trials, seen.time_s, _cpu_s(seen, key[0]))
+        return replace(self, pasts=tuple(pasts.items()))
+
+    def other_executor(self, situation: Situation) -> Iterator[Decision]:
+        """Try another kind of workers for a segment, the one with most CPU first."""
+        seen = situation.observation
+        for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
+            knob = situation.knobs.get((segment.name, "executor"))
+            if knob is None or not knob.tunable or knob.kind != segment.executor:
+                continue
+            reason = self._reason(situation, segment)
+            if reason is None:
+                continue
+            new = "process" if segment.executor == "thread" else "thread"
+            idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
+            yield Decision(
+                segment.name,
+                "executor",
+                segment.executor,
+                new,
+                rule="executor",
+                reason=phrases.executor(segment.name, segment.executor, reason),
+                expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
+                evidence=_evidence(seen, segment),
+            )
+            if new == "process":
+                yield from _one_a_core(situation, segment)
+            return
+
+    def unprobed(self, situation: Situation) -> bool:
+        """Whether threads that compute may be short of the GIL, and nobody has looked.
+
+        More of them are no cure if they are.
+        """
+        seen = situation.observation
+        return seen.gil_held is None and any(
+            segment.executor == "thread"
+            and segment.cpu_s > 0.5 * segment.run_s
+            and (segment.name, "executor") in situation.knobs
+            for segment in seen.segments
+        )
+
+    def other_host(self, situation: Situation) -> Iterator[Decision]:
+        """Try the engine in a process of its own, if it is in the trainer's way."""
+        seen, found = situation.observation, situation.observation.contention
+        for key, knob in situation.knobs.items():
+            if key[1] != "host" or knob.kind != "trainer" or not knob.tunable:
+                continue
+            if found is None or not found.certain or found.growth < MIN_GROWTH:
+                return
+            past = dict(self.pasts).get(key)
+            if past is not None and past.speaks(seen.time_s, _cpu_s(seen, "")):
+                return
+            yield Decision(
+                *key,
+                "trainer",
+                "process",
+                rule="contention",
+                reason=phrases.contention(found.loading_s, found.paused_s),
+                expected=1.0 + found.growth,
+                evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
+            )
+
+    def _reason(self, situation: Situation, segment: SegmentObservation) -> str | None:
+        """Why a segment's other kind may do better; None: nothing says so."""
+        seen = situation.observation
+        past = dict(self.pasts).get((segment.name, "executor"))
+        if past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row):
+            return None
+        all_cpu_s = sum(each.cpu_s for each in seen.segments)
+        if wait_share(seen) < MIN_WAIT or (
+            ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
+        ):
+            return None
+        if segment.executor == "process":
+            return _of_processes(past, seen.time_s)
+        return _of_threads(situation, segment)
+
+
+NO_KINDS = Kinds()
+
+
+def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
+    seen, allowed = situation.observation, situation.budget.cpu_cores
+    if seen.gil_held is None or seen.used_cores >= BUSY_SHARE * allowed:
+        return None
+    cores = f"{seen.used_cores:.2f} of {allowed:g} cores are used"
+    if seen.gil_held >= HELD_SHARE:
+        return (
+            f"the GIL is held {seen.gil_held:.0%} of the time while {cores}: processes"
+            " may use the rest"
+        )
+    blocked = _blocked(segment)
+    if JOSTLED[0] <= blocked <= JOSTLED[1]:
+        return (
+            f"{cores}, and workers that compute are blocked {blocked:.0%} of the time:"
+            " threads may be in one another's way"
+        )
+    return None
+
+
+def _of_processes(past: Past | None, now_s: float) -> str:
+    if past is None:
+        return "threads would take less memory, and how fast they are is not known"
+    return (
+        f"threads are measured again: {past.change:+.0%} samples/s"
+        f" {now_s - past.time_s:.0f} s ago"
+    )
+
+
+def _one_a_core(
+    situation: Situation, segment: SegmentObservation
+) -> Iterator[Decision]:
+    """Yield a worker for each core: a process does not share one as threads do."""
+    knob = situation.knobs.get((segment.name, "num_parallel_workers"))
+    if knob is None or not knob.tunable:
+        return
+    wanted = min(max(knob.value, round(situation.budget.cpu_cores)), knob.upper)
+    if wanted > knob.value:
+        yield Decision(
+            segment.name,
+            "num_parallel_workers",
+            knob.value,
+            wanted,
+            rule="executor",
+            reason=phrases.one_a_core(segment.name, wanted),
+            expected=1.0,
+        )
+
+
+def _blocked(segment: SegmentObservation) -> float:
+    """Share of the run time spent on no CPU although one was free."""
+    idle_s = segment.run_s - segment.cpu_s - segment.queued_s
+    return max(0.0, ratio(idle_s, segment.run_s))
+
+
+def _evidence(seen: Observation, segment: SegmentObservation) -> Mapping[str, float]:
+    return {
+        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
+        "used_cores": seen.used_cores,
+        "blocked": _blocked(segment),
+        "wait_share": wait_share(seen),
+    }
+
+
+def _cpu_s(seen: Observation, operator: str) -> float:
+    """CPU-seconds of a sample in one segment; in all of them for the host."""
+    mine = [s for s in seen.segments if s.name == operator] or list(seen.segments)
+    return sum(segment.cpu_s_per_row for segment in mine)

@@ -1,0 +1,55 @@
+"""What `executor="auto"` begins with: inline, until a batch shows what it costs.
+
+Resolved once for each segment, by its first batches, in the trainer's thread. What
+happens later is the tuner's to decide.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["Resolved", "resolve"]
+
+WORTH_A_THREAD_NS = 500_000
+"""Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
+and as much again of the GIL)."""
+WORTH_A_PROCESS_NS = 2_000_000
+"""The same to a process, of which some 300 us of CPU are spent on each lease."""
+SOON_NS = 300_000_000
+"""A batch that is done inline within this is done so: no worker would be there much
+sooner, and the first batch of all is waited for."""
+SURE_NS = 10_000_000
+"""Work from which a segment need not finish a whole batch to be judged."""
+
+
+class Resolved(NamedTuple):
+    """The workers that a segment gets, and why."""
+
+    executor: Literal["inline", "thread", "process"]
+    reason: str
+
+
+def resolve(
+    rows: int, run_ns: int, left: int, batch_rows: int, *, thread_safe: bool
+) -> Resolved | None:
+    """Return what suits a segment; None while too little was done to tell.
+
+    Args:
+        rows: worked on inline so far.
+        run_ns: nanoseconds that took.
+        left: rows still to be done of the batch that was begun.
+        batch_rows: rows of a batch.
+        thread_safe: whether several threads may work on it.
+    """
+    if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
+        return None
+    batch_ns = run_ns / rows * batch_rows
+    if 0 < left / batch_rows * batch_ns < SOON_NS:
+        return None
+    executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
+    worth_ns = WORTH_A_THREAD_NS if thread_safe else WORTH_A_PROCESS_NS
+    cost = f"a batch takes {batch_ns / 1e6:.3g} ms"
+    line = f"{worth_ns / 1e6:g} ms from which handing it over pays"
+    if batch_ns <= worth_ns:
+        return Resolved("inline", f"{cost}, less than the {line}")
+    return Resolved(executor, f"{cost}, more than the {line}")

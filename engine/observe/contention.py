@@ -1,0 +1,128 @@
+"""What loading beside the trainer costs it: its own part of a step, with and without.
+
+Threads of the engine take the GIL from the trainer, and the caches, so what the trainer
+does between two batches takes longer than it would alone. How much cannot be told from
+how busy either is, so it is measured. In cycles of four steps the engine is paused over
+the last two: the third sees it come to rest, the fourth belongs to the trainer alone.
+Batches that are ready carry the trainer over the pause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import mean, median, quantiles
+from typing import Protocol
+
+from .observation import ContentionObservation
+
+__all__ = ["ContentionMeter", "Pausable", "compare"]
+
+WARM_STEPS = 20
+"""Before the first cycle."""
+CYCLE = 4
+PAUSED_FROM = 2
+"""The step of a cycle from which the engine is paused."""
+CYCLES = 12
+"""Comparisons that make a finding."""
+REST_S = 60.0
+"""After a finding; each time twice as long."""
+
+
+class Pausable(Protocol):
+    """An engine that can stop loading for a moment."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether the next batch is ready, and threads load in this process."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether no worker is at work."""
+        ...
+
+    def pause(self) -> None:
+        """Hand out no more work."""
+        ...
+
+    def resume(self) -> None:
+        """Go on."""
+        ...
+
+
+def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:
+    """Judge cycles: seconds of the mean step of each, and of its paused one."""
+    loading, paused = zip(*cycles, strict=True)
+    lowest, _, _ = quantiles([a / b for a, b in cycles], n=4)
+    return ContentionObservation(median(loading), median(paused), lowest > 1.0)
+
+
+class ContentionMeter:
+    """Measures one trainer, in its own thread, while it is `armed`.
+
+    `armed` is written by the tuner's thread; `found` may be read by any.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        """Whether a cycle may begin: nothing is on trial."""
+        self.found: ContentionObservation | None = None
+        self._cycles: list[tuple[float, float]] = []
+        self._gaps: list[float] = []
+        """Of the cycle under way."""
+        self._paused: Pausable | None = None
+        self._left = WARM_STEPS
+        """Steps until the next cycle may begin."""
+        self._findings = 0
+        self._due_s = 0.0
+
+    def asked(self, gap_s: float) -> None:
+        """The trainer asks for a batch, `gap_s` after it was given the last."""
+        if gap_s == 0:
+            self.reset()
+        elif self._paused is not None:
+            self._gaps.append(gap_s)
+            if len(self._gaps) == CYCLE:
+                self._end_cycle()
+            elif not self._paused.resting:
+                self.reset()
+        elif self._gaps or (self.armed and self._left == 0):
+            self._gaps.append(gap_s)
+
+    def given(self, engine: Pausable | None) -> None:
+        """The trainer is given a batch by `engine`; None: it runs elsewhere."""
+        if engine is None or time.monotonic() < self._due_s:
+            return
+        if self._left:
+            self._left -= 1
+        elif len(self._gaps) == PAUSED_FROM and self._paused is None:
+            if engine.steady:
+                self._paused = engine
+                engine.pause()
+            else:
+                self._gaps.clear()
+
+    def reset(self) -> None:
+        """The trainer leaves its loop, or goes on elsewhere: drop what was begun."""
+        self._gaps.clear()
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.resume()
+
+    def forget(self) -> None:
+        """The engine is another one: what was found is no longer true."""
+        self.reset()
+        self.found = None
+        self._cycles.clear()
+
+    def _end_cycle(self) -> None:
+        self._cycles.append((mean(self._gaps), self._gaps[-1]))
+        self.reset()
+        if len(self._cycles) < CYCLES:
+            return
+        self.found = compare(self._cycles)
+        self._cycles.clear()
+        self._left = WARM_STEPS
+        self._due_s = time.monotonic() + REST_S * 2.0**self._findings
+        self._findings += 1

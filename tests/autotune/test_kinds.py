@@ -1,0 +1,234 @@
+"""Threads or processes, trainer or host process: what follows from measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.kinds import NO_KINDS, Kinds, Past
+from penstock.autotune.simulator import Machine, Simulated, SimulatedStage, Workload
+from penstock.autotune.simulator import Trainer as SimulatedTrainer
+from penstock.autotune.situation import (
+    Decision,
+    DecisionOutcome,
+    KnobView,
+    Measure,
+    Situation,
+)
+from penstock.autotune.trial import Trial, Verdict
+from penstock.autotune.tuner import Tuner
+from penstock.engine.observe.observation import ContentionObservation, Observation
+from penstock.system.resources import Budget
+from support.windows import DECODE, computing, eased_situation, situation
+
+EXECUTOR = (DECODE, "executor")
+HOST = ("Pipeline", "host")
+
+
+def kind(value: str) -> KnobView:
+    return KnobView(0, 0, 0, tunable=True, kind=value)
+
+
+def bound(**changes: object) -> Situation:
+    """Pure Python on threads of two cores, and a trainer that waits for it."""
+    seen = replace(computing(), gil_held=0.97, used_cores=1.03)
+    executor = str(changes.pop("executor", "thread"))
+    read, decode = seen.segments
+    decode = replace(decode, executor=executor)
+    seen = replace(seen, segments=(read, decode), **changes)  # type: ignore[arg-type]
+    case = situation(seen)
+    knobs = {**case.knobs, EXECUTOR: kind(executor)}
+    return replace(case, knobs=knobs, budget=Budget(2.0, 1 << 30))
+
+
+def tried(case: Situation, known: Kinds = NO_KINDS) -> list[tuple[object, object]]:
+    return [(d.new, d.knob) for d in known.other_executor(case)]
+
+
+def test_a_held_gil_idle_cores_and_a_waiting_trainer_ask_for_processes() -> None:
+    decision, workers = NO_KINDS.other_executor(bound())
+    assert (decision.old, decision.new) == ("thread", "process")
+    assert decision.reason == (
+        f"Op ({DECODE}) is tried on processes: the GIL is held 97% of the time while"
+        " 1.03 of 2 cores are used: processes may use the rest."
+    )
+    assert decision.expected == pytest.approx(2 / 1.03)
+    assert (workers.knob, workers.new) == ("num_parallel_workers", 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"used_cores": 1.9},
+        {"gil_held": 0.04},
+        {"gil_held": None},
+        {"trainer": replace(computing().trainer, wait_s=0.001, gap_s=1.0)},
+    ],
+    ids=["no core is idle", "the GIL is free", "nobody has looked", "nobody waits"],
+)
+def test_where_one_of_these_is_missing_threads_stay(change: dict[str, object]) -> None:
+    assert tried(bound(**change)) == []
+
+
+def test_what_hardly_computes_is_not_what_holds_the_gil() -> None:
+    case = bound()
+    read, decode = case.observation.segments
+    seen = replace(
+        case.observation, segments=(replace(read, cpu_s=9.0), replace(decode))
+    )
+    assert tried(replace(case, observation=seen)) == []
+
+
+@pytest.mark.parametrize(("blocked", "tries"), [(0.05, 0), (0.2, 1), (0.9, 0)])
+def test_threads_that_compute_and_are_blocked_part_of_the_time_may_jostle(
+    blocked: float, tries: int
+) -> None:
+    case = bound(gil_held=0.1, used_cores=1.58)
+    read, decode = case.observation.segments
+    decode = replace(decode, cpu_s=(1 - blocked) * decode.run_s)
+    read = replace(read, cpu_s=0.0)
+    seen = replace(case.observation, segments=(read, decode))
+    found = tried(replace(case, observation=seen))
+    assert [knob for _, knob in found].count("executor") == tries
+
+
+def test_threads_are_tried_where_nothing_is_known_of_them() -> None:
+    assert tried(bound(executor="process")) == [("thread", "executor")]
+
+
+def test_a_knob_that_is_pinned_or_not_there_is_left_alone() -> None:
+    case = bound()
+    pinned = replace(kind("thread"), tunable=False)
+    assert tried(replace(case, knobs={**case.knobs, EXECUTOR: pinned})) == []
+    assert tried(replace(case, knobs={})) == []
+
+
+def outcome(old: str, new: str, before: float, after: float) -> DecisionOutcome:
+    decision = Decision(DECODE, "executor", old, new, "executor", "", 1.9)
+    measures = Measure(before, 0.9, 1.0), Measure(after, 0.9, 1.0)
+    return DecisionOutcome(decision, after > before, *measures)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_a_trial_is_repeated_after_two_minutes_then_four(executor: str) -> None:
+    other = "process" if executor == "thread" else "thread"
+    lost = (outcome(executor, other, 100.0, 70.0),)
+    once = NO_KINDS.learned(lost, bound(executor=executor).observation)
+    twice = once.learned(lost, bound(executor=executor).observation)
+    for known, wait_s in ((once, 120.0), (twice, 240.0)):
+        for late_s, tries in ((-1.0, 0), (1.0, 1)):
+            later = bound(executor=executor, time_s=1.0 + wait_s + late_s)
+            found = [knob for _, knob in tried(later, known)]
+            assert found.count("executor") == tries
+
+
+def test_other_work_makes_what_is_known_worthless() -> None:
+    lost = (outcome("thread", "process", 100.0, 70.0),)
+    case = bound()
+    known = NO_KINDS.learned(lost, case.observation)
+    assert tried(case, known) == []
+    read, decode = case.observation.segments
+    dearer = replace(decode, rows=decode.rows // 3)
+    seen = replace(case.observation, segments=(read, dearer))
+    assert tried(replace(case, observation=seen), known) != []
+
+
+def test_what_a_kept_trial_says_of_the_kind_left_is_its_reverse() -> None:
+    kept = (outcome("thread", "process", 100.0, 200.0),)
+    known = NO_KINDS.learned(kept, bound().observation)
+    [(_, past)] = known.pasts
+    assert past.change == pytest.approx(-0.5)
+
+
+def test_a_past_speaks_of_the_same_work_for_its_time() -> None:
+    past = Past(-0.3, 1, 50.0, cpu_s=0.01)
+    assert past.speaks(169.0, 0.01)
+    assert not past.speaks(171.0, 0.01)
+    assert not past.speaks(60.0, 0.03)
+
+
+def rated(rows: int) -> Observation:
+    seen = computing()
+    segments = tuple(replace(each, rows=rows) for each in seen.segments)
+    return replace(seen, segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("new", "rows", "verdict"),
+    [
+        ("process", 1700, Verdict.KEEP),
+        ("process", 1010, Verdict.ROLL_BACK),
+        ("process", 600, Verdict.ROLL_BACK),
+        ("thread", 1300, Verdict.KEEP),
+        ("thread", 990, Verdict.KEEP),
+        ("thread", 930, Verdict.ROLL_BACK),
+        ("thread", 550, Verdict.ROLL_BACK),
+    ],
+)
+def test_processes_must_gain_and_threads_must_not_lose(
+    new: str, rows: int, verdict: Verdict
+) -> None:
+    old = "thread" if new == "process" else "process"
+    expected = 1.9 if new == "process" else 1.0
+    decision = Decision(DECODE, "executor", old, new, "executor", "", expected)
+    trial = Trial((decision,), (rated(1000),) * 3)
+    seen = Verdict.MORE
+    while seen is Verdict.MORE:
+        trial = trial.seen(rated(rows))
+        seen = trial.verdict()
+    assert seen is verdict
+
+
+def contended(loading_s: float, paused_s: float, *, certain: bool = True) -> Situation:
+    case = eased_situation()
+    found = ContentionObservation(loading_s, paused_s, certain)
+    seen = replace(case.observation, contention=found)
+    return replace(case, observation=seen, knobs={HOST: kind("trainer")})
+
+
+def test_an_engine_that_is_in_the_trainers_way_is_tried_elsewhere() -> None:
+    [decision] = NO_KINDS.other_host(contended(0.0072, 0.005))
+    assert (decision.key, decision.new) == (HOST, "process")
+    assert "takes 7.2 ms while batches are loaded beside it, 5 ms" in decision.reason
+    assert decision.expected == pytest.approx(1.44)
+
+
+def test_a_small_or_doubtful_growth_is_not_worth_a_host() -> None:
+    assert list(NO_KINDS.other_host(contended(0.0051, 0.005))) == []
+    assert list(NO_KINDS.other_host(contended(0.0072, 0.005, certain=False))) == []
+
+
+def test_the_law_waits_for_the_gil_probe_before_it_adds_threads_that_compute() -> None:
+    policy = BottleneckLaw()
+    case, memory = bound(gil_held=None), policy.start()
+    for _ in range(3):
+        decisions, memory = policy.decide(case, memory)
+        assert decisions == ()
+    decisions, _ = policy.decide(case, memory)
+    assert [d.knob for d in decisions] == ["num_parallel_workers"]
+
+
+PYTHON = Workload(
+    (SimulatedStage("tokenize", cpu_s=0.004, gil=1.0, movable=True),),
+    SimulatedTrainer(gap_s=0.02),
+    batch_rows=32,
+)
+"""Pure Python of 4 ms a sample: one core's worth on threads, four on processes."""
+
+
+def test_python_that_holds_the_gil_ends_on_processes_in_the_simulator() -> None:
+    machine = Machine(4.0, 0)
+    plant = Simulated(machine, PYTHON, [1], [2])
+    budget = Budget(4.0, 1 << 40, whole_machine=True)
+    tuner = Tuner(plant, BottleneckLaw(), budget, AutotuneLog(quiet=True))
+    while machine.now_s < 30.0:
+        machine.advance(tuner.step())
+    steps, began_s = plant.steps, machine.now_s
+    while machine.now_s < 45.0:
+        machine.advance(tuner.step())
+    rate = (plant.steps - steps) * 32 / (machine.now_s - began_s)
+    assert dict(tuner.found().executors) == {"Map(ID:0) tokenize": "process"}
+    assert rate >= 0.8 * 4.0 / 0.004
