@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from versus import show, versus
 
 import penstock as ps
-from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
 
 ROUNDS = 5
 

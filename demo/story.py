@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..config import set_enable_autotune
-from ..engine.observe.monitor import Reading, difference
 from ..engine.observe.observation import Observation
+from ..engine.observe.reading import Reading, difference
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline

@@ -27,10 +27,11 @@ from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock
 from .core.core import Core, SegmentState
+from .core.metrics import Gauge
+from .monitor import Monitor
 from .observe.gil import GilProbe
 from .observe.knob import Knob
-from .observe.metrics import Gauge
-from .observe.monitor import Monitor, TrainerMeter
+from .observe.reading import TrainerMeter
 from .plan import BatchPlan
 from .program.program import ReadOn
 from .recipe import Recipe, SegmentRecipe

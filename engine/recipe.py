@@ -13,9 +13,9 @@ from ..cache.cache import Cache
 from ..errors import StateError, check
 from ..system.printing import call
 from .batch.buffer import Buffers
+from .batch.device import DeviceStage
 from .plan import Cursor, DrawnPlan, Plan, read_state, write_state
 from .program.program import Program
-from .to_device.device import DeviceStage
 
 __all__ = [
     "AS_SHIPPED",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import SpecError
+from .batch.device import DeviceStage, ToDevice
 from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
@@ -20,12 +21,11 @@ from .host.local import Host, TrainerHost
 from .host.process import ProcessHost
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
-from .observe.monitor import Reading, TrainerMeter, Window, difference
 from .observe.observation import Move, MoveOutcome, Observation
+from .observe.reading import Reading, TrainerMeter, Window, difference
 from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment
-from .to_device.device import DeviceStage, ToDevice
 
 if TYPE_CHECKING:
     from .to_device.lane import Lane

@@ -33,7 +33,7 @@ from .session import Epoch, Loop, Slot
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.monitor import Reading
+    from ..engine.observe.reading import Reading
     from ..engine.recipe import Executor, Recipe
 
 __all__ = [
@@ -199,7 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
         from ..autotune.explain import explain
-        from ..engine.observe.monitor import unmeasured
+        from ..engine.monitor import unmeasured
 
         observation = self._slot.observation()
         if observation is None:

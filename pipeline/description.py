@@ -11,9 +11,9 @@ import torch
 
 from .. import config
 from ..cache.codec import Name as CodecName
+from ..engine.batch.device import DeviceStage, Normalize
 from ..engine.plan import Order, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
-from ..engine.to_device.device import DeviceStage, Normalize
 from ..errors import SpecError, check
 from ..system.resources import parse_bytes
 from .sources import Folder, is_iterable

@@ -26,7 +26,7 @@ from .stages import Defaults, Stage
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.monitor import Reading
+    from ..engine.observe.reading import Reading
     from ..engine.recipe import Recipe
     from ..engine.run import Run
     from .schedule import Scheduled
@@ -160,7 +160,7 @@ class Pipeline(Description):
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
         from ..autotune.explain import cache_points, explain
-        from ..engine.observe.monitor import unmeasured
+        from ..engine.monitor import unmeasured
 
         observation = self._slot.observation()
         if observation is None:

@@ -49,9 +49,7 @@ class TunedRun:
     def __init__(
         self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
     ) -> None:
-        from ..engine.core.byte_budget import (
-            process_byte_budget,  # loaded when a pipeline runs
-        )
+        from ..engine.core.byte_budget import process_byte_budget
         from ..engine.run import Run
 
         self._rank = rank

@@ -79,9 +79,7 @@ class Folder(Sequence[tuple[bytes, int]]):
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
-        from ..cache.fingerprint.key import (
-            file_fingerprints,  # loaded with the first cache
-        )
+        from ..cache.fingerprint.key import file_fingerprints
 
         return file_fingerprints(self.paths, root=self.root, labels=self.labels)
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from .. import config
 from ..cache.codec import NAMES, Name
+from ..engine.batch.device import DeviceStage
 from ..engine.recipe import Executor
-from ..engine.to_device.device import DeviceStage
 from ..errors import check
 from ..system.printing import Bare, call, name_of
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from ..observe.metrics import PartsMeter, Wait, WorkerMeter, WorkerReading
 from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import FEED, Core
+from .metrics import PartsMeter, Wait, WorkerMeter, WorkerReading
 
 __all__ = [
     "Connector",

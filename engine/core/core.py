@@ -20,10 +20,10 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..observe.metrics import Gauge, Wait
 from ..plan import BatchPlan, Rows
 from .byte_budget import Reservations
 from .chunk import Chunk, InFlightBatch, Lease, Outcome, RowBuffer, runs
+from .metrics import Gauge, Wait
 
 __all__ = [
     "FEED",

@@ -10,7 +10,7 @@ from ..core.byte_budget import ByteBudget
 from ..engine import Engine
 from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from ..observe.knob import Knob
-from ..observe.monitor import Reading, TrainerMeter
+from ..observe.reading import Reading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..recipe import Recipe
 from ..workers.process.slabs import SlabPool

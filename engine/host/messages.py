@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from ..observe.knob import Knob, KnobName, Value
-from ..observe.monitor import Reading
+from ..observe.reading import Reading
 from ..plan import BatchPlan, Cursor
 from .handover import Packed
 from .local import TrainerHost

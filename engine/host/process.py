@@ -18,7 +18,7 @@ from ...errors import SampleError, SpecError, WorkerError
 from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import Knob, KnobName, Value
-from ..observe.monitor import Reading, TrainerMeter
+from ..observe.reading import Reading, TrainerMeter
 from ..plan import Cursor
 from ..recipe import Recipe
 from .child import HostChild

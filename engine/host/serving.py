@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...errors import SampleError
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Failure
-from ..observe.monitor import TrainerMeter
+from ..observe.reading import TrainerMeter
 from ..plan import Cursor
 from ..recipe import Recipe
 from ..workers.process.pipe import Pipe

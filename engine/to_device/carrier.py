@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from ..batch.device import ToDevice
 from ..batch.stamp import map_tensors
 from ..feed import Delivery
 from ..host.handover import is_dense
 from ..plan import BatchPlan
 from .cuda import Bus, DeviceEvent
-from .device import ToDevice
 from .pinned import PinnedRing, PinnedSlabs
 
 __all__ = [

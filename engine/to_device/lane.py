@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..batch.buffer import Finished
+from ..batch.device import DeviceStage, ToDevice
 from ..feed import Delivery
 from ..host.local import Host, TrainerHost
 from ..plan import Cursor, DrawnPlan
 from .carrier import Carrier, Crossing
 from .cuda import Bus
-from .device import DeviceStage, ToDevice
 
 __all__ = [
     "DEPTH",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...system.wakeup import Wakeup
 from ..core.chunk import Lease
 from ..core.connector import Connector
-from ..observe.metrics import WorkerMeter
+from ..core.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom

@@ -9,7 +9,7 @@ import torch
 
 from ..core.chunk import Lease, Signal
 from ..core.connector import Connector
-from ..observe.metrics import WorkerMeter
+from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, sink_of

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...engine.batch.buffer import Buffers
+from ...engine.batch.device import DeviceStage
 from ...engine.plan import ConstantSchedule, DrawnPlan, Order, Plan, Setting, Shard
 from ...engine.plan.timeline import Schedule
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
-from ...engine.to_device.device import DeviceStage
 from ...errors import SpecError
 from ..description import order_of
 from ..schedule import Scheduled

@@ -14,7 +14,7 @@ from itertools import count
 from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.core import FEED, Core, SegmentState
-from penstock.engine.observe.metrics import Gauge, Wait
+from penstock.engine.core.metrics import Gauge, Wait
 from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
 from support.flow_sight import Address, rows_of, sight_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
 from penstock.engine.plan import Cursor
-from penstock.engine.to_device.device import DeviceStage, ToDevice
 from penstock.engine.to_device.lane import Lane
 
 from .clocked_bus import ClockedBus

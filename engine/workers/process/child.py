@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...batch.layout import Layout
 from ...core.chunk import Chunk, Lease
-from ...observe.metrics import WorkerMeter
+from ...core.metrics import WorkerMeter
 from .deaths import cause_of, is_stopped, oom_kills
 from .pipe import Mailbox
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage

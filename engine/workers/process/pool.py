@@ -29,7 +29,7 @@ from ...batch.buffer import BatchBuffer
 from ...core.chunk import Failure, Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
-from ...observe.metrics import WorkerMeter
+from ...core.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
 from ..pool import PoolStatistics, sink_of

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.batch.stamp import map_tensors, stamped
-from penstock.engine.to_device.device import DeviceStage, ToDevice
 from support.flow_script import Script
 
 PLAN = Script((4,)).batch(7)

@@ -13,7 +13,7 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome, Signal
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.observe.metrics import Gauge, Wait
+from penstock.engine.core.metrics import Gauge, Wait
 from support.flow_script import Script
 
 JOIN_S = 5.0

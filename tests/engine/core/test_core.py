@@ -9,7 +9,7 @@ import pytest
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.chunk import Lease, Outcome
 from penstock.engine.core.core import FEED, LEASE_NS, SegmentState
-from penstock.engine.observe.metrics import Gauge, Wait
+from penstock.engine.core.metrics import Gauge, Wait
 from support.flow_model import Course
 from support.flow_script import Script, Settling
 

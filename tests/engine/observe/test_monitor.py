@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.metrics import GaugeReading, WorkerReading
 from penstock.engine.engine import Engine
-from penstock.engine.observe.metrics import GaugeReading, WorkerReading
-from penstock.engine.observe.monitor import (
+from penstock.engine.monitor import unmeasured
+from penstock.engine.observe.observation import TrainerObservation
+from penstock.engine.observe.reading import (
     Reading,
     SegmentReading,
     TrainerMeter,
     Window,
     difference,
-    unmeasured,
 )
-from penstock.engine.observe.observation import TrainerObservation
 from penstock.engine.plan import BatchPlan, Shard
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage

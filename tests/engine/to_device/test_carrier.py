@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
 from penstock.engine.to_device.carrier import Carrier
-from penstock.engine.to_device.device import DeviceStage, ToDevice
 from penstock.engine.to_device.lane import DEPTH
 from penstock.engine.workers.process.slabs import SlabPool
 from support.clocked_bus import ClockedBus

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine import run
+from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.host.local import TrainerHost
-from penstock.engine.observe.monitor import TrainerMeter
+from penstock.engine.observe.reading import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
-from penstock.engine.to_device.device import DeviceStage, ToDevice
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, SourceStage

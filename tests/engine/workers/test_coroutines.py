@@ -14,7 +14,7 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.chunk import Lease, Outcome
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
 from penstock.engine.program.program import Map, Program
 from penstock.engine.workers.coroutines import Coroutines
 from support.flow_script import Script

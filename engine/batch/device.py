@@ -95,7 +95,7 @@ class ToDevice:
     """Does it, batch by batch: in the trainer's thread, in the current stream."""
 
     def __init__(self, stage: DeviceStage) -> None:
-        from ..batch.stamp import map_tensors  # loaded when a pipeline runs
+        from .stamp import map_tensors  # loaded when a pipeline runs
 
         self._stage = stage
         self._map = map_tensors

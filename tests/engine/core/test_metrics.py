@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.observe.metrics import Gauge, Wait, WorkerMeter, WorkerReading
+from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter, WorkerReading
 
 S = 1_000_000_000
 

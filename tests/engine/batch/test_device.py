@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
-from penstock.engine.to_device.device import DeviceStage, ToDevice
 from penstock.engine.workers.process.slabs import SlabPool
 from support.datasets import KINDS
 from support.flow_script import Script

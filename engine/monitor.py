@@ -1,0 +1,134 @@
+"""The monitor: reads the counters of one engine, and has the GIL looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from .core.connector import EngineLock
+from .core.metrics import GaugeReading, WorkerReading
+from .observe.gil import GilProbe
+from .observe.observation import Observation, TrainerObservation
+from .observe.reading import Reading, SegmentReading, TrainerMeter, difference
+from .plan import DrawnPlan, Plan
+from .recipe import Recipe
+from .segment import Segment
+
+__all__ = ["Monitor", "unmeasured"]
+
+PROBE_AGAIN_S = 60.0
+"""What the GIL probe has seen is believed for so long."""
+MIN_WAIT = 0.05
+"""Share of its time that the trainer waits from which the GIL is worth a look."""
+
+
+class Monitor:
+    """Reads one engine."""
+
+    def __init__(
+        self,
+        engine_lock: EngineLock,
+        segments: Sequence[Segment],
+        trainer: TrainerMeter,
+        probe: GilProbe,
+        plan: Plan | DrawnPlan,
+    ) -> None:
+        self._engine_lock = engine_lock
+        self._plan = plan
+        self._segments = segments
+        self._trainer = trainer
+        self._probe = probe
+        self._probed_s = -PROBE_AGAIN_S
+        self._workers: tuple[tuple[str, int], ...] = ()
+        """As they were when the GIL was last looked at."""
+        self._waited = (0.0, 0.0)
+
+    def read(self) -> Reading:
+        """Return all totals as of now."""
+        # These are files: not to be read under the lock.
+        queued = [segment.run_queue.look() for segment in self._segments]
+        with self._engine_lock.lock:
+            now_ns = self._engine_lock.clock()
+            pairs = zip(self._segments, queued, strict=True)
+            rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
+            reservations = self._engine_lock.core.reservations.statistics()
+            begun_next = self._engine_lock.core.next_step
+        trainer = self._trainer
+        self._look_at_gil(now_ns / 1e9, trainer.read())
+        return Reading(
+            now_ns / 1e9,
+            trainer.epoch,
+            trainer.step,
+            trainer.read(),
+            rows,
+            reservations.held_bytes,
+            reservations.peak_bytes,
+            self._plan.regime(begun_next) or trainer.regime,
+            self._probe.last_share,
+            time.process_time(),
+        )
+
+    def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
+        """Have the probe look, now and then, where threads may be short of the GIL.
+
+        What it saw of other workers is forgotten.
+        """
+        workers = tuple((s.executor, s.num_parallel_workers) for s in self._segments)
+        if workers != self._workers:
+            self._workers, self._probed_s = workers, -PROBE_AGAIN_S
+            self._probe.clear()
+        known = self._probe.held_share is not None
+        if (known and now_s - self._probed_s < PROBE_AGAIN_S) or all(
+            executor != "thread" for executor, _ in workers
+        ):
+            return
+        (wait_s, gap_s), self._waited = self._waited, (trainer.wait_s, trainer.gap_s)
+        waited_s, spent_s = trainer.wait_s - wait_s, trainer.gap_s - gap_s
+        if waited_s >= MIN_WAIT * (waited_s + spent_s):
+            self._probed_s = now_s
+            self._probe.burst()
+
+    def _segment(
+        self, segment: Segment, now_ns: int, queued_s: float
+    ) -> SegmentReading:
+        core, at = self._engine_lock.core, segment.connector.segment
+        state = core.segments[at]
+        return SegmentReading(
+            segment.recipe.name,
+            segment.recipe.queue_name,
+            segment.executor,
+            segment.num_parallel_workers,
+            segment.prefetch_size,
+            segment.connector.total(now_ns),
+            segment.connector.readings(now_ns),
+            state.gauge.read(now_ns),
+            core.row_bytes(at),
+            tuple(segment.moves),
+            segment.moving,
+            queued_s,
+            segment.connector.parts.read(),
+            tuple(each.stage for each in segment.recipe.program.operations),
+            segment.recipe.storable,
+        )
+
+
+def unmeasured(recipe: Recipe) -> Observation:
+    """Return the window of a pipeline that has not run yet: nothing happened in it."""
+    nothing = WorkerReading()
+    segments = tuple(
+        SegmentReading(
+            segment.name,
+            segment.queue_name,
+            segment.executor,
+            segment.num_parallel_workers,
+            segment.prefetch_size,
+            nothing,
+            (),
+            GaugeReading(0.0, 0.0, 0.0, 0),
+            0.0,
+        )
+        for segment in recipe.segments
+    )
+    trainer = TrainerObservation(0, 0, 0.0, 0.0)
+    reading = Reading(0.0, 0, 0, trainer, segments, 0, 0)
+    return difference(reading, reading)
