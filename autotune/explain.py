@@ -50,6 +50,8 @@ MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
 COUNTLESS = 1000
 """Workers, from which on a need says only that the trainer does next to nothing."""
+CACHE_WORTH = 0.1
+"""Share of the work on a sample that a cache must spare to be worth a word."""
 MAX_NAMED = 3
 """Segments named in the verdict line, and next things to do."""
 
@@ -116,25 +118,11 @@ class Explanation:
             if round(100 * stage.wait_share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
-        return (
-            f"{self.verdict}: {waiting}{named}; at most {self.headspace:.1f}x faster"
-            " if loading were free."
-        )
+        return f"{self.verdict}: {waiting}{named}; {phrases.speedup(self.headspace)}."
 
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON can hold it."""
-        return {
-            "verdict": self.verdict,
-            "bottleneck": self.bottleneck,
-            "cause": self.cause,
-            "headspace": self.headspace,
-            "wait_share": self.wait_share,
-            "rows_per_s": self.rows_per_s,
-            "trainer": asdict(self.trainer),
-            "stages": [asdict(stage) for stage in self.stages],
-            "advice": list(self.advice),
-            "caching": list(self.caching),
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         width = max([len("stage"), *(len(stage.name) for stage in self.stages)])
@@ -311,7 +299,8 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
     if needed >= COUNTLESS:
         return f"{spent}; {workers} workers, and this trainer takes what it can get."
     if needed > workers:
-        return f"{spent}; too few workers: {workers}, this trainer needs {needed:.1f}."
+        wanted = phrases.count(needed)
+        return f"{spent}; too few workers: {workers}, this trainer needs {wanted}."
     return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."
 
 
@@ -402,12 +391,6 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
     )
 
 
-# What a cache at each point of a pipeline would gain, and what it would need.
-
-WORTH = 0.1
-"""Share of the work on a sample that a cache must spare to be worth a word."""
-
-
 def cache_points(observation: Observation) -> tuple[str, ...]:
     """Return one line for each place where a cache is worth a thought.
 
@@ -423,7 +406,7 @@ def cache_points(observation: Observation) -> tuple[str, ...]:
         spared_s += part.run_s_per_row
         if part.storable is None or not part.bytes_per_row:
             break
-        if spared_s >= WORTH * whole_s:
+        if spared_s >= CACHE_WORTH * whole_s:
             lines.append(point(part, spared_s, whole_s, part.storable))
     return tuple(lines)
 
@@ -433,15 +416,6 @@ def point(part: PartObservation, spared_s: float, whole_s: float, count: int) ->
     return (
         f"a cache behind {part.name} would spare {1000 * spared_s:.2f} of"
         f" {1000 * whole_s:.2f} ms of work a sample, and need"
-        f" {size(part.bytes_per_row * count)} ({count:,} samples of"
-        f" {size(part.bytes_per_row)})"
+        f" {phrases.size(part.bytes_per_row * count)} ({count:,} samples of"
+        f" {phrases.size(part.bytes_per_row)})"
     )
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes for people."""
-    if nbytes >= phrases.GIB:
-        return f"{nbytes / phrases.GIB:.1f} GiB"
-    if nbytes >= phrases.MIB:
-        return f"{nbytes / phrases.MIB:.1f} MiB"
-    return f"{nbytes / 1024:.1f} KiB"

@@ -32,8 +32,14 @@ __all__ = [
     "show_by_default",
 ]
 
-# What was told last: so that the log says things once, or now and then.
+LOGGER = logging.getLogger("penstock.autotune")
 
+REMARK = "Written by penstock's autotune: the values in force at the end of the run."
+UNCHANGED = " Loading did not hold training up; nothing was changed."
+
+
+_begun: set[Path] = set()
+"""Files of this process: a further loop, or another pipeline, goes on in them."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -79,16 +85,6 @@ class Spoken:
     def older_than(self, window: Observation) -> bool:
         """Whether what was told last is not of this window."""
         return window.trainer.steps > 0 and window.time_s > self._time_s
-
-
-LOGGER = logging.getLogger("penstock.autotune")
-
-REMARK = "Written by penstock's autotune: the values in force at the end of the run."
-UNCHANGED = " Loading did not hold training up; nothing was changed."
-
-
-_begun: set[Path] = set()
-"""Files of this process: a further loop, or another pipeline, goes on in them."""
 
 
 class AutotuneLog:

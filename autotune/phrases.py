@@ -12,6 +12,7 @@ __all__ = [
     "blocked_bottleneck",
     "bottleneck",
     "contention",
+    "count",
     "cpu_high",
     "cpu_low",
     "cpu_over_budget",
@@ -29,9 +30,14 @@ __all__ = [
     "released",
     "request",
     "short_name",
+    "size",
     "slow",
+    "speedup",
 ]
 
+TENS_FROM = 20
+"""From here on a tenth of a worker is not worth saying."""
+ROUND_FROM = 100
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -65,7 +71,7 @@ def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
     """It computes, and has too few workers for the trainer."""
     return (
         f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
-        f" {needed:.1f} workers for this trainer, has {workers}."
+        f" {count(needed)} workers for this trainer, has {workers}."
     )
 
 
@@ -75,8 +81,8 @@ def blocked_bottleneck(
     """It waits for a disk, a network or a lock, and has too few workers."""
     return (
         f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
-        f" {1000 * run_s:.2f} ms a sample, needs {needed:.1f} workers for this trainer,"
-        f" has {workers}."
+        f" {1000 * run_s:.2f} ms a sample, needs {count(needed)} workers for this"
+        f" trainer, has {workers}."
     )
 
 
@@ -135,9 +141,32 @@ def released(wait: float, workers: int, nbytes: int) -> str:
     if workers:
         things.append(f"{workers} worker{'s' if workers > 1 else ''}")
     if nbytes >= MIB:
-        size = f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
-        things.append(size)
+        things.append(size(nbytes))
     return f"not input-bound (wait {100 * wait:.1f}%): released {' and '.join(things)}."
+
+
+def speedup(headspace: float) -> str:
+    """How much faster training would be if loading were free."""
+    if headspace > ROUND_FROM:
+        return f"more than {ROUND_FROM}x faster if loading were free"
+    return f"at most {count(headspace)}x faster if loading were free"
+
+
+def count(number: float) -> str:
+    """A number as a person would say it: 3.6, about 50, about 1,200."""
+    if number < TENS_FROM:
+        return f"{number:.1f}"
+    magnitude = 10 ** (len(str(int(number))) - 2)
+    return f"about {round(number / magnitude) * magnitude:,}"
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes for people."""
+    if nbytes >= GIB:
+        return f"{nbytes / GIB:.1f} GiB"
+    if nbytes >= 10 * MIB:
+        return f"{nbytes / MIB:.0f} MiB"
+    return f"{nbytes / MIB:.1f} MiB" if nbytes >= MIB else f"{nbytes / 1024:.1f} KiB"
 
 
 def short_name(operator: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SpecError
+from . import phrases
 
 __all__ = ["Report", "read_report"]
 
@@ -105,7 +106,7 @@ def _told(row: Row) -> str:
     """A verdict with its figures."""
     return (
         f"{row['verdict']}: waiting {row['wait_share']:.0%} of each step,"
-        f" {row['rows_per_s']:.0f} samples/s; at most {row['headspace']:.1f}x faster"
+        f" {row['rows_per_s']:.0f} samples/s; {phrases.speedup(row['headspace'])}"
     )
 
 

@@ -1,7 +1,7 @@
-"""The situation: all that a policy is told, frozen, and its form in the JSON log.
+"""What a policy is told and what it answers, and their form in the JSON log.
 
-A policy decides on nothing else, so a log's situations put to the same policy again
-give the same decisions.
+A policy decides on its situation and nothing else, so a log's situations put to the
+same policy again give the same decisions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ __all__ = [
     "Row",
     "Situation",
 ]
-
-# Decisions: what a policy wants changed, and what came of it.
 
 Row = dict[str, object]
 """One line of the JSON log."""

@@ -2,7 +2,8 @@
 
 The objective is the cost of a sample to the trainer (`window.cost_s`), and after it the
 fewest resources. So a change that spends something must gain, and one that gives back
-must cost nothing. Costs are compared window by window against their own noise.
+must cost nothing. Costs are compared window by window against their own noise, which
+also says how many windows are evidence.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ ALL = 0.99
 """Share of a step that nothing is left of."""
 EASE_SHARE = 0.02
 """After a release the trainer may wait so long a share of its step."""
+AIM = 0.1
+"""The standard error, relative, of what is decided on."""
+MAX_NOISE_WINDOWS = 12
+JUMP = 0.15
+"""Difference between two windows, relative, from which the load may have changed."""
+JUMP_ERRORS = 3.0
+"""The same in standard errors."""
+REMEMBERED = 16
+"""Differences."""
+PRIOR = 2
+"""Differences of nothing that are taken for seen, before there are many."""
 
 
 class Verdict(Enum):
@@ -161,28 +173,14 @@ def _scatter(values: list[float]) -> float:
     return sum((value - mean) ** 2 for value in values)
 
 
-# Noise: how much windows differ while nothing is changed, and so how many it takes.
-#
-# One sample in a hundred that takes fifty times as long makes one half second twice as
-# slow as the next. Who decided on one of them would follow the dice. What two windows in
-# a row differ by tells their noise without a trend (J. von Neumann, 1941: the mean square
-# successive difference), and the mean of `n` is noisy by a square root of `n` less.
-
-AIM = 0.1
-"""The standard error, relative, of what is decided on."""
-MAX_NOISE_WINDOWS = 12
-JUMP = 0.15
-"""Difference between two windows, relative, from which the load may have changed."""
-JUMP_ERRORS = 3.0
-"""The same in standard errors."""
-REMEMBERED = 16
-"""Differences."""
-PRIOR = 2
-"""Differences of nothing that are taken for seen, before there are many."""
-
-
 class Noise:
-    """Estimates the noise of a window's cost from windows as they come."""
+    """Estimates the noise of a window's cost from windows as they come.
+
+    One sample in a hundred that takes fifty times as long makes one half second twice
+    as slow as the next. What two windows in a row differ by tells their noise without a
+    trend (J. von Neumann, 1941: the mean square successive difference), and the mean of
+    `n` is noisy by a square root of `n` less.
+    """
 
     def __init__(self) -> None:
         self._last: float | None = None

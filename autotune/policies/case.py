@@ -43,6 +43,13 @@ PREFETCH_KEPT = 0.8
 MIN_PREFETCH = 2
 CPU_EXCEEDED = 1.1
 """The budget with the noise of a measured core count."""
+GIL_BOUND = 0.8
+"""Share of moments with the GIL held from which threads that compute get no further."""
+QUEUED = 0.25
+"""Share of their run time that workers wait for a core from which more of them only
+wait."""
+CPU_USED = 0.85
+"""Share of the budget from which on CPU is what binds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +163,6 @@ def release(
 ) -> Decision:
     """Return the decision to give back what does nothing."""
     return Decision(*key, old, new, "release", reason, 1.0, evidence)
-
-
-# What is short: cores, as measured or as the run queue shows, or the GIL. Pure.
-
-GIL_BOUND = 0.8
-"""Share of moments with the GIL held from which threads that compute get no further."""
-QUEUED = 0.25
-"""Share of their run time that workers wait for a core from which more of them only
-wait."""
-CPU_USED = 0.85
-"""Share of the budget from which on CPU is what binds."""
 
 
 def cpu_bound(situation: Situation, share: float = CPU_USED) -> bool:

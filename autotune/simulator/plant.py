@@ -99,7 +99,7 @@ class Simulated:
         )
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return workers and prefetch of every stage, and its executor if it may move."""
+        """Return what may be changed of every stage."""
         return tuple(knob for stage in self._stages for knob in stage.knobs(self._look))
 
     def _gil_held(self, window_s: float) -> float | None:

@@ -24,7 +24,7 @@ def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
     (line,) = cache_points(seen(READ, DECODE, AUGMENT))
     assert line == (
         "a cache behind Map(ID:1) decode would spare 2.00 of 3.00 ms of work a sample,"
-        " and need 1000.0 MiB (1,000 samples of 1.0 MiB)"
+        " and need 1000 MiB (1,000 samples of 1.0 MiB)"
     )
 
 

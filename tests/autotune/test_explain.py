@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 
-from penstock.autotune.explain import explain
+from penstock.autotune.explain import evidence, explain
+from penstock.autotune.situation import Decision
 from penstock.engine.observe.observation import Observation, TrainerObservation
 from penstock.system.resources import Budget
 from support.windows import DECODE, READ, at_ease, computing, connector, starved
@@ -140,3 +141,31 @@ def test_no_more_workers_are_advised_where_all_cores_are_busy() -> None:
     advice = explain(computing(), Budget(1.0, 10**9)).advice
     assert advice
     assert not any("num_parallel_workers" in step for step in advice)
+
+
+def grown(operator: str, knob: str) -> Decision:
+    return Decision(operator, knob, 1, 2, "law", "as seen", 2.0)  # type: ignore[arg-type]
+
+
+def test_evidence_in_the_words_of_mindspore_is_given_for_what_a_decision_rests_on() -> (
+    None
+):
+    seen = starved()
+    read = seen.segments[0]
+    lines = list(evidence(seen, grown(read.name, "num_parallel_workers")))
+    assert lines == [
+        f"Op ({read.name}) is slow, input connector utilization=1.000000, output"
+        " connector utilization=0.000000, diff=1.000000 > 0.35 threshold."
+    ]
+    [low] = evidence(seen, grown(read.queue_name, "prefetch_size"))
+    assert low == (
+        f"Op ({read.queue_name}) getting low average worker cpu utilization"
+        " 2.00% < 35% threshold."
+    )
+
+
+def test_what_is_not_true_of_the_window_is_not_said() -> None:
+    decode = starved().segments[1]  # nothing waits before it or behind it
+    assert list(evidence(starved(), grown(decode.name, "num_parallel_workers"))) == []
+    released = Decision(decode.name, "num_parallel_workers", 2, 1, "release", "", 1.0)
+    assert list(evidence(starved(), released)) == []

@@ -173,3 +173,16 @@ def test_other_ranks_and_those_who_set_logging_up_are_left_alone() -> None:
         logging.getLogger().addHandler(logging.NullHandler())
         show_by_default(rank=0)
         assert logger.handlers == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(3.57, "3.6"), (19.9, "19.9"), (52.4, "about 52"), (1234.0, "about 1,200")],
+)
+def test_numbers_are_those_a_person_would_say(number: float, text: str) -> None:
+    assert phrases.count(number) == text
+
+
+def test_a_speed_up_that_nobody_can_judge_is_not_given_to_a_digit() -> None:
+    assert phrases.speedup(1.7) == "at most 1.7x faster if loading were free"
+    assert phrases.speedup(1000.0) == "more than 100x faster if loading were free"
