@@ -60,14 +60,7 @@ class Options:
         )
 
     def __repr__(self) -> str:
-        if self == AS_SHIPPED:
-            return ""
-        return call(
-            ".options",
-            host=(self.host, "auto"),
-            persistent_workers=(self.persistent_workers, True),
-            multiprocessing_context=(self.multiprocessing_context, None),
-        )
+        return "" if self == AS_SHIPPED else call(".options", self)
 
 
 AS_SHIPPED = Options()

@@ -91,7 +91,6 @@ class Description:
         """
         stage = SourceStage(
             Folder.scan(root),
-            folder=True,
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             name=name,
@@ -137,7 +136,6 @@ class Description:
 
         stage = SourceStage(
             find_files(urls, labels, storage_options, executor),
-            files=True,
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             name=name,
@@ -216,9 +214,15 @@ class Description:
             timeout: seconds a sample may take. A process that takes longer is replaced,
                 its stack is told; what waits in a coroutine is cancelled.
         """
-        return self._with(
-            MapStage(function, num_parallel_workers, executor, name, tune, timeout)
+        stage = MapStage(
+            function,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            tune=tune,
+            timeout=timeout,
         )
+        return self._with(stage)
 
     def filter(
         self,
@@ -235,9 +239,15 @@ class Description:
         Batches stay full, the length becomes unknown, and it works on one rank; where
         the indices to keep are known beforehand, `select` is better.
         """
-        return self._with(
-            FilterStage(predicate, num_parallel_workers, executor, name, tune, timeout)
+        stage = FilterStage(
+            predicate,
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            tune=tune,
+            timeout=timeout,
         )
+        return self._with(stage)
 
     def cache(
         self,

@@ -70,6 +70,11 @@ class Folder(Sequence[tuple[bytes, int]]):
             labels += [label] * len(files)
         return cls(str(root), tuple(names), tuple(paths), tuple(labels))
 
+    @property
+    def shown(self) -> tuple[object, ...]:
+        """How the arguments that made it print."""
+        return (self.root,)
+
     def __len__(self) -> int:
         return len(self.paths)
 

@@ -1,9 +1,9 @@
 """What the user wrote: frozen stages, which hold no thread, file or lock.
 
 A pipeline's description is a tuple of these. They compare, and print as the code that
-makes them; `compile.py` turns them into something that can run. Each checks its own
-arguments when it is made (`ordering.py` those of the order), so a mistake shows in the
-line that holds it.
+makes them; `compile/` turns them into something that can run. Each checks its own
+arguments when it is made, so a mistake shows in the line that holds it; what they must
+be to each other, `description.py` checks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .. import config
 from ..cache.codec import NAMES, Name
@@ -21,6 +21,8 @@ from ..engine.batch.device import DeviceStage
 from ..engine.recipe import Executor
 from ..errors import check
 from ..system.printing import Bare, call, name_of
+from .files import Files
+from .sources import Folder
 
 __all__ = [
     "BatchStage",
@@ -29,6 +31,7 @@ __all__ = [
     "FilterStage",
     "MapStage",
     "OnError",
+    "PerSample",
     "RepeatStage",
     "SelectStage",
     "ShuffleStage",
@@ -36,12 +39,33 @@ __all__ = [
     "Stage",
     "TakeStage",
     "Workers",
-    "check_kind",
-    "check_staff",
     "executor_of",
     "is_async",
     "wanted_by",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What is taken where the user says nothing."""
+
+    num_parallel_workers: int
+    prefetch_size: int
+    seed: int
+    cpu_cores: float = 1.0
+    """Cores that all workers may keep busy together: as many children as that share
+    the leases of a thread-safe segment."""
+
+    @classmethod
+    def now(cls) -> Defaults:
+        """Return what is set now."""
+        return cls(
+            config.get_num_parallel_workers(),
+            config.get_prefetch_size(),
+            config.get_seed(),
+            config.budget().cpu_cores,
+        )
+
 
 # Who works on a stage: how many, of which kind, and how long a sample may take.
 
@@ -50,18 +74,6 @@ Workers = int | tuple[int, int] | None
 """Exactly n; between lo and hi, starting at lo; or as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """Whose work can be broken off: of these `auto` then takes processes."""
-
-
-def check_staff(workers: Workers, executor: Executor, timeout: float | None) -> None:
-    """Check the settings that every stage with a function has."""
-    check(
-        executor in EXECUTORS,
-        f"`executor` must be one of {', '.join(EXECUTORS)}, got {executor!r}",
-    )
-    if workers is not None:
-        _check_workers(workers, executor)
-    if timeout is not None:
-        _check_timeout(timeout, executor)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -138,250 +150,150 @@ def _check_timeout(timeout: float, executor: Executor) -> None:
     )
 
 
-# A cache as the user wrote it: `.cache(ram="2GB", disk="/nvme/cache")`.
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class PerSample:
+    """A stage whose function workers call for each sample."""
 
-
-def memory_of_this_machine() -> int:
-    """Bytes."""
-    import psutil  # a third of what importing all of penstock took
-
-    return int(psutil.virtual_memory().total)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CacheStage:
-    """Samples stored as the stage before it makes them."""
-
-    ram: int = 0
-    """Bytes of the tier in RAM; 0: there is none."""
-    disk: Path | None = None
-    disk_limit: int | None = None
-    codec: Name = "auto"
-    version: int | str | None = None
+    num_parallel_workers: Workers = None
+    executor: Executor = "auto"
+    name: str | None = None
+    tune: bool = True
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         check(
-            self.ram or self.disk is not None,
-            'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or both'
-            ", got neither",
+            self.executor in EXECUTORS,
+            f"`executor` must be one of {', '.join(EXECUTORS)}, got {self.executor!r}",
         )
-        total = memory_of_this_machine()
-        check(
-            self.ram <= total,
-            f"`ram` must be at most the memory of this machine, {total} bytes, got"
-            f" {self.ram}; what does not fit can go to cache(disk=...)",
-        )
-        check(
-            self.disk_limit is None or self.disk is not None,
-            f"`disk_limit` is of the folder `disk`, which is not given, got"
-            f" {self.disk_limit!r}",
-        )
-        check(
-            self.codec in NAMES,
-            f"`codec` must be one of {', '.join(NAMES)}, got {self.codec!r}",
-        )
-        check(
-            self.version is None or type(self.version) in (int, str),
-            f"`version` must be an int or a str, got {self.version!r}",
-        )
+        if self.num_parallel_workers is not None:
+            _check_workers(self.num_parallel_workers, self.executor)
+        if self.timeout is not None:
+            _check_timeout(self.timeout, self.executor)
+
+    @property
+    def called(self) -> Callable[..., Any]:
+        """What is called for each sample."""
+        raise NotImplementedError
 
     @property
     def kind(self) -> str:
         """As the log names it."""
-        return "Cache"
+        return type(self).__name__.removesuffix("Stage")
 
-    def __repr__(self) -> str:
-        return call(
-            ".cache",
-            ram=(self.ram, 0),
-            disk=(None if self.disk is None else str(self.disk), None),
-            disk_limit=(self.disk_limit, None),
-            codec=(self.codec, "auto"),
-            version=(self.version, None),
-        )
-
-
-OnError = Literal["raise", "substitute"]
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What is taken where the user says nothing."""
-
-    num_parallel_workers: int
-    prefetch_size: int
-    seed: int
-    cpu_cores: float = 1.0
-    """Cores that all workers may keep busy together: as many children as that share
-    the leases of a thread-safe segment."""
-
-    @classmethod
-    def now(cls) -> Defaults:
-        """Return what is set now."""
-        return cls(
-            config.get_num_parallel_workers(),
-            config.get_prefetch_size(),
-            config.get_seed(),
-            config.budget().cpu_cores,
-        )
+    @property
+    def label(self) -> str:
+        """What stands behind the ID in the log."""
+        return self.name or name_of(self.called)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SourceStage:
+class SourceStage(PerSample):
     """Where samples come from."""
 
     dataset: Any
     iterable: bool = False
-    folder: bool = False
-    files: bool = False
-    num_parallel_workers: Workers = None
-    executor: Executor = "auto"
     thread_safe: bool | None = None
-    name: str | None = None
-    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        check_staff(self.num_parallel_workers, self.executor, self.timeout)
+        PerSample.__post_init__(self)
         if self.iterable:
-            check(
-                self.num_parallel_workers in (None, 1),
-                "an iterable dataset is read by one worker, in its order, got "
-                f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out "
-                "here and give it to the map() that does the work",
-            )
-            check(
-                self.executor not in ("process", "async"),
-                "an iterable dataset is read in the trainer's process, by next(): "
-                f'executor="{self.executor}" is for its map(), not for from_dataset()',
-            )
-            check(
-                self.timeout is None,
-                "the reading of an iterable dataset cannot be broken off, got "
-                f"`timeout={self.timeout!r}`; leave it out here and give it to a map()",
-            )
+            self._check_iterable()
             return
-        check_kind(self.dataset.__getitem__, self.executor)
+        check_kind(self.called, self.executor)
         check(
             len(self.dataset) > 0,
             f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
             "least one sample",
         )
 
+    def _check_iterable(self) -> None:
+        check(
+            self.num_parallel_workers in (None, 1),
+            "an iterable dataset is read by one worker, in its order, got "
+            f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out "
+            "here and give it to the map() that does the work",
+        )
+        check(
+            self.executor not in ("process", "async"),
+            "an iterable dataset is read in the trainer's process, by next(): "
+            f'executor="{self.executor}" is for its map(), not for from_dataset()',
+        )
+        check(
+            self.timeout is None,
+            "the reading of an iterable dataset cannot be broken off, got "
+            f"`timeout={self.timeout!r}`; leave it out here and give it to a map()",
+        )
+
+    @property
+    def called(self) -> Callable[..., Any]:
+        called: Callable[..., Any]
+        called = self.dataset.__iter__ if self.iterable else self.dataset.__getitem__
+        return called
+
     @property
     def kind(self) -> str:
-        """As the log names it."""
-        if self.files:
-            return "Files"
-        return "Folder" if self.folder else "Dataset"
+        kinds = {"Folder": Folder, "Files": Files}
+        found = (name for name, kind in kinds.items() if isinstance(self.dataset, kind))
+        return next(found, "Dataset")
 
     @property
     def label(self) -> str:
-        """What stands behind the ID in the log."""
-        if self.name:
-            return self.name
-        return "read" if self.waits else name_of(self.dataset)
+        return self.name or ("read" if self.waits else name_of(self.dataset))
 
     @property
     def waits(self) -> bool:
         """Whether it is known to wait for a storage, and so is best kept apart."""
-        return self.folder or self.files
+        return isinstance(self.dataset, (Folder, Files))
 
     def __repr__(self) -> str:
-        shared: dict[str, tuple[object, object]] = {
-            "num_parallel_workers": (self.num_parallel_workers, None),
-            "executor": (self.executor, "auto"),
-            "name": (self.name, None),
-        }
-        if self.folder:
-            return call("Pipeline.from_folder", self.dataset.root, **shared)
-        shared["timeout"] = (self.timeout, None)
-        if self.files:
-            return call("Pipeline.from_files", *self.dataset.shown, **shared)
-        shared["thread_safe"] = (self.thread_safe, None)
-        dataset = Bare(f"<{type(self.dataset).__name__}>")
-        return call("Pipeline.from_dataset", dataset, **shared)
+        shown: tuple[object, ...] = (Bare(f"<{type(self.dataset).__name__}>"),)
+        if isinstance(self.dataset, (Folder, Files)):
+            shown = self.dataset.shown
+        method = f"Pipeline.from_{self.kind.lower()}"
+        return call(method, self, *shown, hidden=("iterable",))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MapStage:
-    """A function on each sample."""
+class FunctionStage(PerSample):
+    """A function of the user's on each sample."""
 
     function: Callable[..., Any]
-    num_parallel_workers: Workers = None
-    executor: Executor = "auto"
-    name: str | None = None
-    tune: bool = True
-    timeout: float | None = None
 
     def __post_init__(self) -> None:
+        method = self.kind.lower()
         check(
             callable(self.function),
-            f"map() needs a function of one sample, got {self.function!r}",
+            f"{method}() needs a function of one sample, got {self.function!r}",
         )
-        check_staff(self.num_parallel_workers, self.executor, self.timeout)
+        PerSample.__post_init__(self)
         check_kind(self.function, self.executor)
 
     @property
-    def kind(self) -> str:
-        """As the log names it."""
-        return "Map"
-
-    @property
-    def label(self) -> str:
-        """What stands behind the ID in the log."""
-        return self.name or name_of(self.function)
+    def called(self) -> Callable[..., Any]:
+        return self.function
 
     def __repr__(self) -> str:
-        return call(
-            ".map",
-            Bare(name_of(self.function)),
-            num_parallel_workers=(self.num_parallel_workers, None),
-            executor=(self.executor, "auto"),
-            name=(self.name, None),
-            tune=(self.tune, True),
-            timeout=(self.timeout, None),
-        )
+        return call(f".{self.kind.lower()}", self, Bare(name_of(self.function)))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FilterStage:
+class MapStage(FunctionStage):
+    """Makes a sample of each sample."""
+
+    __slots__ = ()
+
+
+class FilterStage(FunctionStage):
     """Leaves out samples, at run time."""
 
-    predicate: Callable[[Any], Any]
-    num_parallel_workers: Workers = None
-    executor: Executor = "auto"
-    name: str | None = None
-    tune: bool = True
-    timeout: float | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        check(
-            callable(self.predicate),
-            f"filter() needs a function of one sample, got {self.predicate!r}",
-        )
-        check_staff(self.num_parallel_workers, self.executor, self.timeout)
-        check_kind(self.predicate, self.executor)
 
-    @property
-    def kind(self) -> str:
-        """As the log names it."""
-        return "Filter"
+def executor_of(stage: PerSample) -> Executor:
+    """Return the kind of workers it asks for; a coroutine function asks for its own."""
+    return "async" if is_async(stage.called) else stage.executor
 
-    @property
-    def label(self) -> str:
-        """What stands behind the ID in the log."""
-        return self.name or name_of(self.predicate)
 
-    def __repr__(self) -> str:
-        return call(
-            ".filter",
-            Bare(name_of(self.predicate)),
-            num_parallel_workers=(self.num_parallel_workers, None),
-            executor=(self.executor, "auto"),
-            name=(self.name, None),
-            tune=(self.tune, True),
-            timeout=(self.timeout, None),
-        )
+# Stages that say which samples, and in what order; a cache; and batches.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -433,6 +345,54 @@ class RepeatStage:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class CacheStage:
+    """Samples stored as the stage before it makes them."""
+
+    kind: ClassVar[str] = "Cache"
+    """As the log names it."""
+    ram: int = 0
+    """Bytes of the tier in RAM; 0: there is none."""
+    disk: Path | None = None
+    disk_limit: int | None = None
+    codec: Name = "auto"
+    version: int | str | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            self.ram or self.disk is not None,
+            'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or both'
+            ", got neither",
+        )
+        import psutil  # a third of what importing all of penstock took
+
+        total = psutil.virtual_memory().total
+        check(
+            self.ram <= total,
+            f"`ram` must be at most the memory of this machine, {total} bytes, got"
+            f" {self.ram}; what does not fit can go to cache(disk=...)",
+        )
+        check(
+            self.disk_limit is None or self.disk is not None,
+            f"`disk_limit` is of the folder `disk`, which is not given, got"
+            f" {self.disk_limit!r}",
+        )
+        check(
+            self.codec in NAMES,
+            f"`codec` must be one of {', '.join(NAMES)}, got {self.codec!r}",
+        )
+        check(
+            self.version is None or type(self.version) in (int, str),
+            f"`version` must be an int or a str, got {self.version!r}",
+        )
+
+    def __repr__(self) -> str:
+        return call(".cache", self)
+
+
+OnError = Literal["raise", "substitute"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class BatchStage:
     """Samples into batches."""
 
@@ -472,16 +432,7 @@ class BatchStage:
 
     def __repr__(self) -> str:
         size = () if self.size is None else (self.size,)
-        return call(
-            ".batch",
-            *size,
-            global_size=(self.global_size, None),
-            drop_last=(self.drop_last, False),
-            microbatches=(self.microbatches, None),
-            tail=(self.tail, "pad_mask"),
-            on_error=(self.on_error, "raise"),
-            error_budget=(self.error_budget, 0.01),
-        )
+        return call(".batch", self, *size, hidden=("size", "collate_fn"))
 
 
 Stage = (
@@ -496,17 +447,3 @@ Stage = (
     | BatchStage
     | DeviceStage
 )
-
-
-def executor_of(stage: SourceStage | MapStage | FilterStage) -> Executor:
-    """Return the kind of workers it asks for; a coroutine function asks for its own."""
-    match stage:
-        case SourceStage(iterable=True):
-            return stage.executor
-        case SourceStage():
-            function = stage.dataset.__getitem__
-        case MapStage():
-            function = stage.function
-        case FilterStage():
-            function = stage.predicate
-    return "async" if is_async(function) else stage.executor

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from typing import Any
 
 __all__ = [
@@ -26,12 +29,19 @@ class Bare(str):
         return str(self)
 
 
-def call(method: str, *args: object, **options: tuple[object, object]) -> str:
-    """Print a method call, leaving out options that have their default."""
+def call(method: str, made: Any, *args: object, hidden: Collection[str] = ()) -> str:
+    """Print the call that made a dataclass.
+
+    Args:
+        method: what was called.
+        made: its fields that differ from their defaults are printed by name.
+        *args: what stands before these.
+        hidden: fields that are not printed by name.
+    """
     given = [repr(arg) for arg in args]
-    given += [
-        f"{key}={value!r}"
-        for key, (value, default) in options.items()
-        if value != default
-    ]
+    for field in fields(made):
+        value = getattr(made, field.name)
+        if field.default not in (MISSING, value) and field.name not in hidden:
+            shown = os.fspath(value) if isinstance(value, os.PathLike) else value
+            given.append(f"{field.name}={shown!r}")
     return f"{method}({', '.join(given)})"

@@ -64,13 +64,7 @@ class DeviceStage:
         return cls(found, checked(normalize), dtype, channels_last)
 
     def __repr__(self) -> str:
-        return call(
-            ".to_device",
-            str(self.device),
-            normalize=(self.normalize, None),
-            dtype=(self.dtype, torch.float32),
-            channels_last=(self.channels_last, False),
-        )
+        return call(".to_device", self, str(self.device))
 
 
 def checked(

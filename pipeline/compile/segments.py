@@ -26,6 +26,7 @@ from ..stages import (
     Defaults,
     FilterStage,
     MapStage,
+    PerSample,
     SourceStage,
     Workers,
     executor_of,
@@ -34,7 +35,6 @@ from ..stages import (
 
 __all__ = [
     "Kind",
-    "PerSample",
     "fused",
     "kind_of",
 ]
@@ -42,8 +42,6 @@ __all__ = [
 # Which kind of workers a segment starts with, and whether threads may share its data.
 #
 # Pure; `compile.py` logs what is to be told.
-
-PerSample = SourceStage | MapStage | FilterStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     declared = source is None or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
-    finding = _find(stages) if declared else None
+    found = filter(None, map(_find_in, stages))
+    finding = next(found, None) if declared else None
     safe = declared and finding is None
     if said == "process":
         return Kind(said, safe)
@@ -86,19 +85,12 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
     return "thread" if waits or counted else "auto"
 
 
-def _find(stages: Sequence[PerSample]) -> Finding | None:
-    return next((each for each in map(_find_in, stages) if each is not None), None)
-
-
 def _find_in(stage: PerSample) -> Finding | None:
-    match stage:
-        case SourceStage():
-            known = stage.waits or stage.thread_safe is not None
-            return None if known else find_unsafe(stage.dataset, "dataset")
-        case MapStage():
-            return find_unsafe(stage.function, name_of(stage.function))
-        case FilterStage():
-            return find_unsafe(stage.predicate, name_of(stage.predicate))
+    """Return what no two threads may share of a stage, if anything is seen."""
+    if not isinstance(stage, SourceStage):
+        return find_unsafe(stage.called, name_of(stage.called))
+    known = stage.waits or stage.thread_safe is not None
+    return None if known else find_unsafe(stage.dataset, "dataset")
 
 
 MAX_WORKERS = 128
@@ -189,7 +181,7 @@ def _border(before: PerSample, after: PerSample) -> bool:
         return True
     if kind == "async" and before.timeout != after.timeout:  # each sample's in a stage
         return True
-    return _tune(before) != _tune(after) and not isinstance(before, SourceStage)
+    return before.tune != after.tune and not isinstance(before, SourceStage)
 
 
 def _segment(
@@ -214,7 +206,7 @@ def _segment(
         workers,
         bounds,
         defaults.prefetch_size,
-        all(_tune(stage) for stage in stages),
+        all(stage.tune for stage in stages),
         kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
         movable=all(_movable(stage) for stage in stages),
@@ -272,10 +264,6 @@ def _movable(stage: PerSample) -> bool:
     return executor_of(stage) == "auto" and not iterable
 
 
-def _tune(stage: PerSample) -> bool:
-    return True if isinstance(stage, SourceStage) else stage.tune
-
-
 def _operations(
     group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
@@ -314,9 +302,8 @@ def _operation(
         case SourceStage():
             many = getattr(stage.dataset, "__getitems__", None)
             return Read(name, stage.dataset.__getitem__, many)
-        case MapStage():
-            wanted = wanted_by(stage.function)
-            draws = number - sum(at < number for at in caches)  # a cache changes none
-            return Map(name, draws, stage.function, "rng" in wanted, "ctx" in wanted)
         case FilterStage():
-            return Filter(name, stage.predicate)
+            return Filter(name, stage.function)
+    wanted = wanted_by(stage.called)
+    draws = number - sum(at < number for at in caches)  # a cache changes none
+    return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted)

@@ -262,13 +262,15 @@ PRINTED: list[tuple[Stage, str]] = [
     ),
     (MapStage(decode), ".map(decode)"),
     (
-        MapStage(decode, (1, 4), "thread", "d", tune=False),
+        MapStage(
+            decode, num_parallel_workers=(1, 4), executor="thread", name="d", tune=False
+        ),
         (
             ".map(decode, num_parallel_workers=(1, 4), executor='thread', name='d', "
             "tune=False)"
         ),
     ),
-    (FilterStage(Augment(), 3), ".filter(Augment, num_parallel_workers=3)"),
+    (FilterStage(Augment(), num_parallel_workers=3), ".filter(Augment, num_parallel_workers=3)"),
     (SelectStage([3, 1]), ".select([3, 1])"),
     (SelectStage(range(9)), ".select([0, 1, 2, ...])"),
     (ShuffleStage(7), ".shuffle(seed=7)"),
@@ -305,7 +307,11 @@ def test_a_function_is_called_what_the_user_calls_it(function: Any, name: str) -
 
 
 def test_stages_compare_by_what_they_say() -> None:
-    assert MapStage(decode, 2) == MapStage(decode, 2) != MapStage(decode, 3)
+    assert (
+        MapStage(decode, num_parallel_workers=2)
+        == MapStage(decode, num_parallel_workers=2)
+        != MapStage(decode, num_parallel_workers=3)
+    )
     assert Shard(0, 1) == Shard.single()
 
 

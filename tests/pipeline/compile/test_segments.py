@@ -52,7 +52,7 @@ def photos(tmp_path: Path) -> SourceStage:
     """A folder of one class with one image."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").touch()
-    return SourceStage(Folder.scan(tmp_path), folder=True)
+    return SourceStage(Folder.scan(tmp_path))
 
 
 def test_neighbours_that_say_nothing_are_one_segment() -> None:
@@ -102,7 +102,11 @@ BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
         [READ, "Map(ID:1) decode > Batch(ID:2)"],
     ),
     "the same number said twice": (
-        [DATA, MapStage(decode, 2), MapStage(flip, 2)],
+        [
+            DATA,
+            MapStage(decode, num_parallel_workers=2),
+            MapStage(flip, num_parallel_workers=2),
+        ],
         [
             READ,
             "Map(ID:1) decode > Map(ID:1) decode",
@@ -156,7 +160,10 @@ def test_a_folder_is_read_apart_from_what_computes(photos: SourceStage) -> None:
 EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
     "nothing said": ([DATA, MapStage(decode)], ["auto"]),
     "said": ([DATA, MapStage(decode, executor="inline")], ["auto", "inline"]),
-    "workers said": ([DATA, MapStage(decode, 2)], ["auto", "thread"]),
+    "workers said": (
+        [DATA, MapStage(decode, num_parallel_workers=2)],
+        ["auto", "thread"],
+    ),
     "not thread-safe": (
         [SourceStage([1], thread_safe=False), MapStage(decode)],
         ["process"],
@@ -168,7 +175,7 @@ EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
     "thread-safe": ([SourceStage([1], thread_safe=True)], ["auto"]),
     "a limit of time": ([DATA, MapStage(decode, timeout=2.0)], ["process"]),
     "a limit of time and workers": (
-        [DATA, MapStage(decode, 2, timeout=2.0)],
+        [DATA, MapStage(decode, num_parallel_workers=2, timeout=2.0)],
         ["auto", "process"],
     ),
     "iterable": (
@@ -200,7 +207,7 @@ SHARING: dict[str, tuple[list[Stage], list[tuple[str, bool]]]] = {
     "declared not to be": ([SourceStage([1], thread_safe=False)], [("process", False)]),
     "an unsafe function": ([DATA, MapStage(reads)], [("process", False)]),
     "an unsafe predicate": (
-        [DATA, MapStage(decode, 2), FilterStage(reads)],
+        [DATA, MapStage(decode, num_parallel_workers=2), FilterStage(reads)],
         [("auto", True), ("thread", True), ("process", False)],
     ),
     "processes said": ([SourceStage(OPEN, executor="process")], [("process", False)]),
@@ -270,9 +277,9 @@ def test_the_log_is_silent_where_nothing_surprises(
     ("stage", "start", "bounds"),
     [
         (MapStage(decode), 3, (1, MAX_WORKERS)),
-        (MapStage(decode, 7), 7, (1, MAX_WORKERS)),
-        (MapStage(decode, 200), 200, (1, 200)),
-        (MapStage(decode, (2, 9)), 2, (2, 9)),
+        (MapStage(decode, num_parallel_workers=7), 7, (1, MAX_WORKERS)),
+        (MapStage(decode, num_parallel_workers=200), 200, (1, 200)),
+        (MapStage(decode, num_parallel_workers=(2, 9)), 2, (2, 9)),
         (MapStage(decode, executor="inline"), 1, (1, 1)),
     ],
     ids=repr,
@@ -292,7 +299,10 @@ def test_an_iterable_is_read_by_one_worker() -> None:
 
 def test_what_the_user_keeps_to_himself_is_not_tuned() -> None:
     recipe = compiled(
-        DATA, MapStage(decode, 2), MapStage(flip, tune=False), BatchStage(1)
+        DATA,
+        MapStage(decode, num_parallel_workers=2),
+        MapStage(flip, tune=False),
+        BatchStage(1),
     )
     assert [segment.tunable for segment in recipe.segments] == [True, True, False]
 
