@@ -29,6 +29,7 @@ __all__ = [
     "AutotuneLog",
     "Released",
     "Spoken",
+    "announce",
     "show_by_default",
 ]
 
@@ -208,6 +209,11 @@ class AutotuneLog:
             self.close()
         except OSError:
             self._rows = None
+
+
+def announce(text: str, level: int = logging.INFO) -> None:
+    """Say a line of the tuning's kind where no tuner runs yet: what is about to run."""
+    LOGGER.log(level, text)
 
 
 def show_by_default(rank: int = 0) -> None:

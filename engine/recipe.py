@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..cache.cache import Cache
 from ..errors import StateError, check
 from ..system.printing import call
 from .batch.buffer import Buffers
 from .batch.device import DeviceStage
 from .plan import Cursor, DrawnPlan, Plan, read_state, write_state
 from .program.program import Program
+
+if TYPE_CHECKING:
+    from ..cache.cache import Cache
 
 __all__ = [
     "AS_SHIPPED",

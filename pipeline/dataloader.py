@@ -12,7 +12,6 @@ torch's samplers draw; batches are then the same for any number of workers.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -21,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
@@ -42,8 +42,6 @@ __all__ = [
     "DataLoader",
     "known_bypass",
 ]
-
-# Whether a framework that builds plain loaders is known to do so just now.
 
 BYPASSED = (
     "Accelerate builds a plain torch DataLoader from this one, so penstock neither"
@@ -71,23 +69,21 @@ def known_bypass() -> Iterator[None]:
         BYPASS.known = before
 
 
-# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
-
-
-LOGGER = logging.getLogger("penstock.autotune")
 RUNNING = frozenset(
     (
+        "_base",
         "_drawing",
         "_iterator",
         "_made_from",
         "_plan",
         "_recipe",
         "_resumed",
+        "_running",
         "_slot",
         "_told",
     )
 )
-"""What a copy of a loader has not."""
+"""What a copy of a loader does not have."""
 SHARES = (
     "an iterable data set says itself which worker reads what; of one that does not,"
     " each of several workers takes its share"
@@ -147,9 +143,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._made_from: tuple[Any, ...] = ()
         """What the recipe depends on, and frameworks assign late."""
         self._drawing = Drawing()
-        """The epoch now running, or the one to come."""
+        """The epoch where the loader stands: of the newest batch, or the one to come."""
         self._resumed = False
         """Whether `_drawing` is from a state, and its loop has not begun."""
+        self._running: dict[int, Drawing] = {}
+        """Of all loops that go on, by their ids; in the order of their newest batches."""
+        self._base: int | None = None
+        """What torch's workers would be seeded from, where they outlive an epoch."""
         self._plan: BatchPlan | None = None
         self._told = ""
         weakref.finalize(self, self._slot.finalise)
@@ -159,12 +159,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
-            drawing = Drawing(drawing.epoch + drawing.whole)
+            drawing = Drawing(drawing.epoch + drawing.whole, base=self._base)
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
-            return self._iterate(drawing)
-        self._tell(f"torch's own workers load, untuned: {why}.")
-        return self._iterate_torchs(drawing)
+            loop = self._iterate(drawing)
+        else:
+            self._tell(f"torch's own workers load, untuned: {why}.")
+            loop = self._iterate_torchs(drawing)
+        self._running[id(drawing)] = drawing
+        weakref.finalize(loop, forget, weakref.ref(self), drawing)
+        return loop
 
     # Where it stands
 
@@ -176,14 +180,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, object]:
         """Return where the next batch starts: plain JSON of 14 kB at most.
 
-        Taken at consumption: batches only prefetched are not counted. It holds what the
+        Taken at consumption: batches only prefetched are not counted. Of several loops
+        at once it is that of the one that was given a batch last. It holds what the
         order was drawn from, which is torch's global generator, or the loader's own; a
         sampler that draws from elsewhere has to be restored by its owner. Where torch's
         own workers load, they load what was consumed once more, and drop it.
         """
-        if self._drawing.torchs is None:  # between two epochs: where the next begins
-            return Drawing(self._drawing.epoch).noted(self.generator).to_state()
-        return self._drawing.to_state()
+        drawing = self._drawing
+        if drawing.torchs is None:  # between two epochs: where the next begins
+            drawing = Drawing(drawing.epoch, base=self._base, now="")
+            drawing.note(self.generator)
+            drawing.dataset = self._own_state()
+        return drawing.to_state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Let the next loop go on where `state` was taken; an empty one does nothing.
@@ -193,6 +201,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if state:
             self._drawing, self._resumed = Drawing.from_state(state), True
+            self._base = self._drawing.base
+            self._iterator = None  # kept workers are further than the state
 
     # What it found
 
@@ -247,7 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return {name: v for name, v in vars(self).items() if name not in RUNNING}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Begin anew."""
+        """Begin at the first epoch again."""
         vars(self).update(state, _iterator=None)
         self._set_up()
 
@@ -278,30 +288,51 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         drawing.on(self.num_workers if iterable else None)
         if not drawing.restore(self.generator):
             drawing.note(self.generator)
+        begin = partial(self._torchs, drawing.base)
+        given = Note(self, drawing).given
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        return resumed(self._torchs, drawing, alone)
+        return resumed(begin, drawing, alone, given)
 
-    def _torchs(self) -> Any:
+    def _own_state(self) -> Any:
+        """Return the state of an iterable data set that has one and is read here."""
+        from .torch_workers import is_keeper
+
+        dataset: Any = self.dataset
+        here = isinstance(dataset, IterableDataset) and self.num_workers == 0
+        return dataset.state_dict() if here and is_keeper(dataset) else None
+
+    def _torchs(self, base: int | None) -> Any:
         """Return torch's own iterator; with autotune on, no sample of it comes twice.
 
         Torch's workers take these attributes with them, and nobody else sees them.
+
+        Args:
+            base: of workers that torch would have kept, for which it draws none: the
+                generator that the order is drawn from is left to the samplers.
         """
+        given: dict[str, Any] = {}
+        if base is not None:
+            given["generator"] = torch.Generator().manual_seed(base)
         several = self.num_workers > 1 and isinstance(self.dataset, IterableDataset)
         piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
-        if not several or piped or not config.get_enable_autotune():
-            return super().__iter__()
-        from .torch_workers import SharedOut, watching
+        if several and not piped and config.get_enable_autotune():
+            from .torch_workers import SharedOut, watching
 
-        before = self.dataset, self.worker_init_fn
-        shared = {
-            "dataset": SharedOut(before[0]),
-            "worker_init_fn": watching(before[1]),
-        }
+            given["dataset"] = SharedOut(self.dataset)
+            given["worker_init_fn"] = watching(self.worker_init_fn)
+        before = {name: vars(self)[name] for name in given}
         try:
-            vars(self).update(shared)
-            return super().__iter__()
+            vars(self).update(given)
+            iterator: Any = super().__iter__()
         finally:
-            vars(self).update(dataset=before[0], worker_init_fn=before[1])
+            vars(self).update(before)
+        self._base = int(iterator._base_seed) if self._keeps_workers else None
+        return iterator
+
+    @property
+    def _keeps_workers(self) -> bool:
+        """Whether torch's workers outlive an epoch, and their base seed with them."""
+        return bool(self.persistent_workers) and self.num_workers > 0
 
     # Penstock's engine
 
@@ -333,11 +364,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         plan = recipe.plan
         assert isinstance(plan, DrawnPlan)
         with drawing.drawn_again(self.generator):
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             batches = iter(self._index_sampler)
-            cursor = plan.begin(drawing.epoch, batches, int(drawn), drawing.batch)
+            if drawing.base is None:
+                seed = self._drawn_seed()
+                if self.num_workers:  # torch begins twice, and draws twice, if it does
+                    batches = iter(self._index_sampler)
+            else:
+                seed = seed_of_epoch(drawing.base, drawing.epoch)
+            cursor = plan.begin(drawing.epoch, batches, seed, drawing.batch)
         run = slot.start(recipe, cursor, rank_of_process())
         return Epoch(slot, run, Note(self, drawing).take)
+
+    def _drawn_seed(self) -> int:
+        """Draw what torch draws to seed its workers: before the samplers draw."""
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._base = int(drawn) if self._keeps_workers else None
+        return int(drawn)
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -373,7 +415,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             context = context.get_start_method()
         options = Options(
             host="trainer",  # where the samplers are
-            persistent_workers=self.persistent_workers,
+            persistent_workers=bool(self.persistent_workers),
             multiprocessing_context=context,
         )
         batch = BatchStage(1, collate_fn=self._collate)
@@ -398,12 +440,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _tell(self, line: str) -> None:
         """Say it in the autotune log, while there is one, once in a row."""
         if line != self._told and config.get_enable_autotune():
-            from ..autotune.log import show_by_default
+            from ..autotune.log import announce, show_by_default
 
             self._told = line
             show_by_default(rank_of_process())
-            name = type(self.dataset).__name__
-            LOGGER.info("DataLoader of %s: %s", name, line)
+            announce(f"DataLoader of {type(self.dataset).__name__}: {line}")
+
+
+# What follows is the loader's own, and knows it from within.
+# ruff: noqa: SLF001
 
 
 class Note:
@@ -417,10 +462,39 @@ class Note:
         """A batch was given; None: the epoch is over."""
         if delivery is None:
             self._drawing.end()
-            return
-        self._drawing.batch = delivery.plan.batch + 1  # those that raised count, too
-        self._drawing.whole = delivery.plan.last
-        self._loader._plan = delivery.plan  # noqa: SLF001 it is the loader's own note
+        else:
+            self._drawing.batch = delivery.plan.batch + 1  # those that raised count
+            self._drawing.whole = delivery.plan.last
+            self._loader._plan = delivery.plan
+        self.given()
+
+    def given(self) -> None:
+        """The loader stands where this loop does."""
+        loader, drawing = self._loader, self._drawing
+        if loader._drawing is not drawing and not loader._resumed:
+            loader._drawing = drawing
+            loader._running.pop(id(drawing), None)
+            loader._running[id(drawing)] = drawing
+        if drawing.torchs is None:
+            loader._running.pop(id(drawing), None)
+
+
+def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
+    """A loop is dropped: the loader stands where another one does that goes on.
+
+    So a peek at a batch, in the middle of an epoch, leaves its state alone.
+    """
+    loader = reference()
+    if loader is None or loader._running.pop(id(drawing), None) is None:
+        return
+    if loader._drawing is drawing and loader._running:
+        loader._drawing = next(reversed(loader._running.values()))
+
+
+def seed_of_epoch(base: int, epoch: int) -> int:
+    """Return the seed of an epoch's samples where none is drawn for it."""
+    mixed = np.random.SeedSequence((base, epoch)).generate_state(1, np.uint64)
+    return int(mixed[0] >> np.uint64(1))
 
 
 def rank_of_process() -> int:

@@ -35,7 +35,8 @@ __all__ = [
     "Pipeline",
 ]
 
-# What runs a pipeline is loaded when one runs: it takes as long as all the rest.
+DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
+"""What a copy of a pipeline has."""
 
 
 class Pipeline(Description):
@@ -54,10 +55,14 @@ class Pipeline(Description):
         schedule: Scheduled | None = None,
     ) -> None:
         super().__init__(stages, shard, options, schedule)
-        self._recipe: Recipe | None = None
         self._epoch = 0
         """Which epoch the next loop runs, unless `_next` says where to go on."""
         self._next: Cursor | None = None
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Hold nothing that runs."""
+        self._recipe: Recipe | None = None
         self._run: Run | None = None
         """That of the loop now running, or of the last one if that was left early."""
         self._plan: BatchPlan | None = None
@@ -66,6 +71,14 @@ class Pipeline(Description):
         self._listeners: list[Callable[[BatchPlan], object]] = []
         self._slot = Slot()
         weakref.finalize(self, self._slot.finalise)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what was described, and which epoch is next: nothing that runs."""
+        return {name: v for name, v in vars(self).items() if name in DESCRIBED}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up()
 
     def __iter__(self) -> Iterator[Any]:
         """Run one epoch: the next one, or what a loaded state left of its own.
@@ -84,7 +97,7 @@ class Pipeline(Description):
             self._agreed = True
         run = self._slot.start(recipe, cursor, plan.shard.rank)
         self._run = run.run
-        return Epoch(self._slot, run, self._hand_over)
+        return Epoch(self._slot, run, partial(self._hand_over, self._slot.loops))
 
     def __len__(self) -> int:
         """Return the batches in the epoch.
@@ -220,10 +233,11 @@ class Pipeline(Description):
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
 
-    def _hand_over(self, delivery: Delivery | None) -> None:
-        """Take note of what the loop was given; None: it is over."""
+    def _hand_over(self, loop: int, delivery: Delivery | None) -> None:
+        """Take note of what a loop was given; None: it is over."""
         if delivery is None:
-            self._run = None
+            if loop == self._slot.loops:
+                self._run = None
         else:
             self._plan = delivery.plan
             for listener in self._listeners:

@@ -1,7 +1,11 @@
-"""A tuned run: pipeline/ and autotune/ meet here, for both faces.
+"""Running what a face describes: its loops, the run that they share, and its tuner.
 
+Epoch        one loop, from `iter()` to its end or to where it was left
+Loop         the same, as torch's iterators look from outside
 Slot         what a face holds: at most one run, closed when the face goes
 TunedRun     a run and, while autotune is on, the thread that tunes it
+
+pipeline/ and autotune/ meet here.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from .. import config
 from ..engine.plan import Cursor
-from ..errors import SpecError
+from ..errors import PenstockError, SpecError
 
 if TYPE_CHECKING:
     from ..autotune.policies.per_regime import Values
@@ -37,7 +41,235 @@ __all__ = [
     "TunedRun",
 ]
 
-LOGGER = logging.getLogger("penstock.autotune")
+
+class Epoch(Iterator[Any]):
+    """Yields one epoch's batches. Dropped early, it stops the workers.
+
+    Args:
+        slot: where the run is held; this epoch is the newest of its loops.
+        run: what to loop over.
+        hand_over: called with each delivery, and with None at the end. A method of the
+            face, which so lives for as long as the loop does.
+    """
+
+    def __init__(
+        self, slot: Slot, run: TunedRun, hand_over: Callable[[Delivery | None], None]
+    ) -> None:
+        self._slot = slot
+        self._run = run
+        self._hand_over = hand_over
+        self._number = slot.loops
+        self._process = os.getpid()
+        self._given = False
+        """Whether its last batch is handed over: another loop may have the run then."""
+        self._over = False
+        self._abandon = weakref.finalize(self, slot.finalise, run)
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        delivery = self._next()
+        self._hand_over(delivery)
+        if delivery is None:
+            self._over = True
+        if delivery is None or delivery.plan.last:  # frameworks ask no further
+            self._given = True
+            self._abandon.detach()
+            self._slot.release(self._run)
+        if delivery is None:
+            raise StopIteration
+        return delivery.data
+
+    def _next(self) -> Delivery | None:
+        if os.getpid() != self._process:
+            raise PenstockError(FORKED)
+        if self._given and self._slot.loops != self._number:
+            return None
+        try:
+            return self._run.next()
+        except PenstockError:
+            if not threading.main_thread().is_alive():
+                # The program has ended and closed the run under a daemon thread, which
+                # ends without a traceback.
+                raise SystemExit from None
+            raise
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
+            self._abandon()
+            raise
+
+    def withdraw(self) -> None:
+        """Leave the run to another epoch, which begins in place of this one."""
+        self._over = True
+        self._abandon.detach()
+        self._slot.release(self._run)
+
+
+FORKED = (
+    "this loop was begun by the process that this one was forked from, and its workers"
+    " are not here; begin another loop in the forked process"
+)
+
+
+class Loop(Iterator[Any]):
+    """One epoch of penstock's engine, as torch's iterators look from outside.
+
+    Args:
+        begin: begins the epoch: at once, and again at the first batch wanted if
+            somebody called `set_epoch` in between, as Lightning does after a resume.
+        order: what the samplers draw their order from.
+        length: batches of the epoch.
+        pinned: whether batches are copied to pinned memory.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Epoch],
+        order: Callable[[], list[Any]],
+        length: Callable[[], int],
+        *,
+        pinned: bool,
+    ) -> None:
+        self._begin: Callable[[], Epoch] | None = begin
+        self._order = order
+        self._epoch = begin()
+        self._drawn_from = order()  # after it: some samplers go on by themselves
+        self._length = length
+        self._pinned = pinned
+
+    def __next__(self) -> Any:
+        # Torch's profilers know loading by the beginning and the end of this name.
+        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            begin, self._begin = self._begin, None
+            if begin is not None and self._order() != self._drawn_from:
+                self._epoch.withdraw()
+                self._epoch = begin()
+            data = next(self._epoch)
+            if self._pinned:
+                from torch.utils.data._utils.pin_memory import pin_memory
+
+                data = pin_memory(data)  # type: ignore[no-untyped-call]
+            return data
+
+    def __len__(self) -> int:
+        return self._length()
+
+
+class Slot:
+    """Holds a face's run, apart from the face, so that a finaliser can close it.
+
+    A run is busy while an iterator is in the middle of it. Between epochs it is idle,
+    but alive: the first batches of the next epoch are loaded.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.run: TunedRun | None = None
+        self.loops = 0
+        """Begun so far; the newest has the run."""
+        self._busy = False
+        self._last: Observation | None = None
+        self._loaded: Saved | None = None
+        """From a file: begun with, tuned or not."""
+        self._found: Saved | None = None
+        """By a run of this face: begun with while autotune is on."""
+
+    def load(self, saved: Saved, recipe: Recipe) -> None:
+        """Let the next run begin with what is saved.
+
+        What was found on another machine is left alone, with a line in the log.
+
+        Raises:
+            SpecError: it knows no segment of this recipe.
+        """
+        from ..autotune.log import announce
+
+        names = [segment.name for segment in recipe.segments]
+        if not saved.operators & set(names):
+            raise SpecError(
+                f"the autotune result is of another pipeline: it knows"
+                f" {sorted(saved.operators)}, this one has {names}; load the file of a"
+                " run of this pipeline"
+            )
+        cores = config.budget().cpu_cores
+        if saved.fits(cores):
+            self._loaded, self._found = saved, None
+            self.close()
+            return
+        announce(
+            f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
+            f" usable cores, here are {cores:g}; tune once more here, and load that",
+            logging.WARNING,
+        )
+
+    def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
+        """Return the recipe with what is known to serve it best at `cursor`."""
+        tuned = self._found if config.get_enable_autotune() else None
+        known = tuned or self._loaded
+        if known is None:
+            return recipe
+        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
+
+    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+        """Return a run that goes on at `cursor`; ends the loop that is busy now."""
+        self._forget_inherited()
+        self.loops += 1
+        run = self.run
+        if run is None or self._busy:
+            self.close()
+            known = self._found or self._loaded
+            run = TunedRun(self.begun(recipe, cursor), cursor, rank, known)
+            self.run = run
+        else:
+            run.run.begin(cursor)
+        self._busy = True
+        return run
+
+    @property
+    def busy(self) -> bool:
+        """Whether an iterator is in the middle of its epoch."""
+        return self.run is not None and self._busy
+
+    def release(self, run: TunedRun) -> None:
+        """An iterator is through its epoch: its run is idle."""
+        if self.run is run:
+            self._busy = False
+
+    def close(self) -> None:
+        """Stop and forget the run, if there is one. Not for a forked child to do."""
+        run = self.run
+        if run is not None and os.getpid() == self._owner:
+            run.close()
+            self._last, self._found = run.last, run.found
+        self.run, self._busy = None, False
+
+    def finalise(self, run: TunedRun | None = None) -> None:
+        """Close from a finaliser: the one of the face, or that of an iterator of `run`.
+
+        These run wherever the last reference is dropped, and in the collector, which
+        may have stopped this very thread within the engine's lock: then another closes
+        it.
+        """
+        if self.run is None or (run is not None and self.run is not run):
+            return
+        if not self.run.run.is_free():
+            threading.Thread(target=self.close, name="penstock closing").start()
+            return
+        try:
+            self.close()
+        except KeyboardInterrupt:  # would be lost here, with half of it done
+            self.close()
+            _thread.interrupt_main()
+
+    def _forget_inherited(self) -> None:
+        """In a forked child: the run is the parent's, its threads are not here."""
+        if os.getpid() != self._owner:
+            self._owner, self.run, self._busy = os.getpid(), None, False
+
+    def observation(self) -> Observation | None:
+        """Return the last seconds of training, of this run or the one before."""
+        return self._last if self.run is None else self.run.observation()
 
 
 class TunedRun:
@@ -49,6 +281,7 @@ class TunedRun:
     def __init__(
         self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
     ) -> None:
+        # What runs a pipeline is loaded when one runs.
         from ..engine.core.byte_budget import process_byte_budget
         from ..engine.run import Run
 
@@ -163,207 +396,3 @@ def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
         before.autotune_interval,
         before.cpu_budget,
     ) == (now.filepath_prefix, now.autotune_interval, now.cpu_budget)
-
-
-class Slot:
-    """Backoffs a face's run, apart from the face, so that a finaliser can close it.
-
-    A run is busy while an iterator is in the middle of it. Between epochs it is idle,
-    but alive: the first batches of the next epoch are loaded.
-    """
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self.run: TunedRun | None = None
-        self._busy = False
-        self._last: Observation | None = None
-        self._loaded: Saved | None = None
-        """From a file: begun with, tuned or not."""
-        self._found: Saved | None = None
-        """By a run of this face: begun with while autotune is on."""
-
-    def load(self, saved: Saved, recipe: Recipe) -> None:
-        """Let the next run begin with what is saved.
-
-        What was found on another machine is left alone, with a line in the log.
-
-        Raises:
-            SpecError: it knows no segment of this recipe.
-        """
-        names = [segment.name for segment in recipe.segments]
-        if not saved.operators & set(names):
-            raise SpecError(
-                f"the autotune result is of another pipeline: it knows"
-                f" {sorted(saved.operators)}, this one has {names}; load the file of a"
-                " run of this pipeline"
-            )
-        cores = config.budget().cpu_cores
-        if saved.fits(cores):
-            self._loaded, self._found = saved, None
-            self.close()
-            return
-        LOGGER.warning(
-            "the autotune result is not used: it was found with %g usable cores, here"
-            " are %g; tune once more here, and load that",
-            saved.cpu_cores,
-            cores,
-        )
-
-    def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
-        """Return the recipe with what is known to serve it best at `cursor`."""
-        tuned = self._found if config.get_enable_autotune() else None
-        known = tuned or self._loaded
-        if known is None:
-            return recipe
-        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
-
-    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
-        """Return a run that goes on at `cursor`; ends the loop that is busy now."""
-        self._forget_inherited()
-        run = self.run
-        if run is None or self._busy:
-            self.close()
-            known = self._found or self._loaded
-            begun = self.begun(recipe, cursor)
-            run = self.run = TunedRun(begun, cursor, rank, known)
-        else:
-            run.run.begin(cursor)
-        self._busy = True
-        return run
-
-    @property
-    def busy(self) -> bool:
-        """Whether an iterator is in the middle of its epoch."""
-        return self.run is not None and self._busy
-
-    def release(self, run: TunedRun) -> None:
-        """An iterator is through its epoch: its run is idle."""
-        if self.run is run:
-            self._busy = False
-
-    def close(self) -> None:
-        """Stop and forget the run, if there is one. Not for a forked child to do."""
-        run = self.run
-        if run is not None and os.getpid() == self._owner:
-            run.close()
-            self._last, self._found = run.last, run.found
-        self.run, self._busy = None, False
-
-    def finalise(self, run: TunedRun | None = None) -> None:
-        """Close from a finaliser: the one of the face, or that of an iterator of `run`.
-
-        These run wherever the last reference is dropped, and in the collector, which
-        may have stopped this very thread within the engine's lock: then another closes
-        it.
-        """
-        if self.run is None or (run is not None and self.run is not run):
-            return
-        if not self.run.run.is_free():
-            threading.Thread(target=self.close, name="penstock closing").start()
-            return
-        try:
-            self.close()
-        except KeyboardInterrupt:  # would be lost here, with half of it done
-            self.close()
-            _thread.interrupt_main()
-
-    def _forget_inherited(self) -> None:
-        """In a forked child: the run is the parent's, its threads are not here."""
-        if os.getpid() != self._owner:
-            self._owner, self.run, self._busy = os.getpid(), None, False
-
-    def observation(self) -> Observation | None:
-        """Return the last seconds of training, of this run or the one before."""
-        return self._last if self.run is None else self.run.observation()
-
-
-# An epoch: one loop over a face, from `iter()` to its end or to where it was left.
-
-
-class Epoch(Iterator[Any]):
-    """Yields one epoch's batches. Dropped early, it stops the workers.
-
-    Args:
-        slot: where the run is held.
-        run: what to loop over.
-        hand_over: told of each delivery, and by None of the end. A method of the face,
-            which so lives for as long as the loop does.
-    """
-
-    def __init__(
-        self, slot: Slot, run: TunedRun, hand_over: Callable[[Delivery | None], None]
-    ) -> None:
-        self._slot = slot
-        self._run = run
-        self._hand_over = hand_over
-        self._over = False
-        self._abandon = weakref.finalize(self, slot.finalise, run)
-
-    def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        try:
-            delivery = self._run.next()
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
-            self._abandon()
-            raise
-        self._hand_over(delivery)
-        if delivery is None or delivery.plan.last:  # frameworks ask no further
-            self._abandon.detach()
-            self._slot.release(self._run)
-        if delivery is None:
-            self._over = True
-            raise StopIteration
-        return delivery.data
-
-    def withdraw(self) -> None:
-        """Leave the run to another epoch, which begins in place of this one."""
-        self._over = True
-        self._abandon.detach()
-        self._slot.release(self._run)
-
-
-class Loop(Iterator[Any]):
-    """One epoch of penstock's engine, as torch's iterators look from outside.
-
-    Args:
-        begin: begins the epoch: at once, and again at the first batch wanted if
-            somebody called `set_epoch` in between, as Lightning does after a resume.
-        order: what the samplers draw their order from.
-        length: batches of the epoch.
-        pinned: whether batches are copied to pinned memory.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[], Epoch],
-        order: Callable[[], list[Any]],
-        length: Callable[[], int],
-        *,
-        pinned: bool,
-    ) -> None:
-        self._begin: Callable[[], Epoch] | None = begin
-        self._order = order
-        self._epoch = begin()
-        self._drawn_from = order()  # after it: some samplers go on by themselves
-        self._length = length
-        self._pinned = pinned
-
-    def __next__(self) -> Any:
-        # Torch's profilers know loading by the beginning and the end of this name.
-        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
-            begin, self._begin = self._begin, None
-            if begin is not None and self._order() != self._drawn_from:
-                self._epoch.withdraw()
-                self._epoch = begin()
-            data = next(self._epoch)
-            if self._pinned:
-                from torch.utils.data._utils.pin_memory import pin_memory
-
-                data = pin_memory(data)  # type: ignore[no-untyped-call]
-            return data
-
-    def __len__(self) -> int:
-        return self._length()

@@ -1,4 +1,4 @@
-"""A loop that torch's own workers load: counted, and resumed.
+"""Where torch's own workers load: their loops, their shares, what they suffer from.
 
 What torch's loaders know of their place is how many batches they gave, so a loop goes
 on by loading those once more, and dropping them. An iterable that keeps its own place,
@@ -37,17 +37,22 @@ __all__ = [
 class TorchLoop(Iterator[Any]):
     """An iterator of torch's, counted; all else is asked of it."""
 
-    def __init__(self, torchs: Any, drawing: Drawing) -> None:
+    def __init__(
+        self, torchs: Any, drawing: Drawing, given: Callable[[], object] = int
+    ) -> None:
         self._torchs = torchs
         self._drawing = drawing
+        self._given = given
 
     def __next__(self) -> Any:
         try:
             data = next(self._torchs)
         except StopIteration:
             self._drawing.end()
+            self._given()
             raise
         self._drawing.batch += 1
+        self._given()
         return data
 
     def __len__(self) -> int:
@@ -59,33 +64,48 @@ class TorchLoop(Iterator[Any]):
         return getattr(self._torchs, name)
 
 
-def resumed(begin: Callable[[], Any], drawing: Drawing, iterable: Any) -> TorchLoop:
+def resumed(
+    begin: Callable[[], Any],
+    drawing: Drawing,
+    iterable: Any,
+    given: Callable[[], object],
+) -> TorchLoop:
     """Begin a loop where `drawing` stands.
 
     Args:
         begin: makes torch's iterator.
         drawing: the epoch; the generators are set to where it began.
         iterable: the data set, where it is an iterable and loaded by the trainer.
+        given: called after each batch, and at the end.
     """
     consumed, drawing.batch = drawing.batch, 0
     known, drawing.data = drawing.data, None
-    if known is None:
-        loop = TorchLoop(begin(), drawing)
-        drawing.keeper = keeper_of(loop, iterable)
-        deque(islice(loop, consumed), maxlen=0)
-        return loop
-    if is_keeper(iterable):  # its iterators begin where it stands
-        iterable.load_state_dict(known)
-    loop = TorchLoop(begin(), drawing)
-    drawing.batch, drawing.keeper = consumed, keeper_of(loop, iterable)
-    if drawing.keeper is None:
+    later, drawing.later = drawing.later, None
+    owner = iterable if is_keeper(iterable) else None
+    before = drawing.dataset if known is None or later is not None else known
+    if owner is not None and before is not None:
+        owner.load_state_dict(before)  # its iterators begin where it stands
+    elif owner is not None:
+        before = owner.state_dict()
+    loop = TorchLoop(begin(), drawing, given)
+    keeper = drawing.keeper = keeper_of(loop, iterable)
+    if keeper is None and (known is not None or before is not None):
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
             f" {type(iterable).__name__} has no `load_state_dict` with num_workers=0;"
             " load it with the data set and the num_workers it was taken with"
         )
-    if drawing.keeper is iterator_of(loop):  # also where that is the data set itself
-        drawing.keeper.load_state_dict(known)  # as what began it may have drawn
+    drawing.dataset = None
+    if owner is not None and keeper is not owner:
+        drawing.owner, drawing.dataset = owner, before
+        if later is not None:
+            owner.load_state_dict(later)
+    if known is None:
+        deque(islice(loop, consumed), maxlen=0)
+        return loop
+    drawing.batch = consumed
+    if keeper is iterator_of(loop):  # also where that is the data set itself
+        keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
 
 
@@ -106,11 +126,10 @@ def is_keeper(each: Any) -> bool:
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
-# An iterable among several workers of torch's: no sample comes twice.
-#
-# Each worker has a copy of an iterable data set, and is to find out by `get_worker_info`
-# which share is its own. One that never looks would yield everything in every worker: of
-# such a one, worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
+# An iterable among several workers of torch's: no sample comes twice. Each worker
+# has a copy of an iterable data set, and is to find out by `get_worker_info` which share
+# is its own. One that never looks would yield everything in every worker: of such a one,
+# worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
 
 SHARES = frozenset(("id", "num_workers", "dataset"))
 """What one looks at who takes his share himself."""
@@ -155,6 +174,13 @@ class watching:  # noqa: N801 it is called as the function that it wraps
             self._init(number)
 
 
+def once(source: Iterator[Any]) -> Iterator[Any]:
+    """Yield what is left of an iterator, without `iter`, which may set it back."""
+    missing = object()
+    while (sample := next(source, missing)) is not missing:
+        yield sample
+
+
 class SharedOut(IterableDataset[Any]):
     """An iterable data set as several workers are to read it.
 
@@ -170,8 +196,8 @@ class SharedOut(IterableDataset[Any]):
         if torchs._worker_info is None:  # noqa: SLF001 one reader has it all
             return source
         seen = watch()
-        first = list(islice(source, 1))  # a generator looks no earlier
-        whole = chain(first, source)
+        rest = once(source)
+        whole = chain(list(islice(rest, 1)), rest)  # a generator looks no earlier
         if vars(seen)["_seen"]:
             return whole
         info = vars(seen)["_info"]

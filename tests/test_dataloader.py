@@ -10,7 +10,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -76,7 +76,9 @@ def test_an_iterator_of_torchs_answers_what_torchs_answer() -> None:
 def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     alone = epochs(seeded(0))
     assert same(alone, epochs(seeded(1)))
-    assert same(alone, epochs(seeded(4, persistent_workers=True)))
+    assert same(alone, epochs(seeded(4)))
+    kept = epochs(seeded(1, persistent_workers=True))
+    assert same(kept, epochs(seeded(4, persistent_workers=True)))
     assert same(alone, epochs(seeded(8)))
     assert not same(alone[:11], alone[11:])
     assert not same(alone, epochs(seeded(0), seed=8))
@@ -93,6 +95,101 @@ def test_the_order_is_the_one_torch_draws() -> None:
     ours = epochs(seeded(2), 1)
     theirs = epochs(torchs.DataLoader(Drawing(LENGTH), BATCH, shuffle=True), 1)
     assert all(torch.equal(a[-1], b[-1]) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_workers": 2, "persistent_workers": True}]
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_the_order_of_every_epoch_is_the_one_torch_draws(
+    settings: dict[str, Any],
+    own: bool,  # noqa: FBT001
+) -> None:
+    def orders(kind: Any, **more: Any) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(5) if own else None
+        loader = kind(
+            range(30), 4, shuffle=True, generator=generator, **settings, **more
+        )
+        torch.manual_seed(7)
+        return [torch.cat(list(loader)).tolist() for _ in range(3)]
+
+    theirs = orders(torchs.DataLoader)
+    assert orders(DataLoader, sample_seeding=True) == theirs
+    assert len({tuple(order) for order in theirs}) == 3
+
+
+class Eager(torchs.Sampler[int]):
+    """Draws when a loop begins, and is its own iterator."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Self:
+        self.order = torch.randperm(self.length).tolist()
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self.order:
+            raise StopIteration
+        return [self.order.pop()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_draws_at_once_draws_as_often_as_for_torch(workers: int) -> None:
+    def orders(kind: Any, **more: Any) -> list[list[int]]:
+        loader = kind(range(9), batch_sampler=Eager(9), num_workers=workers, **more)
+        torch.manual_seed(7)
+        return [torch.cat(list(loader)).tolist() for _ in range(2)]
+
+    assert orders(DataLoader, sample_seeding=True) == orders(torchs.DataLoader)
+
+
+def test_settings_are_taken_as_true_or_false_as_torch_takes_them() -> None:
+    loader = DataLoader([1, 2], persistent_workers=0, sample_seeding=True)  # type: ignore[arg-type]
+    assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_peek_leaves_the_loop_around_it_alone(
+    workers: int,
+    kept: bool,  # noqa: FBT001
+    step: int,
+) -> None:
+    loader = DataLoader(range(12), 4, num_workers=workers, sample_seeding=True)
+    for _ in range(2):
+        seen: list[list[int]] = []
+        held: Any = None
+        for number, batch in enumerate(loader):
+            seen.append(batch.tolist())
+            if number == step:
+                held = iter(loader)
+                assert next(held).tolist() == [0, 1, 2, 3]
+                held = held if kept else None
+        assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert held is None or len(list(held)) == 2
+    loader.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
+@pytest.mark.parametrize("further", [0, 2])
+def test_a_state_after_a_peek_is_that_of_the_loop_around_it(
+    settings: dict[str, Any], further: int
+) -> None:
+    loader = DataLoader(range(40), 4, **settings)
+    for number, _ in enumerate(loader):
+        if number == 3:
+            next(iter(loader))
+        if number == 3 + further:
+            state = loader.state_dict()
+            break
+    assert loader.state_dict()["batch"] == state["batch"] == 4 + further
+    resumed = DataLoader(range(40), 4, **settings)
+    resumed.load_state_dict(state)
+    assert next(iter(resumed)).tolist() == list(
+        range(16 + 4 * further, 20 + 4 * further)
+    )
 
 
 def test_all_three_generators_are_seeded_and_the_trainers_own_left_alone() -> None:

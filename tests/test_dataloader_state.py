@@ -67,17 +67,71 @@ def test_a_state_with_a_generator_of_the_loaders_own() -> None:
     assert same(rest, list(second) + list(second))
 
 
-def test_a_resumed_loop_leaves_the_trainers_generator_alone() -> None:
+@pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
+@pytest.mark.parametrize("taken", [0, 4, 11])
+def test_the_epochs_after_a_resumed_one_go_on_as_they_would_have(
+    settings: dict[str, Any], taken: int
+) -> None:
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(3)
+        return DataLoader(range(LENGTH), BATCH, shuffle=True, **settings)
+
+    first = loader()
+    list(first)  # the resumed epoch is not the one that a fresh program would draw
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    state = first.state_dict()
+    rest = [*batches, *first, *first]
+    second = loader()
+    second.load_state_dict(state)
+    assert same([rest], [[*second, *second, *second]])
+
+
+def test_a_generator_that_the_program_restored_itself_is_left_there() -> None:
     first = seeded(0)
     next(batches := iter(first))
-    state = first.state_dict()
-    del batches
+    torch.rand(1)  # the trainer's own draws
+    state, known = first.state_dict(), torch.get_rng_state()
+    rest = [*batches, *first]
     torch.manual_seed(9)
-    known = torch.get_rng_state()
+    torch.set_rng_state(known)
     second = seeded(0)
     second.load_state_dict(state)
-    list(second)
-    assert torch.equal(torch.get_rng_state(), known)
+    assert same(rest, [*second, *second])
+
+
+KEPT: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "shuffle": True}
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("taken", [0, 4])
+@pytest.mark.parametrize("same_loader", [False, True])
+def test_a_state_of_any_epoch_of_kept_workers_goes_on(
+    settings: dict[str, Any],
+    epoch: int,
+    taken: int,
+    same_loader: bool,  # noqa: FBT001
+) -> None:
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(3)
+        return DataLoader(range(LENGTH), BATCH, **KEPT, **settings)
+
+    first = loader()
+    for _ in range(epoch):
+        list(first)
+    between = first.state_dict()
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    state = first.state_dict() if taken else between
+    rest = [*batches, *first]
+    second = first if same_loader else loader()
+    second.load_state_dict(state)
+    assert same([rest], [[*second, *second]])
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +233,63 @@ class Generates(torchs.IterableDataset[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.begin = state["at"]
+
+
+class Counts(torchs.IterableDataset[int]):
+    """Yields other samples each epoch, which it counts itself."""
+
+    def __init__(self, *, places: bool = False) -> None:
+        self.epoch = 0
+        self.places = places
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        samples = list(range(100 * self.epoch, 100 * self.epoch + 10))
+        return Place(samples) if self.places else iter(samples)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize("places", [False, True])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_the_state_between_two_epochs_holds_that_of_an_iterable(
+    epochs: int,
+    places: bool,  # noqa: FBT001
+) -> None:
+    first = iterated(Counts(places=places), 4, 0)
+    for _ in range(epochs):
+        list(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = list(first) + list(first)
+    second = iterated(Counts(places=places), 4, 0)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert list(second) + list(second) == rest
+
+
+def test_the_state_within_an_epoch_holds_both_those_of_iterable_and_iterator() -> None:
+    first = iterated(Counts(places=True), 4, 0)
+    list(first)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = list(batches) + list(first)
+    second = iterated(Counts(places=True), 4, 0)
+    second.load_state_dict(state)
+    assert list(second) + list(second) == rest
+
+
+def test_an_iterables_state_is_refused_where_nothing_here_takes_it() -> None:
+    first = iterated(Counts(), 4, 0)
+    list(first)
+    second = iterated(Counts(), 4, 2)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ps.StateError, match="num_workers=0"):
+        iter(second)
 
 
 def identity(samples: Any) -> Any:

@@ -6,11 +6,15 @@ from outside runs as a script of its own.
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
+import subprocess
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,6 +46,25 @@ def pipe_of(kind: str, length: int = LENGTH, wait_s: float = 0.0) -> ps.Pipeline
         .map(augment, **workers)
         .batch(8)
     )
+
+
+def described() -> ps.Pipeline:
+    """A pipeline with worker processes that can be pickled."""
+    data = Numbers(LENGTH)
+    source = ps.Pipeline.from_dataset(data, executor="process", num_parallel_workers=2)
+    return source.batch(8)
+
+
+def through_pickle(pipe: ps.Pipeline) -> ps.Pipeline:
+    copied: ps.Pipeline = pickle.loads(pickle.dumps(pipe))  # noqa: S301
+    return copied
+
+
+def told_by(code: str) -> tuple[int, bytes]:
+    """Run a script; return how it ends, and what it says on stderr."""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    return run.returncode, run.stderr
 
 
 def epochs(count: int) -> list[str]:
@@ -153,6 +176,90 @@ def test_a_second_loop_ends_the_first(kind: str) -> None:
         with pytest.raises(ps.PenstockError, match="closed"):
             next(first)
         assert len(list(second)) == EPOCH - 1
+
+
+def test_a_loop_begun_in_the_last_step_of_another_leaves_that_one_finished(
+    kind: str,
+) -> None:
+    with pipe_of(kind) as pipe:
+        for keeps in (False, True):
+            steps, peek = 0, None
+            for batch in pipe:
+                steps += 1
+                assert batch is not None
+                if steps == EPOCH:
+                    peek = iter(pipe)
+                    next(peek)
+                    peek = peek if keeps else None
+            assert steps == EPOCH
+            assert peek is None or len(list(peek)) == EPOCH - 1
+
+
+@pytest.mark.parametrize("made_by", [copy.copy, copy.deepcopy, through_pickle])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_copy_shares_nothing_that_runs_and_leaves_nothing_behind(
+    made_by: Callable[[Any], Any],
+    running: bool,  # noqa: FBT001
+) -> None:
+    with described() as pipe:
+        loop = iter(pipe) if running else None
+        first = None if loop is None else next(loop)
+        copied = made_by(pipe)
+        assert sum(1 for _ in copied) == EPOCH
+        before = len(children())
+        del copied
+        gc.collect()
+        assert len(children()) < before
+        assert loop is None or (first is not None and len(list(loop)) == EPOCH - 1)
+
+
+def test_a_copy_begins_where_the_next_loop_would() -> None:
+    with described() as pipe:
+        pipe.set_epoch(5)
+        copied = through_pickle(pipe)
+        next(iter(copied))
+        assert copied.plan is not None
+        assert copied.plan.epoch == 5
+        copied.close()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_loop_used_in_a_forked_process_is_an_error_that_says_so(kind: str) -> None:
+    code = f"""
+import os, penstock as ps
+pipe = ps.Pipeline.from_dataset(range(40), executor={kind!r}).batch(4)
+loop = iter(pipe)
+next(loop)
+if os.fork() == 0:
+    try:
+        next(loop)
+    except ps.PenstockError as error:
+        assert "forked" in str(error)
+        assert len(list(pipe)) == 10  # one of its own
+        pipe.close()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+assert len(list(loop)) == 9
+"""
+    assert told_by(code) == (0, b"")
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_daemon_threads_loop_ends_silently_with_the_program(kind: str) -> None:
+    code = f"""
+import threading, penstock as ps
+data = ps.Pipeline.from_dataset(range(40), executor={kind!r})
+pipe = data.batch(4, collate_fn=tuple)  # torch aborts where the end finds it at work
+begun = threading.Event()
+def loop():
+    while True:
+        for batch in pipe:
+            begun.set()
+threading.Thread(target=loop, daemon=True).start()
+assert begun.wait(30)
+"""
+    assert told_by(code) == (0, b"")
 
 
 def test_a_finished_loop_stays_finished(kind: str) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,22 +30,17 @@ __all__ = [
     "DrawnPlan",
 ]
 
-# What an epoch's order was drawn from, and how much of it is consumed.
-#
-#     {"version": 1, "kind": "drawn", "epoch": int, "batch": int,
-#      "torch": BASE64 | None, "generator": BASE64 | None,
-#      "workers": int | None, "data": whatever the data set's own state is | None}
-#
-# torch's samplers draw from its global generator, or from one of their own: with the
-# state that these had before, the same order is drawn again. A state is some 7 kB, 14
-# with a generator of the loader's own, however long the epoch.
-
 VERSION = 1
 
 
 @dataclass(slots=True)
 class Drawing:
-    """One epoch. The trainer's thread counts what it is given."""
+    """One epoch: what its order was drawn from, and how much of it is consumed.
+
+    torch's samplers draw from its global generator, or from one of their own: with the
+    state that these had before, the same order is drawn again. The trainer's thread
+    counts what it is given.
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -54,14 +49,26 @@ class Drawing:
     """State of torch's global generator before anything was drawn; None: not begun."""
     own: bytes | None = None
     """That of the loader's own generator, if it has one."""
+    base: int | None = None
+    """The base seed of workers kept from an earlier epoch, for which torch draws none;
+    None: this epoch draws one, before its order."""
+    now: str | None = None
+    """Digest of the global generator where a loaded state was taken; None: the loop is
+    of this process."""
     workers: int | None = None
     """How many an iterable is loaded by: what order it comes in depends on them."""
     data: Any = None
-    """The state of an iterable that keeps its own place, not loaded yet."""
+    """The state of what keeps an iterable's place, not loaded yet."""
+    dataset: Any = None
+    """The state of an iterable data set itself, before this epoch began."""
+    later: Any = None
+    """The same where the state was taken, not loaded yet."""
     whole: bool = False
     """Whether that was all, and nobody has asked further."""
     keeper: Any = None
     """What keeps that place, while it is read."""
+    owner: Any = None
+    """The data set, where it has a state beside its keeper's."""
 
     def on(self, workers: int | None) -> None:
         """It goes on with so many workers, or with any number.
@@ -75,6 +82,7 @@ class Drawing:
 
     def restore(self, generator: torch.Generator | None) -> bool:
         """Set the generators to where this epoch began; False where it has not."""
+        self.now = None
         if self.torchs is None:
             return False
         torch.default_generator.set_state(_tensor(self.torchs))
@@ -86,9 +94,12 @@ class Drawing:
     def drawn_again(self, generator: torch.Generator | None) -> Iterator[None]:
         """Draw within as when this epoch began; if it begins only now, take note.
 
-        The global generator is the trainer's: it goes on as it was.
+        The global generator is left as the order leaves it, so that the next epoch's is
+        another one. Where the program has it already where it stood in this epoch, it
+        is left there: this process drew the order before, or the program restored it.
         """
         before = torch.default_generator.get_state()
+        there = self.now in (None, _digest(before))
         if not self.restore(generator):
             self.note(generator)
             yield
@@ -96,25 +107,29 @@ class Drawing:
         try:
             yield
         finally:
-            torch.default_generator.set_state(before)
+            if there:
+                torch.default_generator.set_state(before)
 
     def note(self, generator: torch.Generator | None) -> None:
         """The epoch begins: note the states of the generators."""
         self.torchs = _bytes(torch.default_generator)
         self.own = None if generator is None else _bytes(generator)
 
-    def noted(self, generator: torch.Generator | None) -> Drawing:
-        """Return it as if it began now."""
-        self.note(generator)
-        return self
-
     def end(self) -> None:
         """The epoch is over: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
-        self.whole, self.data, self.keeper = False, None, None
+        self.whole, self.data, self.dataset, self.later = False, None, None, None
+        self.keeper = self.owner = None
 
     def to_state(self) -> dict[str, object]:
-        """Return it as JSON can hold it."""
+        """Return it as JSON can hold it.
+
+        Generators are base64 of their states: all is some 7 kB, 14 with a generator of
+        the loader's own, however long the epoch.
+        """
+        now = self.now
+        if now is None:
+            now = _digest(torch.default_generator.get_state())
         return {
             "version": VERSION,
             "kind": "drawn",
@@ -122,8 +137,12 @@ class Drawing:
             "batch": self.batch,
             "torch": _text(self.torchs),
             "generator": _text(self.own),
+            "base": self.base,
+            "now": now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
+            "dataset": self.dataset,
+            "later": self.later if self.owner is None else self.owner.state_dict(),
         }
 
     @classmethod
@@ -147,8 +166,12 @@ class Drawing:
             count("batch", state.get("batch")),
             _read("torch", state.get("torch")),
             _read("generator", state.get("generator")),
+            None if (n := state.get("base")) is None else count("base", n),
+            str(state.get("now") or ""),
             None if (n := state.get("workers")) is None else count("workers", n),
             state.get("data"),
+            state.get("dataset"),
+            state.get("later"),
         )
 
 
@@ -168,6 +191,10 @@ def _bytes(generator: torch.Generator) -> bytes:
 
 def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _digest(state: torch.Tensor) -> str:
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _text(state: bytes | None) -> str | None:
@@ -223,7 +250,9 @@ class DrawnPlan:
         """
         self._drawn.clear()
         self._batches, self._epoch, self._seed = batches, epoch, seed
-        self._position = sum(len(list(each)) for each in islice(batches, skip))
+        self._position = 0
+        for _ in range(skip):  # not by islice: its `iter` might draw another order
+            self._position += len(list(next(batches, ())))
         self._first, self._kept = self.stop - skip, self.stop
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)

@@ -1,6 +1,6 @@
 """Neighbouring stages into segments: what runs together, worked on by whom.
 
-HostPeers of one executor kind are fused into one segment, so a sample passes through
+Neighbours of one executor kind are fused into one segment, so a sample passes through
 them without being handed over. Three things are borders: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
 reads wait while what follows computes. All that stands before a cache is one segment:
@@ -40,8 +40,6 @@ __all__ = [
 ]
 
 # Which kind of workers a segment starts with, and whether threads may share its data.
-#
-# Pure; `compile.py` logs what is to be told.
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,9 @@ def _tell(name: str, kind: Kind) -> None:
     if kind.finding is None:
         return
     if kind.executor == "process":
-        logging.getLogger("penstock.autotune").info(MOVED, name, kind.finding)
+        from ...autotune.log import announce  # loaded where there is something to say
+
+        announce(MOVED % (name, kind.finding))
     else:
         logging.getLogger("penstock").warning(SHARED, name, kind.finding)
 

@@ -270,7 +270,10 @@ PRINTED: list[tuple[Stage, str]] = [
             "tune=False)"
         ),
     ),
-    (FilterStage(Augment(), num_parallel_workers=3), ".filter(Augment, num_parallel_workers=3)"),
+    (
+        FilterStage(Augment(), num_parallel_workers=3),
+        ".filter(Augment, num_parallel_workers=3)",
+    ),
     (SelectStage([3, 1]), ".select([3, 1])"),
     (SelectStage(range(9)), ".select([0, 1, 2, ...])"),
     (ShuffleStage(7), ".shuffle(seed=7)"),
