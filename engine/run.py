@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from collections import deque
@@ -16,7 +15,6 @@ from .batch.device import DeviceStage, ToDevice
 from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
-from .host.handover import Pickler
 from .host.local import Host, TrainerHost
 from .host.process import ProcessHost
 from .observe.contention import ContentionMeter
@@ -26,6 +24,7 @@ from .observe.reading import Reading, TrainerMeter, Window, difference
 from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment
+from .workers.process.handover import dumps
 
 if TYPE_CHECKING:
     from .to_device.lane import Lane
@@ -275,7 +274,7 @@ def may_move(recipe: Recipe) -> bool:
 def check_handover(data: Any) -> None:
     """Raise `SpecError` unless a batch can come from another process."""
     try:
-        Pickler(io.BytesIO()).dump(data)
+        dumps(data)
     except Exception as error:
         raise SpecError(
             f"batches cannot be handed over ({type(error).__name__}: {error})"

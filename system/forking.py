@@ -39,8 +39,10 @@ def fork() -> int:
 
 def _imported_elsewhere() -> Iterator[str]:
     """Modules that another thread imports now."""
+    # Not those that a thread of the parent took, which this child does not have.
+    others = sys._current_frames().keys() - {threading.get_ident()}  # noqa: SLF001
     locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     for name, reference in list(locks.items()):
         owner = getattr(reference(), "owner", None)
-        if owner is not None and owner != threading.get_ident():
+        if owner in others:
             yield name

@@ -1,4 +1,4 @@
-"""`host="trainer"`: the engine and its threads run in this very process."""
+"""Where an engine runs: what a run asks of it, and the one in this very process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ __all__ = [
     "TrainerHost",
 ]
 
-# What a run asks of wherever its engine lives.
-
 
 class Host(Protocol):
     """An engine with its feed, here or elsewhere.
@@ -33,7 +31,7 @@ class Host(Protocol):
 
     @property
     def era(self) -> int:
-        """Changes when all counters begin anew, as the engine is another one."""
+        """Changes when all counters start from zero, as the engine is another one."""
         ...
 
     @property
@@ -58,7 +56,7 @@ class Host(Protocol):
         ...
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return everything that may be turned."""
+        """Return everything that may be set."""
         ...
 
     def is_free(self) -> bool:
@@ -71,7 +69,7 @@ class Host(Protocol):
 
 
 NOTE_NS = 1_000_000_000
-"""One reading a second is enough for what is told of the last ten."""
+"""One reading a second is enough for what is shown of the last ten."""
 
 
 class TrainerHost:
@@ -79,10 +77,10 @@ class TrainerHost:
 
     Args:
         recipe: what to run.
-        purse: the bytes it may hold.
+        byte_budget: the bytes it may hold.
         cursor: where the first batch starts.
-        trainer: the instrument of whoever calls `next`.
-        slabs: where batches' memory comes from, if another process is to have them.
+        trainer: the meter of whoever calls `next`.
+        slabs: where batches' memory comes from, if another process is to read them.
     """
 
     era = 0

@@ -7,12 +7,16 @@ are. Should it die, another one goes on at the batch that is due.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 from ...errors import SampleError, SpecError, WorkerError
 from ..core.byte_budget import ByteBudget
@@ -21,19 +25,10 @@ from ..observe.knob import Knob, KnobName, Value
 from ..observe.reading import Reading, TrainerMeter
 from ..plan import Cursor
 from ..recipe import Recipe
-from .child import HostChild
-from .messages import (
-    Batch,
-    Begin,
-    End,
-    FailureMessage,
-    Knobs,
-    ReadCounters,
-    Said,
-    SetKnob,
-    View,
-)
-from .serving import recalled, serve
+from ..workers.process.child import Child
+from ..workers.process.handover import Unpacker, recall
+from ..workers.process.pipe import Pipe
+from .serving import Batch, End, Question, Taken, View, knobs_of, serve, set_knob
 
 __all__ = [
     "ProcessHost",
@@ -41,18 +36,109 @@ __all__ = [
 
 LOGGER = logging.getLogger("penstock")
 
+ANSWER_S = 0.3
+"""How long a question may wait: the child's user code may hold the GIL for as long."""
 DEATHS = 5
 """How often a child may die in a row, with no batch in between."""
+END_S = 0.6
+"""How long a child may take to end once its pipes have, before it is made to."""
+STUCK_S = 0.5
+"""No thread holds a lock for longer than a question takes; one that does never ends."""
+UNFIT = (
+    "a batch cannot be taken over from the process that made it (%s: %s); use "
+    'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
+)
 
 
 class ReceivedBatch(NamedTuple):
     """A batch received, its arrays mapped."""
 
-    round_: int
     delivery: Delivery
     cursor: Cursor
     """Where the next batch starts."""
     reading: Reading | None
+
+
+class HostChild(Child):
+    """The child that hosts the engine, as the trainer holds it.
+
+    Two pipes lead to it: batches come through `pipe`, to the trainer's thread alone.
+    Questions, from any thread, have a pipe of their own, so an answer waits for no batch
+    that fills the first one, and a Ctrl-C amid an answer tears no batch. `_lock` guards
+    that one and `_number`.
+    """
+
+    def __init__(self, body: Callable[[Pipe, Pipe], None]) -> None:
+        self._questions, theirs = Pipe.pair()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._round = self._taken = 0
+        """Batches taken that it has not heard of yet, and of which round."""
+        self._at_once = 1
+        """After how many it hears of them."""
+        self._unpacker = Unpacker()
+        super().__init__(*self.fork(partial(body, theirs), theirs))
+
+    def receive(self) -> list[Any]:
+        """Return all that it has sent, something at least; EOFError if it is gone."""
+        messages = self.pipe.receive_all()
+        self._at_once = (len(messages) + 1) // 2
+        return messages
+
+    def open(self, batch: Batch) -> ReceivedBatch | SampleError:
+        """Return a batch that has just been received."""
+        try:
+            data = self._unpacker.unpack(batch.packed, self.pipe.descriptors)
+        except Exception as error:  # noqa: BLE001 it is raised when its batch is due
+            unfit = SampleError(UNFIT % (type(error).__name__, error))
+            unfit.__cause__ = error
+            return unfit
+        return ReceivedBatch(Delivery(data, batch.plan), batch.cursor, batch.reading)
+
+    def take(self, round_: int, left: int) -> None:
+        """Report that a batch has been taken, and which arrays have died.
+
+        To wake it takes longer than all else here: it hears of it twice for all that
+        come together, and always before none is `left`, or it would wait without end.
+        """
+        if round_ != self._round:
+            self._round, self._taken = round_, 0
+        self._taken += 1
+        if self._taken < self._at_once and left:
+            return
+        with contextlib.suppress(EOFError):  # what it has sent is good all the same
+            self.pipe.send(Taken(round_, self._taken, self._unpacker.take_died()))
+        self._taken = 0
+
+    def ask(self, question: Question) -> Any:
+        """Return its answer; None if it has none in time, or is gone."""
+        with self._lock:
+            self._number += 1
+            try:
+                self._questions.send((self._number, question))
+                while messages := self._questions.receive_all(ANSWER_S):
+                    for number, answer in messages:
+                        if number == self._number:  # others come late: given up before
+                            return answer
+            except (EOFError, OSError):
+                return None
+            except BaseException:  # Ctrl-C: half an answer may have been read
+                self._questions.close()  # so it ends, and another takes its place
+                raise
+        return None
+
+    def is_free(self) -> bool:
+        """Whether no thread is stuck in a question; if so, it may be this one."""
+        if not self._lock.acquire(timeout=STUCK_S):
+            return False
+        self._lock.release()
+        return True
+
+    def end(self) -> None:
+        """End it, by force if need be, and wait until it is gone. Idempotent."""
+        with self._lock:
+            self._questions.close()
+        self.reap(END_S)
 
 
 class ProcessHost:
@@ -60,10 +146,11 @@ class ProcessHost:
 
     Args:
         recipe: what to run.
-        purse: its limit, as it is now, is what the child's batches in flight may hold;
-            they are not charged here, and a later change does not reach the child.
+        byte_budget: its limit, as it is now, is what the child's batches in flight may
+            hold; they are not charged here, and a later change does not reach the
+            child.
         cursor: where the first batch starts.
-        trainer: the instrument of the trainer's thread, whose totals readings carry.
+        trainer: the meter of the trainer's thread, whose totals readings carry.
 
     Raises:
         SpecError: this system has no fork or no memfd; or as building the engine does.
@@ -86,16 +173,15 @@ class ProcessHost:
         self._cursor = cursor
         self._round = 0
         self._over = False
-        self._due: deque[ReceivedBatch | FailureMessage | End] = deque()
-        """What has been received: the next first."""
-        self._told = self._mute = self._deaths = 0
-        """Errors told since `_cursor`; of these, still to come anew; deaths in a row"""
+        self._due: deque[ReceivedBatch | BaseException | End] = deque()
+        """What has been received of this round: the next first."""
+        self._raised = self._mute = self._deaths = 0
+        """Errors raised since `_cursor`; of these, still to come again; deaths in a row"""
         self._last: Reading
         self._fresh: Reading | None = None
         self._knobs: tuple[View, ...] = ()
-        self._child = self._fork()
         self.era = 0
-        self._greet()
+        self._start()
 
     @property
     def cursor(self) -> Cursor:
@@ -111,34 +197,37 @@ class ProcessHost:
         """
         while not self._over:
             due = self._next_due()
-            if due.round_ != self._round:
-                continue
-            if isinstance(due, ReceivedBatch):
-                return self._take(due)
             if isinstance(due, End):
                 self._cursor, self._fresh = due.cursor, self._note(due.reading)
-                self._told, self._over = 0, True
-            elif self._is_new():
-                try:
-                    raise due.error
-                finally:  # the exception keeps this frame: it must not keep it in turn
-                    del due
+                self._raised, self._over = 0, True
+                break
+            self._child.take(self._round, len(self._due))
+            if isinstance(due, ReceivedBatch):
+                return self._take(due)
+            if self._mute:  # it was raised before the child died that is replaced
+                self._mute -= 1
+                continue
+            self._raised += 1
+            try:
+                raise due
+            finally:  # the exception keeps this frame: it must not keep it in turn
+                del due
         return None
 
     def begin(self, cursor: Cursor) -> None:
-        self._cursor, self._over, self._told = cursor, False, 0
-        self._mute = self._deaths = 0
+        self._cursor, self._over = cursor, False
+        self._raised = self._mute = self._deaths = 0
         if not self._recipe.options.persistent_workers:
-            self._child.close()  # the next one knows the dataset as it is now
+            self._child.end()  # the next one knows the dataset as it is now
         self._due.clear()
         self._round += 1
         try:
-            self._child.send(Begin(self._round, cursor))
+            self._child.pipe.send((self._round, cursor))
         except EOFError:
-            self._start()
+            self._replace()
 
     def read(self) -> Reading:
-        reading = self._child.ask(ReadCounters())
+        reading = self._child.ask(methodcaller("read"))
         if reading is not None:
             self._last = reading
         return self._whole(self._last)
@@ -148,7 +237,7 @@ class ProcessHost:
         return reading
 
     def knobs(self) -> tuple[Knob, ...]:
-        views = self._child.ask(Knobs())
+        views = self._child.ask(knobs_of)
         if views is not None:
             self._knobs = views
         return tuple(map(self._knob, self._knobs))
@@ -158,23 +247,15 @@ class ProcessHost:
 
     def close(self) -> None:
         if os.getpid() == self._owner:
+            self._child.end()
             self._child.close()
 
     # The child, and its successors
 
-    def _fork(self) -> HostChild:
-        return HostChild(partial(serve, self._recipe, self._limit_bytes, self._cursor))
-
     def _start(self) -> None:
-        """Have another child go on at `_cursor`."""
-        self._child.close()
-        self._round, self._mute = 0, self._told
-        self.era += 1
-        self._child = self._fork()
-        self._greet()
-
-    def _greet(self) -> None:
-        """Hear what a new child has to say: that it is ready, or why it is not."""
+        """Fork a child that goes on at `_cursor`; hear that it is ready, or why not."""
+        body = partial(serve, self._recipe, self._limit_bytes, self._cursor)
+        self._child = HostChild(body)
         try:
             greeting, *messages = self._child.receive()
         except EOFError:
@@ -182,30 +263,38 @@ class ProcessHost:
             return
         if isinstance(greeting, BaseException):
             self.close()
-            raise recalled(greeting)
+            raise recall(greeting)
         self._last = greeting
         self._hear(messages)
 
+    def _replace(self) -> None:
+        """Have another child go on at `_cursor`."""
+        self.close()
+        self._round, self._mute = 0, self._raised
+        self.era += 1
+        self._start()
+
     def _reap(self) -> None:
         """The child died: start another, unless that has been of no use."""
-        self._child.close()
+        self._child.end()
+        how = self._child.how_it_ended()
         self._deaths += 1
         who = f"the process that hosts the engine (pid {self._child.pid})"
         if self._deaths > DEATHS:
             self._deaths = 0
             text = (
-                f"{who} died {DEATHS + 1} times with no batch in between (last: "
-                f"{self._child.cause()}); look for a crash in native code, or for the "
-                "system's out-of-memory killer"
+                f"{who} died {DEATHS + 1} times with no batch in between (last: {how}); "
+                "look for a crash in native code, or for the system's out-of-memory "
+                "killer"
             )
             raise WorkerError(text)
         text = "%s died (%s); another one goes on with the batch that is due"
-        LOGGER.warning(text, who, self._child.cause())
-        self._start()
+        LOGGER.warning(text, who, how)
+        self._replace()
 
-    # What it says
+    # What it sends
 
-    def _next_due(self) -> ReceivedBatch | FailureMessage | End:
+    def _next_due(self) -> ReceivedBatch | BaseException | End:
         """Return what is due.
 
         All that has come is opened at once: after a training step the caches are cold,
@@ -218,51 +307,27 @@ class ProcessHost:
                 self._reap()
         return self._due.popleft()
 
-    def _hear(self, messages: list[Batch | FailureMessage | End | Said]) -> None:
+    def _hear(self, messages: list[tuple[int, Any]]) -> None:
         """Make of messages what `next` needs."""
-        for message in messages:
-            if isinstance(message, Said):
-                logging.getLogger(message.logger).log(message.level, "%s", message.text)
-            elif isinstance(message, Batch):
-                self._due.append(self._open(message))
-            elif isinstance(message, FailureMessage):
-                self._due.append(message._replace(error=recalled(message.error)))
-            else:
+        for round_, message in messages:
+            if isinstance(message, logging.LogRecord):
+                logger = logging.getLogger(message.name)
+                if logger.isEnabledFor(message.levelno):
+                    logger.handle(message)
+                continue
+            if isinstance(message, Batch):  # of whichever round: it brings descriptors
+                message = self._child.open(message)
+            elif isinstance(message, BaseException):
+                message = recall(message)
+            if round_ == self._round:
                 self._due.append(message)
 
-    def _open(self, batch: Batch) -> ReceivedBatch | FailureMessage:
-        round_ = batch.round_
-        try:
-            data = self._child.unpack(batch.packed)
-        except Exception as error:  # noqa: BLE001 its own batch is due later
-            text = (
-                f"a batch cannot be taken over from the process that made it "
-                f'({type(error).__name__}: {error}); use host="trainer", or let '
-                "collate_fn return arrays, tensors, numbers, text or bytes"
-            )
-            failure = SampleError(text)
-            failure.__cause__ = error
-            return FailureMessage(round_, failure)
-        return ReceivedBatch(
-            round_, Delivery(data, batch.plan), batch.cursor, batch.reading
-        )
-
     def _take(self, batch: ReceivedBatch) -> Delivery:
-        self._child.take(batch.round_, len(self._due))
         self._cursor = batch.cursor
-        self._told = self._mute = self._deaths = 0
+        self._raised = self._mute = self._deaths = 0
         if batch.reading is not None:
             self._fresh = self._note(batch.reading)
         return batch.delivery
-
-    def _is_new(self) -> bool:
-        """Whether an error has not been told yet, by a child that has died since."""
-        self._child.take(self._round, len(self._due))
-        if self._mute:
-            self._mute -= 1
-            return False
-        self._told += 1
-        return True
 
     def _note(self, reading: Reading) -> Reading:
         self._last = reading
@@ -276,30 +341,20 @@ class ProcessHost:
         )
 
     def _knob(self, view: View) -> Knob:
-        operator, name = view.operator, view.name
-
         def read() -> Value:
-            return self._set_or_read(operator, name, None, view.value)
+            return self._set_or_read(view.operator, view.name, None, view.value)
 
         def write(value: Value) -> None:
-            self._set_or_read(operator, name, value, value)
+            self._set_or_read(view.operator, view.name, value, value)
 
-        return Knob(
-            operator,
-            name,
-            view.lower,
-            view.upper,
-            view.tunable,
-            read,
-            write,
-            view.choices,
-        )
+        return Knob(*view[:5], read, write, view.choices)
 
     def _set_or_read(
         self, operator: str, name: KnobName, value: Value | None, otherwise: Value
     ) -> Value:
-        """Set a knob, or look at it; return where it stands."""
-        answer: Value | None = self._child.ask(SetKnob(operator, name, value))
+        """Set a knob, or look at it; return its value."""
+        question = partial(set_knob, operator=operator, name=name, value=value)
+        answer: Value | None = self._child.ask(question)
         return otherwise if answer is None else answer
 
     def __repr__(self) -> str:

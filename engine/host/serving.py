@@ -1,7 +1,12 @@
-"""The child that hosts an engine, from within.
+"""The child that hosts an engine, from within, and what crosses its two pipes.
 
-main thread   takes batches from the engine, hands them over while there is room
-`asked`       answers questions; ends the process when the trainer is gone
+    batches     (round, Cursor) | Taken ─▶    ◀─ (round, Batch | exception | End | log)
+    questions   (number, question) ─▶         ◀─ (number, answer)
+
+The main thread takes batches from the engine and hands them over while there is room.
+The thread `questions` answers what is asked, which must not wait for a batch that has
+no room yet; it ends the process when the trainer is gone. `round` counts the trainer's
+calls of `begin`: it tells what was on its way before one from what answers it.
 """
 
 from __future__ import annotations
@@ -10,25 +15,36 @@ import logging
 import threading
 import time
 import traceback
-from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from logging.handlers import QueueHandler
+from operator import attrgetter
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from ...errors import SampleError
 from ..core.byte_budget import ByteBudget
-from ..core.chunk import Failure
-from ..observe.reading import TrainerMeter
-from ..plan import Cursor
+from ..feed import Delivery
+from ..observe.knob import KnobName, Value
+from ..observe.reading import Reading, TrainerMeter
+from ..plan import BatchPlan, Cursor
 from ..recipe import Recipe
+from ..workers.process.child import leave
+from ..workers.process.handover import Packed, Packer, travel
 from ..workers.process.pipe import Pipe
 from ..workers.process.slabs import SlabPool
-from ..workers.process.worker import leave, recall, travel, use_one_thread
-from .handover import Packer
+from ..workers.process.worker import use_one_thread
 from .local import TrainerHost
-from .messages import Batch, BatchesTaken, Begin, End, FailureMessage, Said
 
 __all__ = [
-    "recalled",
+    "Batch",
+    "End",
+    "Question",
+    "Taken",
+    "View",
+    "knobs_of",
     "serve",
+    "set_knob",
 ]
 
 AHEAD_BYTES = 8 << 20
@@ -39,37 +55,124 @@ many bytes, since what each costs the trainer is less the more come at once."""
 CLOSE_S = 0.3
 """How long the user's functions may take to come to their end."""
 ALL = 1 << 30
+UNFIT = (
+    "a batch cannot be handed over to the trainer's process (%s: %s); use "
+    'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
+)
+FACTS = attrgetter(*(field.name for field in fields(BatchPlan)))
+POSITION = attrgetter(*(field.name for field in fields(Cursor)))
 
 
-def serve(recipe: Recipe, limit_bytes: int, cursor: Cursor, control: Pipe) -> None:
+class Taken(NamedTuple):
+    """The trainer has taken so many batches more: there is room for others."""
+
+    round_: int
+    batches: int
+    keys: tuple[int, ...]
+    """Slabs whose arrays have died."""
+
+
+class Batch(NamedTuple):
+    """One batch, its arrays in slabs."""
+
+    facts: tuple[Any, ...]
+    """The fields of its plan: these are unpickled ten times faster than a dataclass."""
+    position: tuple[int, ...]
+    """Where the next batch starts: the fields of a cursor."""
+    packed: Packed
+    reading: Reading | None
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What it is."""
+        return BatchPlan(*self.facts)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return Cursor(*self.position)
+
+
+class End(NamedTuple):
+    """The epoch is over."""
+
+    cursor: Cursor
+    reading: Reading
+
+
+class View(NamedTuple):
+    """A knob, as it can be sent."""
+
+    operator: str
+    name: KnobName
+    lower: int
+    upper: int
+    tunable: bool
+    value: Value
+    choices: tuple[str, ...]
+
+
+Question = Callable[[TrainerHost], Any]
+"""A function that can be pickled; what it returns is the answer."""
+
+
+def knobs_of(host: TrainerHost) -> tuple[View, ...]:
+    """Answer which knobs there are, and how they stand."""
+    look = attrgetter(*View._fields)
+    return tuple(View(*look(knob)) for knob in host.knobs())
+
+
+def set_knob(
+    host: TrainerHost, operator: str, name: KnobName, value: Value | None
+) -> Value | None:
+    """Set a knob (None: only look at it); answer its value, None if it is gone."""
+    for knob in host.knobs():
+        if (knob.operator, knob.name) == (operator, name):
+            return knob.value if value is None else knob.set(value)
+    return None
+
+
+def serve(
+    recipe: Recipe, limit_bytes: int, cursor: Cursor, questions: Pipe, batches: Pipe
+) -> None:
     """Host an engine, until the trainer closes the pipes or is gone."""
     use_one_thread()
-    control.receive()
-    data = Pipe.adopt(control.descriptors.popleft())
+    log = take_over_log()
     slabs = SlabPool(keep=ALL)  # the packer knows which ones the trainer keeps
-    trainer, said = TrainerMeter(), Listener.take_over().said
+    trainer = TrainerMeter()
     recipe = replace(recipe, buffers=replace(recipe.buffers, lend=slabs.lend))
     try:
         host = TrainerHost(recipe, ByteBudget(limit_bytes), cursor, trainer, slabs)
-    except Exception as error:  # noqa: BLE001 the trainer is told
-        data.send(travelling(error))
+    except Exception as error:  # noqa: BLE001 the trainer raises it
+        batches.send(travel(error))
         return
-    asked = threading.Thread(target=attend, args=(host, control), name="asked")
-    asked.start()
+    answering = threading.Thread(target=answer, args=(host, questions))
+    answering.start()
     try:
-        data.send(host.read())
-        Pump(host, data, slabs, trainer, said).run()
+        batches.send(host.read())
+        Pump(host, batches, slabs, trainer, log).run()
     except EOFError:
-        asked.join()  # it ends the process
+        answering.join()  # it ends the process
 
 
-def attend(host: TrainerHost, control: Pipe) -> None:
+def take_over_log() -> SimpleQueue[logging.LogRecord]:
+    """Keep what is logged for the trainer, whose settings decide what is shown."""
+    log: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    for name in ("penstock", "penstock.autotune"):
+        logger = logging.getLogger(name)
+        logger.handlers = [QueueHandler(log)]
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    return log
+
+
+def answer(host: TrainerHost, questions: Pipe) -> None:
     """Answer questions; end the process when no more can come."""
     status = 1
     try:
         while True:
-            number, question = control.receive()
-            control.send((number, question.answer(host)))
+            number, question = questions.receive()
+            questions.send((number, question(host)))
     except EOFError:
         status = 0
         end = threading.Timer(CLOSE_S, leave, (status,))
@@ -83,36 +186,36 @@ def attend(host: TrainerHost, control: Pipe) -> None:
 
 
 class Pump:
-    """StatusPage batches over, a few more than the trainer has taken."""
+    """Hands batches over, a few more than the trainer has taken."""
 
     def __init__(
         self,
         host: TrainerHost,
-        data: Pipe,
+        pipe: Pipe,
         slabs: SlabPool,
         trainer: TrainerMeter,
-        said: deque[Said],
+        log: SimpleQueue[logging.LogRecord],
     ) -> None:
         self._host = host
-        self._data = data
+        self._pipe = pipe
         self._packer = Packer(slabs)
         self._meter = trainer
+        self._log = log
         self._round = self._ahead = 0
         self._limit = MIN_AHEAD
         self._over = False
         self._begin: Cursor | None = None
-        self._said = said
 
     def run(self) -> None:
         """Work until the pipe ends."""
         while True:
             if self._over or self._ahead >= self._limit:
-                self._hear(self._data.receive())
+                self._hear(self._pipe.receive())
             else:
                 self._hand_over()
 
-    def _hear(self, message: Begin | BatchesTaken) -> None:
-        if isinstance(message, BatchesTaken):
+    def _hear(self, message: Taken | tuple[int, Cursor]) -> None:
+        if isinstance(message, Taken):
             self._packer.take_back(message.keys)
             self._ahead -= message.batches if message.round_ == self._round else 0
             return
@@ -120,17 +223,22 @@ class Pump:
         self._ahead, self._over = 0, False
 
     def _hand_over(self) -> None:
+        message: Batch | End | BaseException
+        descriptors: tuple[int, ...] = ()
         try:
-            message, descriptors = self._make()
+            delivery = self._next()
+            if delivery is None:
+                message = End(self._host.cursor, self._host.read())
+            else:
+                message, descriptors = self._pack(delivery)
         except BaseException as error:  # noqa: BLE001 it is the trainer's to see
-            message, descriptors = FailureMessage(self._round, travelling(error)), ()
-        while self._said:
-            self._data.send(self._said.popleft())
-        self._data.send(message, descriptors)
+            message = travel(error)
+        while not self._log.empty():
+            self._pipe.send((self._round, self._log.get()))
+        self._pipe.send((self._round, message), descriptors)
         self._ahead += 1
 
-    def _make(self) -> tuple[Batch | End | FailureMessage, tuple[int, ...]]:
-        """Return what to hand over next, with the descriptors that go with it."""
+    def _next(self) -> Delivery | None:
         host, meter = self._host, self._meter
         if self._begin is not None:
             cursor, self._begin = self._begin, None
@@ -140,52 +248,18 @@ class Pump:
         if delivery is None:
             meter.stop()
             self._over = True
-            return End(self._round, host.cursor, host.read()), ()
-        plan = delivery.plan
-        meter.get(time.perf_counter_ns(), plan)
+        else:
+            meter.get(time.perf_counter_ns(), delivery.plan)
+        return delivery
+
+    def _pack(self, delivery: Delivery) -> tuple[Batch, tuple[int, ...]]:
+        """Return a batch as it crosses, with the descriptors that go with it."""
         try:
             packed, descriptors = self._packer.pack(delivery.data)
         except Exception as error:
-            text = (
-                "a batch cannot be handed over to the trainer's process "
-                f'({type(error).__name__}: {error}); use host="trainer", or let '
-                "collate_fn return arrays, tensors, numbers, text or bytes"
-            )
-            raise SampleError(text) from error
+            raise SampleError(UNFIT % (type(error).__name__, error)) from error
         fit = AHEAD_BYTES // max(self._packer.nbytes, 1)
         self._limit = min(max(fit, MIN_AHEAD), MAX_AHEAD)
-        batch = Batch.of(self._round, plan, host.cursor, packed, host.glance())
-        return batch, descriptors
-
-
-class Listener(logging.Handler):
-    """Keeps what is logged for the trainer, whose settings decide what is shown."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: deque[Said] = deque()
-
-    @classmethod
-    def take_over(cls) -> Listener:
-        """Be the only one to hear what penstock says in this process."""
-        listener = cls()
-        for name in ("penstock", "penstock.autotune"):
-            logger = logging.getLogger(name)
-            logger.handlers = [listener]
-            logger.propagate = False
-            logger.setLevel(logging.INFO)
-        return listener
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record."""
-        self.said.append(Said(record.name, record.levelno, record.getMessage()))
-
-
-def travelling(error: BaseException) -> BaseException:
-    """Make an exception fit to be sent, its traceback kept as text."""
-    return travel(Failure(error, "", 0, 0)).error
-
-
-def recalled(error: BaseException) -> BaseException:
-    """In the trainer: hang the traceback on it that it had in the child."""
-    return recall(Failure(error, "", 0, 0)).error
+        host = self._host
+        facts, position = FACTS(delivery.plan), POSITION(host.cursor)
+        return Batch(facts, position, packed, host.glance()), descriptors

@@ -12,8 +12,8 @@ import torch
 from ..batch.device import ToDevice
 from ..batch.stamp import map_tensors
 from ..feed import Delivery
-from ..host.handover import is_dense
 from ..plan import BatchPlan
+from ..workers.process.handover import is_dense
 from .cuda import Bus, DeviceEvent
 from .pinned import PinnedRing, PinnedSlabs
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..batch.layout import ALIGN
-from ..host.handover import copied, nbytes_of
+from ..workers.process.handover import copied, nbytes_of
 from ..workers.process.slabs import block_at
 from .cuda import Bus, DeviceEvent
 

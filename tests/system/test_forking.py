@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from penstock.engine.workers.process.fork_server import ends_within
 from penstock.system.forking import fork
 
 SLOW = "import slow_import_gate as gate\ngate.entered.set()\ngate.leave.wait(30)\n"
@@ -47,9 +48,34 @@ def test_the_child_of_a_fork_can_import_what_another_thread_was_importing(
         os._exit(7)
     late.join()
     importing.join()
-    if not ends_within(pid, 20):
+    assert exit_code_of(pid) == 7
+
+
+def test_a_lock_that_a_thread_of_the_parent_took_is_not_waited_for(
+    engine_lock: types.ModuleType,
+) -> None:
+    importing = threading.Thread(target=importlib.import_module, args=["slow_import"])
+    importing.start()
+    assert engine_lock.entered.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()  # at once: the thread that imports is not in the child
+    if pid == 0:
+        grandchild = fork()
+        os._exit(exit_code_of(grandchild) if grandchild else 7)
+    engine_lock.leave.set()
+    importing.join()
+    assert exit_code_of(pid) == 7
+
+
+def exit_code_of(pid: int) -> int:
+    """Wait for the end of a child, which is killed if it is stuck."""
+    try:
+        code: int = psutil.Process(pid).wait(20)
+    except psutil.TimeoutExpired:
         os.kill(pid, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        raise
+    return code
 
 
 def test_a_module_that_this_very_thread_imports_is_not_waited_for(

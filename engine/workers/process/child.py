@@ -1,56 +1,207 @@
-"""One worker process, as the trainer knows it: its pipe, its tasks, how it fares."""
+"""A child process of ours, from its birth to its end, and the workers among them.
+
+Every child has a pipe to its parent, which ends it when it is closed, and a status page
+that tells how it ended. A worker process has tasks besides, and a watchdog if samples
+have a time limit.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
+from ....system.forking import fork
 from ...batch.layout import Layout
 from ...core.chunk import Chunk, Lease
 from ...core.metrics import WorkerMeter
 from .deaths import cause_of, is_stopped, oom_kills
-from .pipe import Mailbox
-from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
+from .pipe import Pipe, kept
+from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 
 __all__ = [
     "Child",
     "Errand",
     "Watchdog",
+    "WorkerChild",
+    "fork_child",
+    "leave",
+    "run_child",
+    "write_crashes_to",
 ]
 
 MAX_LINES = 40
-"""Of a stack that are told."""
+"""Of a stack that are shown."""
+
+
+def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
+    """Fork a process that runs `body` and keeps these ends of pipes; return its pid."""
+    with kept(*ends):
+        pid = fork()
+    if pid == 0:
+        run_child(body)
+    return pid
+
+
+def run_child(body: Callable[[], None]) -> NoReturn:
+    """Run a child process; never return into the code it was forked from."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # what was inherited is not ours to collect or finalise
+        body()
+        status = 0
+    except EOFError:
+        status = 0
+    except BaseException:  # noqa: BLE001 the last one who can tell
+        traceback.print_exc()
+    finally:
+        leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, with nothing of what it inherited finalised."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or anything at all
+            stream.flush()
+    os._exit(status)
+
+
+def write_crashes_to(status_page: StatusPage) -> None:
+    """Have this process write its stacks to its page, if it crashes or when asked."""
+    faulthandler.enable(status_page.descriptor)
+    faulthandler.register(STACK_SIGNAL, status_page.descriptor)
+
+
+class Child:
+    """A child process, as its parent holds it.
+
+    Args:
+        pipe: the parent's end.
+        status_page: tells how it ended.
+        pid: 0 until it is known.
+    """
+
+    def __init__(self, pipe: Pipe, status_page: StatusPage, pid: int = 0) -> None:
+        self.pipe = pipe
+        self.status_page = status_page
+        self.pid = 0
+        self._process = -1
+        self._kills = oom_kills()
+        if pid:
+            self.hello(pid)
+
+    @staticmethod
+    def fork(body: Callable[[Pipe], None], *ends: Pipe) -> tuple[Pipe, StatusPage, int]:
+        """Fork a child that runs `body` with its end of the pipe; return what it takes.
+
+        The child keeps `ends`, too; they are closed here.
+        """
+        ours, theirs = Pipe.pair()
+        status_page = StatusPage.make()
+
+        def run() -> None:
+            write_crashes_to(status_page)
+            body(theirs)
+
+        pid = fork_child(run, theirs, *ends)
+        for end in (theirs, *ends):
+            end.close()
+        return ours, status_page, pid
+
+    def hello(self, pid: int) -> None:
+        """It is at work."""
+        self.pid = pid
+        with contextlib.suppress(ProcessLookupError):  # it was, until just now
+            self._process = os.pidfd_open(pid)
+
+    def ends_within(self, wait_s: float) -> bool:
+        """Wait until it has ended, so long at most; return whether it has."""
+        if self._process < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._process, select.POLLIN)
+        return bool(ended.poll(1000 * max(0.0, wait_s)))
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._signal(signal.SIGKILL)
+
+    def reap(self, wait_s: float) -> None:
+        """End a child of this very process, and wait until it is gone. Idempotent.
+
+        Args:
+            wait_s: how long it may take to end by itself now that its pipe is closed.
+        """
+        self.pipe.close()
+        if self._process < 0:
+            return
+        if not self.ends_within(wait_s):
+            self.kill()
+        with contextlib.suppress(
+            ChildProcessError
+        ):  # who waits for any child was first
+            post_status(self.status_page.descriptor, os.waitpid(self.pid, 0)[1])
+
+    def cause(self) -> str:
+        """Say why it ended."""
+        return cause_of(self.status_page.status, self._kills, oom_kills())
+
+    def how_it_ended(self) -> str:
+        """Say why it ended, and what it wrote then."""
+        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
+        cause = self.cause()
+        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+
+    def close(self) -> None:
+        """Close the pipe to it, which ends it, and let go of its page. Idempotent."""
+        self.pipe.close()
+        self.status_page.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def _signal(self, number: int) -> None:
+        if self._process >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.pid or 'starting'}>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errand:
-    """A lease that a child works on, or the first rows of one."""
+    """A lease that a worker process works on, or the first rows of one."""
 
     lease: Lease
     chunk: Chunk
     """The rows sent."""
     meter: WorkerMeter
-    """The worker's: a child has as many as it has errands."""
+    """The worker's: a process has as many as it has errands."""
     sent_ns: int
 
 
-class Child:
-    """One worker process. It belongs to the selector thread."""
+class WorkerChild(Child):
+    """A worker process. It belongs to the selector thread."""
 
     def __init__(
-        self, mailbox: Mailbox, status_page: StatusPage, generation: int, number: int
+        self, pipe: Pipe, status_page: StatusPage, generation: int, number: int
     ) -> None:
-        self.mailbox = mailbox
-        self.status_page = status_page
+        super().__init__(pipe, status_page)
         self.generation = generation
         self.number = number
-        self.pid = 0
-        """0 until it has said so, which is the first that it does."""
         self.layout: Layout | None = None
         """How the rows of its last task with a place for them lie."""
         self.lanes = 1
@@ -64,16 +215,8 @@ class Child:
         """When it was asked for its stacks, and when it was killed for being stuck."""
         self.writing = False
         """Whether the selector looks for room in its pipe."""
-        self._process = -1
         self._tasks = 0
-        self._kills = oom_kills()
         self._was_stopped = False
-
-    def hello(self, pid: int) -> None:
-        """It is at work."""
-        self.pid = pid
-        with contextlib.suppress(ProcessLookupError):  # it was, until just now
-            self._process = os.pidfd_open(pid)
 
     @property
     def failed(self) -> bool:
@@ -95,22 +238,6 @@ class Child:
         self._was_stopped = is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
 
-    def hang_up(self) -> None:
-        """Close the pipe to it: it ends, once it has put away what it holds."""
-        self.mailbox.close()
-
-    def ends_within(self, wait_s: float) -> bool:
-        """Wait until it has ended, so long at most; whether it has."""
-        if self._process < 0:
-            return False
-        ended = select.poll()
-        ended.register(self._process, select.POLLIN)
-        return bool(ended.poll(1000 * max(0.0, wait_s)))
-
-    def kill(self) -> None:
-        """End it at once, whatever it does."""
-        self._signal(signal.SIGKILL)
-
     def suspects(self, number: int) -> range | tuple[int, ...]:
         """Return which rows of a task may be to blame for its end."""
         rows = range(len(self.errands[number].chunk))
@@ -124,36 +251,12 @@ class Child:
             return ()
         return rows if held.row not in rows else (held.row,)
 
-    def how_it_ended(self) -> str:
-        """Say how it ended."""
-        if self.stuck is not None:
-            how = "replaced as it was stuck"
-            if self._was_stopped:
-                how += ", stopped by a signal (SIGSTOP, or a debugger)"
-        else:
-            how = cause_of(self.status_page.status, self._kills, oom_kills())
-        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
-        text = f"worker process {self.pid or '(starting)'} {how}"
-        return "\n".join([f"{text}; it wrote:", *lines]) if lines else text
+    def cause(self) -> str:
+        if self.stuck is None:
+            return super().cause()
+        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+        return "replaced as it was stuck" + stopped * self._was_stopped
 
-    def close(self) -> None:
-        """Close the pipe to it, which ends it, and let go of its page."""
-        self.mailbox.close()
-        self.status_page.close()
-        if self._process >= 0:
-            os.close(self._process)
-            self._process = -1
-
-    def _signal(self, number: int) -> None:
-        if self._process >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, number)
-
-    def __repr__(self) -> str:
-        return f"<Child {self.pid or 'starting'}: {len(self.errands)} tasks>"
-
-
-# The time limit of a sample: who takes longer shows its stacks and is replaced.
 
 STACKS_NS = 300_000_000
 """How long a stuck worker is given to show its stacks."""
@@ -162,7 +265,9 @@ GONE_NS = 2_000_000_000
 
 
 class Watchdog:
-    """Watches the children of one segment.
+    """Holds the worker processes of one segment to the time limit of a sample.
+
+    One that takes longer shows its stacks and is replaced.
 
     Args:
         timeout_s: how long a sample may take; None: for ever.
@@ -172,7 +277,9 @@ class Watchdog:
         self._limit_ns = None if timeout_s is None else int(timeout_s * 1e9)
         self.timeout_s = timeout_s
 
-    def look(self, children: Iterable[Child]) -> tuple[float | None, list[Child]]:
+    def look(
+        self, children: Iterable[WorkerChild]
+    ) -> tuple[float | None, list[WorkerChild]]:
         """Do what is due now.
 
         Returns:
@@ -189,7 +296,7 @@ class Watchdog:
             return None, lost
         return max(0.0, (min(times) - now_ns) / 1e9), lost
 
-    def _look_at(self, child: Child, now_ns: int) -> int | None:
+    def _look_at(self, child: WorkerChild, now_ns: int) -> int | None:
         """Return when to look at a child again."""
         if child.killed_ns:
             return child.killed_ns + GONE_NS
@@ -205,14 +312,14 @@ class Watchdog:
         child.ask_for_stacks()
         return now_ns + STACKS_NS
 
-    def _after_asking(self, child: Child, now_ns: int) -> int:
+    def _after_asking(self, child: WorkerChild, now_ns: int) -> int:
         if now_ns < child.asked_ns + STACKS_NS:
             return child.asked_ns + STACKS_NS
         child.killed_ns = now_ns
         child.kill()
         return now_ns + GONE_NS
 
-    def _first_due(self, child: Child) -> tuple[int, int, int] | None:
+    def _first_due(self, child: WorkerChild) -> tuple[int, int, int] | None:
         """Return the deadline that comes first: when, and of which task and row."""
         assert self._limit_ns is not None
         if not child.errands or not child.pid:  # it is starting
@@ -233,6 +340,6 @@ class Watchdog:
         return min(due, default=None)
 
 
-def gone(child: Child, now_ns: int) -> bool:
+def gone(child: WorkerChild, now_ns: int) -> bool:
     """Whether a child was killed so long ago that it is not waited for any more."""
     return bool(child.killed_ns) and now_ns >= child.killed_ns + GONE_NS

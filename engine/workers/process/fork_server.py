@@ -1,20 +1,24 @@
-"""The template: a child from which worker processes are forked, whenever one is hired.
+"""The fork server: a child from which worker processes are forked, whenever one starts.
 
 Forked from the trainer at `iter()`, it inherits the dataset and the functions as they
 are: nothing is pickled, and memory is shared until written. It runs no threads, so
-forking from it is safe at any time, while the trainer goes on with its own. Where the
-trainer must not be forked, it is a fresh interpreter that gets them by cloudpickle
-(fresh.py). It ends when the trainer closes the pipe or dies, and the workers with it.
+forking from it is safe at any time, while the trainer goes on with its own. It ends
+when the trainer closes the pipe or dies, and the workers with it.
+
+A trainer that must not be forked starts fresh interpreters:
+
+    forkserver   the fork server is fresh; workers are forked from it
+    spawn        the fork server is fresh and holds nothing; each worker is fresh, too
+
+What they run comes to them by cloudpickle, in a memfd that is passed on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import mmap
 import os
-import select
 import signal
 import sys
 import threading
@@ -22,33 +26,38 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import util
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 
-from ....system.forking import fork
 from ....system.shared_memory import shared_file
 from ...program.program import Program
 from ...recipe import StartMethod
+from .child import Child, fork_child, run_child
 from .parcel import pack, unpack
-from .pipe import Mailbox, Pipe, WorkPipe, kept, pipe
+from .pipe import Pipe
 from .status_page import StatusPage, post_status
-from .worker import Worker, leave, use_one_thread
+from .worker import Worker, use_one_thread
 
 __all__ = [
     "ForkServer",
     "Post",
-    "fork_worker",
     "main",
-    "run_child",
-    "run_fork_server",
-    "run_worker",
-    "start_fresh",
-    "tell_failure",
 ]
 
 END_S = 1.0
-"""How long the template may take to end when told to, before it is made to."""
+"""How long the fork server may take to end when told to, before it is made to."""
+FAILED = 1 << 8
+"""As waitpid tells of a process that exits with status 1."""
+BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
+
+
+class Post(NamedTuple):
+    """What a worker is made for."""
+
+    segment: int
+    number: int
+    """Its own among the workers of the segment, from 0, free when it is made."""
 
 
 class ForkServer:
@@ -76,126 +85,65 @@ class ForkServer:
         if method is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._method = "forkserver"
         self._lock = threading.Lock()
-        """Guards `_pipe`, `_pid` and `generation`: several crews hire."""
+        """Guards `_server` and `generation`: several worker pools start workers."""
         self.generation = 0
         """Workers of an earlier one know the dataset as it was."""
-        self._pipe, self._pid = self._start()
+        self._server = self._start()
 
-    def start_worker(self, post: Post) -> tuple[Mailbox, StatusPage]:
+    def start_worker(self, post: Post) -> tuple[Pipe, StatusPage]:
         """Have a worker made for a post; return the pipe to it, and its page."""
-        ours, theirs = Mailbox.pair()
+        ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
         message, descriptors = tuple(post), (theirs.fileno(), status_page.descriptor)
         with self._lock:
             try:
-                self._pipe.send(message, descriptors)
+                self._server.pipe.send(message, descriptors)
             except EOFError:  # killed: as good a one is had from the trainer as it is
-                self._reap()
-                self._pipe, self._pid = self._start()
-                self._pipe.send(message, descriptors)
+                end(self._server)
+                self._server = self._start()
+                self._server.pipe.send(message, descriptors)
         theirs.close()
         return ours, status_page
 
     def renew(self) -> None:
-        """Start anew from the trainer as it is now; old workers are to be dismissed."""
+        """Start another from the trainer as it is now; old workers are to be stopped."""
         with self._lock:
-            self.generation += 1  # first: workers that end now were dismissed
-            self._pipe.close()  # it ends while the new one is made
-            ending = self._pid
-            self._pipe, self._pid = self._start()
-            wait_for(ending)
+            self.generation += 1  # first: workers that end now were stopped
+            ending = self._server
+            ending.pipe.close()  # it ends while the new one is made
+            self._server = self._start()
+            end(ending)
 
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
         with self._lock:
-            self._reap()
+            end(self._server)
 
-    def _reap(self) -> None:
-        self._pipe.close()
-        wait_for(self._pid)
-
-    def _start(self) -> tuple[Pipe, int]:
+    def _start(self) -> Child:
         if self._method != "fork":
-            # MOVED
-
             return start_fresh(self._programs, self._seed, self._method)
-        ours, theirs = pipe()
-        with kept(theirs):
-            pid = fork()
-        if pid == 0:
-            make = partial(fork_worker, self._programs, self._seed)
-            run_child(partial(run_fork_server, theirs, make))
-        theirs.close()
-        return ours, pid
+        make = partial(fork_worker, self._programs, self._seed)
+        return Child(*Child.fork(partial(run_fork_server, make)))
 
     def __repr__(self) -> str:
-        return f"<ForkServer pid {self._pid}, by {self._method}>"
+        return f"<ForkServer pid {self._server.pid}, by {self._method}>"
 
 
-def wait_for(pid: int) -> None:
-    """Wait until a template whose pipe is closed is gone, and its workers with it."""
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        # None of it may be left where others wait for any child.
-        if not ends_within(pid, END_S):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def end(server: Child) -> None:
+    """End a fork server, and its workers with it."""
+    server.reap(END_S)
+    server.close()
 
 
-def ends_within(pid: int, time_s: float) -> bool:
-    """Wait until a child of this process has ended; tell whether it has, in time.
+# From here on, all but `start_fresh` runs in the fork server and in workers. The fork
+# server has one thread, the main one, and one handler, that of SIGCHLD.
 
-    Raises:
-        ProcessLookupError: it has, and somebody else has waited for it.
-    """
-    descriptor = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(time_s * 1000))
-    finally:
-        os.close(descriptor)
-
-
-# The template from within: it makes workers, waits for them, and says how they ended.
-#
-# One thread, the main one, and one handler, that of SIGCHLD.
-
-FAILED = 1 << 8
-"""As waitpid tells of a process that exits with status 1."""
-
-
-class Post(NamedTuple):
-    """What a worker is made for."""
-
-    segment: int
-    number: int
-    """Its own among the workers of the segment, from 0, free when it is made."""
-
-
-def run_child(body: Callable[[], None]) -> NoReturn:
-    """Run a forked process; never returns into the code it was forked from."""
-    status = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        gc.freeze()  # what was inherited is not ours to collect or finalise
-        body()
-        status = 0
-    except EOFError:
-        status = 0
-    except BaseException:  # noqa: BLE001 the last one who can tell
-        traceback.print_exc()
-    finally:
-        leave(status)
-
-
-Make = Callable[["Post", Pipe], int]
+Make = Callable[[Post, Pipe], int]
 """Makes a worker for a post, given its pipe, with its page; returns its pid."""
 
 
-def run_fork_server(end: Pipe, make: Make) -> None:
-    """In the template: make a worker for each that is hired, until the pipe ends."""
+def run_fork_server(make: Make, end: Pipe) -> None:
+    """Make a worker for each that is asked for, until the pipe ends."""
     use_one_thread()
     forked = ForkedWorkers()
     signal.signal(signal.SIGCHLD, forked.reap)
@@ -207,7 +155,7 @@ def run_fork_server(end: Pipe, make: Make) -> None:
 
 
 class ForkedWorkers:
-    """The template's workers.
+    """The fork server's workers.
 
     It keeps a copy of each one's pipe until it has posted how that one ended: so the
     trainer sees the pipe's end of file after the worker's status, never before.
@@ -218,7 +166,7 @@ class ForkedWorkers:
 
     def add(self, make: Make, post: Post, end: Pipe) -> None:
         """Make a worker with the pipe and the page that have just come."""
-        work = WorkPipe.adopt(end.descriptors.popleft())
+        work = Pipe.adopt(end.descriptors.popleft())
         work.descriptors.append(end.descriptors.popleft())
         # Masked: one that dies at once must be known before its end is heard of.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -262,11 +210,8 @@ def fork_worker(
     programs: Mapping[int, Program], seed: int, post: Post, work: Pipe
 ) -> int:
     """Fork a worker from this process; return its pid."""
-    with kept(work):
-        pid = os.fork()
-    if pid == 0:
-        run_child(lambda: run_worker(programs[post.segment], seed, post, work))
-    return pid
+    program = programs[post.segment]
+    return fork_child(partial(run_worker, program, seed, post, work), work)
 
 
 def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
@@ -277,46 +222,34 @@ def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
     Worker(work, program, seed, StatusPage(work.descriptors.popleft())).run()
 
 
-# Templates and workers in fresh interpreters, for a trainer that must not be forked.
-#
-#     forkserver   the template is fresh; workers are forked from it
-#     spawn        the template is fresh and holds nothing; each worker is fresh, too
-#
-# What they run comes to them by cloudpickle, in a memfd that is passed on.
-
-BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
-
-
 def start_fresh(
     programs: Mapping[int, Program], seed: int, method: StartMethod
-) -> tuple[Pipe, int]:
-    """Start a template in a fresh interpreter; return the pipe to it, and its pid.
+) -> Child:
+    """Start a fork server in a fresh interpreter.
 
     Raises:
         SpecError: something in the programs cannot travel.
     """
     parcel = _descriptor_of(pack((programs, seed), "programs"))
-    ours, theirs = pipe()
+    ours, theirs = Pipe.pair()
     try:
         pid = _launch(method, theirs.fileno(), parcel)
     finally:
         theirs.close()
         os.close(parcel)
-    return ours, pid
+    return Child(ours, StatusPage.make(), pid)
 
 
 def main() -> None:
     """Run what `sys.argv` says; never returns."""
     role, *numbers = sys.argv[1:]
     end, parcel, *rest = map(int, numbers)
-    work = WorkPipe.adopt(end)
-    if role == "forkserver":
-        run_child(lambda: run_fork_server(work, partial(_fork_worker, parcel)))
-    if role == "spawn":
-        run_child(lambda: run_fork_server(work, partial(_spawn_worker, parcel)))
+    work = Pipe.adopt(end)
+    if role in MAKERS:
+        run_child(partial(run_fork_server, partial(MAKERS[role], parcel), work))
     page, *post = rest
     work.descriptors.append(page)
-    run_child(lambda: _run(parcel, Post(*post), work))
+    run_child(partial(_run, parcel, Post(*post), work))
 
 
 def _run(parcel: int, post: Post, work: Pipe) -> None:
@@ -336,6 +269,12 @@ def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
 def _spawn_worker(parcel: int, post: Post, work: Pipe) -> int:
     page = work.descriptors[0]
     return _launch("worker", work.fileno(), parcel, page, then=post)
+
+
+MAKERS: dict[str, Callable[[int, Post, Pipe], int]] = {
+    "forkserver": _fork_worker,
+    "spawn": _spawn_worker,
+}
 
 
 def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:

@@ -33,11 +33,12 @@ from ...core.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
 from ..pool import PoolStatistics, sink_of
-from .child import Child, Errand, Watchdog
+from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
 from .fork_server import ForkServer, Post
+from .handover import recall
 from .slabs import Slab, SlabPool
-from .worker import Placement, Task, recall
+from .worker import Placement, Task
 
 __all__ = [
     "READ",
@@ -90,7 +91,7 @@ class ChildSet:
         self._most = sys.maxsize
         """Children that there are descriptors for."""
         self.selector = selectors.DefaultSelector()
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, WorkerChild] = {}
         """By the descriptor of their pipe."""
         self.workers = 0
         self.idle: list[WorkerMeter] = []
@@ -134,7 +135,7 @@ class ChildSet:
         lanes = self.lanes()
         return int(lease_ns < AHEAD_NS) if lanes == 1 else lanes // 2
 
-    def freest(self, most: int) -> Child | None:
+    def freest(self, most: int) -> WorkerChild | None:
         """Return the child with the fewest leases, if those are less than `most`."""
         children = [c for c in self.children.values() if not self.outdated(c)]
         child = min(children, key=lambda c: len(c.errands), default=None)
@@ -142,21 +143,21 @@ class ChildSet:
             return None
         return child if len(child.errands) < most else None
 
-    def outdated(self, child: Child) -> bool:
+    def outdated(self, child: WorkerChild) -> bool:
         """Whether a child's generation is over: it ends with its template."""
         return child.generation != self._fork_server.generation
 
-    def listen(self, child: Child) -> None:
+    def listen(self, child: WorkerChild) -> None:
         """Look for room in a child's pipe for as long as something waits for it."""
-        if child.writing != child.mailbox.waiting:
-            child.writing = child.mailbox.waiting
+        if child.writing != child.pipe.waiting:
+            child.writing = child.pipe.waiting
             events = READ | WRITE if child.writing else READ
-            self.selector.modify(child.mailbox, events)
+            self.selector.modify(child.pipe, events)
 
-    def forget(self, child: Child) -> None:
+    def forget(self, child: WorkerChild) -> None:
         """Let go of a child, which ends it if it has not ended."""
-        self.selector.unregister(child.mailbox)
-        del self.children[child.mailbox.fileno()]
+        self.selector.unregister(child.pipe)
+        del self.children[child.pipe.fileno()]
         child.close()
 
     def end_all(self, wait_s: float = 0.0) -> None:
@@ -172,7 +173,7 @@ class ChildSet:
         self.selector.close()
         if wait_s:
             for child in children:
-                child.hang_up()
+                child.pipe.close()
         end_s = time.monotonic() + wait_s
         for child in children:
             if not wait_s or not child.ends_within(end_s - time.monotonic()):
@@ -197,13 +198,13 @@ class ChildSet:
         taken = {child.number for child in self.children.values()}
         number = next(n for n in count() if n not in taken)
         post = Post(self._connector.segment, number)
-        child = Child(*self._fork_server.start_worker(post), generation, number)
-        self.children[child.mailbox.fileno()] = child
-        self.selector.register(child.mailbox, READ)
+        child = WorkerChild(*self._fork_server.start_worker(post), generation, number)
+        self.children[child.pipe.fileno()] = child
+        self.selector.register(child.pipe, READ)
 
-    def _stop_child(self, child: Child) -> None:
+    def _stop_child(self, child: WorkerChild) -> None:
         with contextlib.suppress(EOFError):  # gone already
-            child.mailbox.post(None)
+            child.pipe.post(None)
         self.forget(child)
 
     def _all(self) -> Iterator[WorkerMeter]:
@@ -335,9 +336,9 @@ class ProcessPool:
         child = self._child_set.children[descriptor]
         try:
             if events & WRITE:
-                child.mailbox.flush()
+                child.pipe.flush()
                 self._child_set.listen(child)
-            messages = child.mailbox.collect() if events & READ else []
+            messages = child.pipe.collect() if events & READ else []
         except EOFError:
             self._reap(child)
             return
@@ -401,7 +402,7 @@ class ProcessPool:
             self._give_up(lease, meter, WorkerError(text), rows=1)
         return None
 
-    def _send(self, child: Child, lease: Lease, meter: WorkerMeter) -> None:
+    def _send(self, child: WorkerChild, lease: Lease, meter: WorkerMeter) -> None:
         chunk, inputs = lease.chunk, lease.inputs
         suspect = self._blame.first(chunk)
         if suspect is not None:  # it goes alone, after those before it
@@ -416,8 +417,8 @@ class ProcessPool:
             lanes = min(len(child.errands), self._lanes())
             if child.lanes < lanes:
                 child.lanes = lanes
-                child.mailbox.post(lanes)
-            child.mailbox.post(Task(number, chunk, inputs, placement, gone), new)
+                child.pipe.post(lanes)
+            child.pipe.post(Task(number, chunk, inputs, placement, gone), new)
         except EOFError:
             return  # its end of file is on the way: the lease goes back then
         except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
@@ -432,7 +433,7 @@ class ProcessPool:
         self._child_set.listen(child)
 
     def _place(
-        self, child: Child, lease: Lease
+        self, child: WorkerChild, lease: Lease
     ) -> tuple[Slab | None, Placement | None]:
         """Find where the rows may be written, once it is known how they lie."""
         buffer = sink_of(self._program, lease)
@@ -448,11 +449,12 @@ class ProcessPool:
         told = None if known else layout
         return slab, Placement(slab.key, slab.nbytes, new, told, buffer.rows)
 
-    def _take_back(self, child: Child, number: int, outcome: Outcome) -> None:
+    def _take_back(self, child: WorkerChild, number: int, outcome: Outcome) -> None:
         errand = child.errands.pop(number)
         self._barren = 0
         self._blame.acquit(errand.chunk)
-        outcome.failures = [recall(failure) for failure in outcome.failures]
+        for failure in outcome.failures:
+            recall(failure.error)
         if self._program.places and outcome.outputs is not None:
             self._place_here(errand.lease, outcome)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
@@ -469,12 +471,12 @@ class ProcessPool:
             outcome.nbytes = buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
 
-    def _reap(self, child: Child) -> None:
+    def _reap(self, child: WorkerChild) -> None:
         """A child is gone: its work goes back to the front, its samples are noted."""
         if self._child_set.outdated(child):
             self._let_go(child)
             return
-        death = child.how_it_ended()
+        death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
         indices = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
@@ -495,7 +497,7 @@ class ProcessPool:
             )
             raise WorkerError(text)
 
-    def _let_go(self, child: Child) -> None:
+    def _let_go(self, child: WorkerChild) -> None:
         """A child of an earlier generation has ended with its template."""
         for errand in child.errands.values():
             self._connector.settle(errand.lease, Outcome(done=0), errand.meter)

@@ -6,36 +6,31 @@ with a task of its own. The first lane is the main thread.
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import os
-import pickle
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ....errors import SampleError, WorkerError
+from ....errors import SampleError
 from ...batch.layout import Layout, Misfit, size_of, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
 from ...program.program import Program
 from ...program.randomness import SampleRandom
+from .child import leave, write_crashes_to
+from .handover import travel
 from .pipe import Pipe
 from .slabs import Block, allocate_on, map_shared
-from .status_page import STACK_SIGNAL, LaneStatus, StatusPage
+from .status_page import LaneStatus, StatusPage
 
 __all__ = [
     "Placement",
-    "RemoteTraceback",
     "Task",
     "Worker",
-    "leave",
-    "recall",
-    "travel",
     "use_one_thread",
 ]
 
@@ -79,45 +74,6 @@ class Task:
         return Task, (*rest, self.forget) if self.forget else rest
 
 
-class RemoteTraceback(Exception):
-    """The traceback of an exception raised in a worker process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-def travel(failure: Failure) -> Failure:
-    """In the worker: make a failure fit to be pickled, its traceback kept as text.
-
-    An exception that does not come out of pickle as what went in (many with arguments
-    of their own do not) travels as a `WorkerError` that quotes it.
-    """
-    error = failure.error
-    text = "".join(traceback.format_exception(error))
-    try:
-        copy = pickle.loads(pickle.dumps(error))  # noqa: S301 our own exception
-    except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
-        copy = None
-    if type(copy) is not type(error):
-        error = WorkerError(f"{type(error).__qualname__}: {error}")
-    error.__cause__ = error.__context__ = None
-    remote = Failure(error, failure.stage, failure.index, failure.row)
-    error.add_note(TRACEBACK + text)
-    return remote
-
-
-TRACEBACK = "penstock: traceback in the worker process:\n"
-
-
-def recall(failure: Failure) -> Failure:
-    """In the trainer: hang the worker's traceback on the exception, as its cause."""
-    notes = getattr(failure.error, "__notes__", [])
-    for note in [note for note in notes if note.startswith(TRACEBACK)]:
-        notes.remove(note)
-        failure.error.__cause__ = RemoteTraceback(note.removeprefix(TRACEBACK))
-    return failure
-
-
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -136,14 +92,6 @@ def use_one_thread() -> None:
     threadpoolctl.threadpool_limits(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
-
-
-def leave(status: int) -> NoReturn:
-    """End this process at once, with nothing of what it inherited finalised."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or anything at all
-            stream.flush()
-    os._exit(status)
 
 
 class Worker:
@@ -170,8 +118,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone."""
-        faulthandler.enable(self._status_page.descriptor)
-        faulthandler.register(STACK_SIGNAL, self._status_page.descriptor)
+        write_crashes_to(self._status_page)
         self._end.send(os.getpid())
         try:
             self._work(0)
@@ -254,7 +201,10 @@ class Worker:
         if sink is not None and sink.kept is not None:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
-        outcome.failures = [travel(failure) for failure in outcome.failures]
+        outcome.failures = [
+            replace(failure, error=travel(failure.error))
+            for failure in outcome.failures
+        ]
         return outcome
 
     def _reply(self, task: Task, outcome: Outcome) -> None:

@@ -9,22 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.engine.workers.process.pipe import Mailbox, Pipe
+from penstock.engine.workers.process.pipe import Pipe
 
 LARGE = bytes(3 << 20)
 """More than fits into the pipe at once."""
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Mailbox, Pipe]]:
+def ends() -> Iterator[tuple[Pipe, Pipe]]:
     """The trainer's end, and the worker's."""
-    ours, theirs = Mailbox.pair()
+    ours, theirs = Pipe.pair()
     yield ours, theirs
     ours.close()
     theirs.close()
 
 
-def test_what_fits_is_sent_at_once(ends: tuple[Mailbox, Pipe]) -> None:
+def test_what_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.post("one")
     ours.post(2)
@@ -33,7 +33,7 @@ def test_what_fits_is_sent_at_once(ends: tuple[Mailbox, Pipe]) -> None:
 
 
 def test_posting_to_one_who_does_not_read_does_not_wait(
-    ends: tuple[Mailbox, Pipe],
+    ends: tuple[Pipe, Pipe],
 ) -> None:
     ours, _ = ends
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_posting_to_one_who_does_not_read_does_not_wait(
 
 
 def test_what_had_no_room_follows_in_order_with_its_descriptors(
-    ends: tuple[Mailbox, Pipe],
+    ends: tuple[Pipe, Pipe],
 ) -> None:
     ours, theirs = ends
     reading, writing = os.pipe()
@@ -63,7 +63,7 @@ def test_what_had_no_room_follows_in_order_with_its_descriptors(
     os.close(reading)
 
 
-def test_large_objects_are_read_as_they_come(ends: tuple[Mailbox, Pipe]) -> None:
+def test_large_objects_are_read_as_they_come(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     found = []
     with ThreadPoolExecutor(1) as pool:
@@ -75,12 +75,12 @@ def test_large_objects_are_read_as_they_come(ends: tuple[Mailbox, Pipe]) -> None
     assert found == [LARGE, "small"]
 
 
-def test_nothing_yet_is_no_end(ends: tuple[Mailbox, Pipe]) -> None:
+def test_nothing_yet_is_no_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, _ = ends
     assert ours.collect() == []
 
 
-def test_half_an_object_waits_for_its_rest(ends: tuple[Mailbox, Pipe]) -> None:
+def test_half_an_object_waits_for_its_rest(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     theirs.send("whole")
     whole = ours._socket.recv(1000)  # noqa: SLF001 taken off, to be sent in halves
@@ -90,7 +90,7 @@ def test_half_an_object_waits_for_its_rest(ends: tuple[Mailbox, Pipe]) -> None:
     assert ours.collect() == ["whole"]
 
 
-def test_last_words_come_before_the_end(ends: tuple[Mailbox, Pipe]) -> None:
+def test_last_words_come_before_the_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     theirs.send("last")
     theirs.close()

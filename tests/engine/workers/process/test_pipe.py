@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.engine.workers.process.pipe import Pipe, kept, pipe
+from penstock.engine.workers.process.pipe import Pipe, kept
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Pipe, Pipe]]:
     """Two connected ends."""
-    ours, theirs = pipe()
+    ours, theirs = Pipe.pair()
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -137,7 +137,7 @@ def test_an_object_that_cannot_be_pickled_leaves_the_pipe_as_it_was(
 
 def test_a_child_keeps_its_own_end_alone(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
-    other, another = pipe()
+    other, another = Pipe.pair()
     with kept(theirs):
         pid = os.fork()
     if pid == 0:

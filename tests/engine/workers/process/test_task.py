@@ -7,8 +7,7 @@ import traceback
 
 import pytest
 
-from penstock.engine.core.chunk import Failure
-from penstock.engine.workers.process.worker import RemoteTraceback, recall, travel
+from penstock.engine.workers.process.handover import RemoteTraceback, recall, travel
 from penstock.errors import WorkerError
 
 
@@ -24,7 +23,7 @@ class Demanding(Exception):
 
 
 class Holding(Exception):
-    """Backoffs what cannot be pickled."""
+    """Holds what cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -48,18 +47,17 @@ def raised(error: BaseException) -> BaseException:
     raise AssertionError
 
 
-def journey(error: BaseException) -> Failure:
-    """Bring a failure over a pipe."""
-    sent = travel(Failure(raised(error), "Map(ID:1) f", 17, 3))
+def journey(error: BaseException) -> BaseException:
+    """Bring an exception over a pipe."""
+    sent = travel(raised(error))
     return recall(pickle.loads(pickle.dumps(sent)))  # noqa: S301 our own
 
 
 @pytest.mark.parametrize("error", [Plain("bad"), OSError(2, "gone"), SystemExit(3)])
 def test_an_exception_comes_back_as_its_own_type(error: BaseException) -> None:
-    failure = journey(error)
-    assert type(failure.error) is type(error)
-    assert failure.error.args == error.args
-    assert (failure.stage, failure.index, failure.row) == ("Map(ID:1) f", 17, 3)
+    came = journey(error)
+    assert type(came) is type(error)
+    assert came.args == error.args
 
 
 @pytest.mark.parametrize(
@@ -67,14 +65,14 @@ def test_an_exception_comes_back_as_its_own_type(error: BaseException) -> None:
     [(Demanding("a.py", 3), "Demanding: a.py:3"), (Holding("shut"), "Holding: shut")],
 )
 def test_one_that_cannot_travel_is_quoted(error: Exception, told: str) -> None:
-    failure = journey(error)
-    assert type(failure.error) is WorkerError
-    assert str(failure.error) == told
+    came = journey(error)
+    assert type(came) is WorkerError
+    assert str(came) == told
 
 
 @pytest.mark.parametrize("error", [Plain("bad"), Demanding("a.py", 3)])
 def test_the_workers_traceback_hangs_on_it_as_its_cause(error: Exception) -> None:
-    came = journey(error).error
+    came = journey(error)
     assert isinstance(came.__cause__, RemoteTraceback)
     shown = "".join(traceback.format_exception(came))
     assert "in give_up" in shown
@@ -85,4 +83,4 @@ def test_the_workers_traceback_hangs_on_it_as_its_cause(error: Exception) -> Non
 def test_notes_of_the_users_stay() -> None:
     error = Plain("bad")
     error.add_note("while reading the index")
-    assert journey(error).error.__notes__ == ["while reading the index"]
+    assert journey(error).__notes__ == ["while reading the index"]

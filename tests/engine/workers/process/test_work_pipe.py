@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engine.workers.process.pipe import READ_BYTES, Pipe, WorkPipe
+from penstock.engine.workers.process.pipe import READ_BYTES, Pipe
 
-Ends = tuple[WorkPipe, Pipe]
+Ends = tuple[Pipe, Pipe]
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    worker, trainer = WorkPipe.pair()
+    worker, trainer = Pipe.pair()
     yield worker, trainer
     worker.close()
     trainer.close()

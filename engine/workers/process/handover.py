@@ -1,13 +1,14 @@
-"""How a batch crosses from the child to the trainer: arrays in slabs, the rest pickled.
+"""What crosses between our processes: arrays in slabs, the rest pickled.
 
-    child     Packer.pack(data) ─▶ Packed, descriptors of slabs that are new
-    trainer   Unpacker.unpack(packed, descriptors) ─▶ data
+    sender      Packer.pack(data) ─▶ Packed, descriptors of slabs that are new
+    receiver    Unpacker.unpack(packed, descriptors) ─▶ data
 
 A dense tensor of the CPU, or a large numpy array, that lies in a slab crosses as its
-place there; others are copied into one slab more. Whatever else a batch is made of is
-pickled: it comes from our own child, over our own pipe.
+place there; others are copied into one slab more. Whatever else the data is made of is
+pickled: it comes from our own process, over our own pipe. Exceptions are made fit for
+it by `travel`.
 
-A slab is the trainer's while an array over it lives there. What the trainer keeps for
+A slab is the receiver's while an array over it lives there. What the receiver keeps for
 long is given away, as SlabPool does: both sides let go of it, its arrays live on.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -25,27 +27,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batch.layout import ALIGN
-from ..workers.process.slabs import Block, Slab, SlabPool, map_shared
+from ....errors import WorkerError
+from ...batch.layout import ALIGN
+from .slabs import Block, Slab, SlabPool, map_shared
 
 __all__ = [
-    "ArrayPart",
+    "KEEP",
     "Packed",
     "Packer",
+    "Pickler",
+    "RemoteTraceback",
     "Unpacker",
+    "copied",
+    "dumps",
+    "is_dense",
+    "nbytes_of",
+    "recall",
+    "travel",
 ]
 
 WORTH_BYTES = 4096
 """A numpy array of fewer is pickled faster than it is placed."""
 KEEP = 40
-"""Slabs that the trainer may hold, those of batches it has not taken yet included; the
+"""Slabs that the receiver may hold, those of data it has not taken yet included; the
 oldest beyond are with one that keeps them."""
 
 Array = torch.Tensor | NDArray[Any]
 
 
 class ArrayPart(NamedTuple):
-    """One array of a batch."""
+    """One array of what crosses."""
 
     key: int
     """The slab it lies in."""
@@ -58,19 +69,19 @@ class ArrayPart(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A batch on its way."""
+    """Data on its way."""
 
     body: bytes
     """Its tree, pickled, with a number in the place of each part."""
     parts: tuple[ArrayPart, ...]
     new: tuple[tuple[int, int], ...]
-    """Keys and bytes of slabs that the trainer has not mapped yet."""
+    """Keys and bytes of slabs that the receiver has not mapped yet."""
     forget: tuple[int, ...]
     """Keys of slabs that will not be written again."""
 
 
 class Packer:
-    """The child's side.
+    """The sender's side.
 
     Args:
         slabs: what batches are made in, and what else is copied into. It must leave the
@@ -80,9 +91,9 @@ class Packer:
     def __init__(self, slabs: SlabPool) -> None:
         self._slabs = slabs
         self._out: dict[int, list[Array]] = {}
-        """By slab: what holds it for the trainer; the oldest first."""
+        """By slab: what holds it for the receiver; the oldest first."""
         self._mapped: set[int] = set()
-        """Keys of the slabs that the trainer has mapped for good."""
+        """Keys of the slabs that the receiver has mapped for good."""
         self._room = 0
         """Bytes of slabs for copies; the same for batches of nearly as many."""
         self.nbytes = 0
@@ -95,7 +106,7 @@ class Packer:
             Exception: whatever pickling what is no array raises.
         """
         file = io.BytesIO()
-        pickler = Pickler(file)
+        pickler = PartPickler(file)
         pickler.dump(data)
         parts, slabs = self._place(pickler.arrays)
         self.nbytes = sum(slab.nbytes for slab in slabs.values())
@@ -110,7 +121,7 @@ class Packer:
         return packed, tuple(slab.descriptor for slab in new)
 
     def take_back(self, keys: Iterable[int]) -> None:
-        """The trainer's arrays over these slabs have died."""
+        """The receiver's arrays over these slabs have died."""
         for key in keys:
             self._out.pop(key, None)
 
@@ -152,7 +163,7 @@ class Packer:
 
 
 class Unpacker:
-    """The trainer's side."""
+    """The receiver's side."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
@@ -175,7 +186,7 @@ class Unpacker:
         for key in packed.forget:
             self._blocks.pop(key, None)
         arrays = [array_of(part, memories[part.key]) for part in packed.parts]
-        return Unpickler(packed.body, arrays).load()
+        return PartUnpickler(packed.body, arrays).load()
 
     def take_died(self) -> tuple[int, ...]:
         """Return the keys of slabs whose arrays have died since the last call."""
@@ -203,6 +214,27 @@ class SlabMark(weakref.ref[NDArray[np.uint8]]):
 
 
 class Pickler(pickle.Pickler):
+    """Pickles plain tensors by their bytes.
+
+    torch's own way does not know all dtypes, takes longer, and keeps each sparse tensor
+    for as long as the process lives.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Take tensors apart."""
+        if type(obj) is not torch.Tensor:
+            return NotImplemented
+        if is_dense(obj):
+            memory = torch.empty(obj.nbytes, dtype=torch.uint8)
+            part = part_of(copied(obj, memory), 0, 0)
+            return array_of, (part, memory.numpy())
+        if obj.layout is torch.sparse_coo:
+            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
+            return _coordinates, (*parts, obj.is_coalesced())
+        return NotImplemented
+
+
+class PartPickler(Pickler):
     """Sets arrays aside, in `arrays`, and writes their numbers."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -219,15 +251,8 @@ class Pickler(pickle.Pickler):
             self.arrays.append(obj)
         return number
 
-    def reducer_override(self, obj: Any) -> Any:
-        """Take sparse tensors apart; torch's own way keeps each one for ever."""
-        if type(obj) is torch.Tensor and obj.layout is torch.sparse_coo:
-            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
-            return _coordinates, (*parts, obj.is_coalesced())
-        return NotImplemented
 
-
-class Unpickler(pickle.Unpickler):
+class PartUnpickler(pickle.Unpickler):
     """Puts the arrays back in their places."""
 
     def __init__(self, body: bytes, arrays: list[Array]) -> None:
@@ -238,6 +263,13 @@ class Unpickler(pickle.Unpickler):
         """Return the array of this number."""
         array: Array = self._arrays[pid]
         return array
+
+
+def dumps(message: object) -> bytes:
+    """Return a message as bytes, for `pickle.loads` in another process of ours."""
+    file = io.BytesIO()
+    Pickler(file, pickle.HIGHEST_PROTOCOL).dump(message)
+    return file.getvalue()
 
 
 def _coordinates(
@@ -317,3 +349,40 @@ def array_of(part: ArrayPart, memory: NDArray[np.uint8]) -> Array:
         span += (size - 1) * step
     line = torch.frombuffer(memory, dtype=dtype, count=span, offset=part.offset)
     return line if part.stride == (1,) else line.as_strided(part.shape, part.stride)
+
+
+TRACEBACK = "penstock: traceback in the worker process:\n"
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception raised in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def travel(error: BaseException) -> BaseException:
+    """In the sender: make an exception fit to be pickled, its traceback kept as text.
+
+    An exception that does not come out of pickle as what went in (many with arguments
+    of their own do not) travels as a `WorkerError` that quotes it.
+    """
+    text = "".join(traceback.format_exception(error))
+    try:
+        copy = pickle.loads(dumps(error))  # noqa: S301 our own exception
+    except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
+        copy = None
+    if type(copy) is not type(error):
+        error = WorkerError(f"{type(error).__qualname__}: {error}")
+    error.__cause__ = error.__context__ = None
+    error.add_note(TRACEBACK + text)
+    return error
+
+
+def recall(error: BaseException) -> BaseException:
+    """In the receiver: hang the sender's traceback on the exception, as its cause."""
+    notes = getattr(error, "__notes__", [])
+    for note in [note for note in notes if note.startswith(TRACEBACK)]:
+        notes.remove(note)
+        error.__cause__ = RemoteTraceback(note.removeprefix(TRACEBACK))
+    return error

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.engine.batch.layout import learn
-from penstock.engine.host.handover import KEEP, Packed, Packer, Unpacker
+from penstock.engine.workers.process.handover import KEEP, Packed, Packer, Unpacker
 from penstock.engine.workers.process.slabs import SlabPool
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
