@@ -173,7 +173,7 @@ def test_a_dataset_that_cannot_start_says_so_at_iter(
     def broken(*_: object) -> Iterator[None]:
         raise OSError(24, "too many open files")
 
-    monkeypatch.setattr("penstock.engine.engine.Gate", broken)
+    monkeypatch.setattr("penstock.engine.engine.EngineLock", broken)
     with pytest.raises(OSError, match="too many open files"):
         iter(hosted(WORKERS["2 threads"]))
 
