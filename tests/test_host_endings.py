@@ -84,7 +84,7 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
     with pipe.batch(8).options(host="process") as pipe:
         loop = iter(pipe)
         assert [next(loop)[1][0].item() for _ in range(2)] == [0, 8]
-        with pytest.raises(ps.WorkerError, match=r"pid \d+\) died 6 .*SIGKILL"):
+        with pytest.raises(ps.WorkerError, match=r"pid \d+\) died 6 (?s:.*)SIGKILL"):
             next(loop)
 
 

@@ -63,9 +63,9 @@ class HostChild(Child):
     """The child that hosts the engine, as the trainer holds it.
 
     Two pipes lead to it: batches come through `pipe`, to the trainer's thread alone.
-    Questions, from any thread, have a pipe of their own, so an answer waits for no batch
-    that fills the first one, and a Ctrl-C amid an answer tears no batch. `_lock` guards
-    that one and `_number`.
+    Questions, from any thread, have a pipe of their own. So an answer waits for no
+    batch that fills the first one, and a Ctrl-C amid an answer tears no batch. `_lock`
+    guards that pipe and `_number`.
     """
 
     def __init__(self, body: Callable[[Pipe, Pipe], None]) -> None:
@@ -176,7 +176,7 @@ class ProcessHost:
         self._due: deque[ReceivedBatch | BaseException | End] = deque()
         """What has been received of this round: the next first."""
         self._raised = self._mute = self._deaths = 0
-        """Errors raised since `_cursor`; of these, still to come again; deaths in a row"""
+        """Errors raised since `_cursor`; of these, to come again; deaths in a row."""
         self._last: Reading
         self._fresh: Reading | None = None
         self._knobs: tuple[View, ...] = ()
@@ -283,9 +283,9 @@ class ProcessHost:
         if self._deaths > DEATHS:
             self._deaths = 0
             text = (
-                f"{who} died {DEATHS + 1} times with no batch in between (last: {how}); "
-                "look for a crash in native code, or for the system's out-of-memory "
-                "killer"
+                f"{who} died {DEATHS + 1} times with no batch in between; the last: "
+                f"{how}\nlook for a crash in native code, or for the system's "
+                "out-of-memory killer"
             )
             raise WorkerError(text)
         text = "%s died (%s); another one goes on with the batch that is due"
@@ -315,12 +315,17 @@ class ProcessHost:
                 if logger.isEnabledFor(message.levelno):
                     logger.handle(message)
                 continue
-            if isinstance(message, Batch):  # of whichever round: it brings descriptors
-                message = self._child.open(message)
-            elif isinstance(message, BaseException):
-                message = recall(message)
+            due = self._open(message)
             if round_ == self._round:
-                self._due.append(message)
+                self._due.append(due)
+
+    def _open(
+        self, message: Batch | BaseException | End
+    ) -> ReceivedBatch | BaseException | End:
+        """Open what has been received, of whichever round: it brings descriptors."""
+        if isinstance(message, Batch):
+            return self._child.open(message)
+        return message if isinstance(message, End) else recall(message)
 
     def _take(self, batch: ReceivedBatch) -> Delivery:
         self._cursor = batch.cursor
