@@ -38,7 +38,7 @@ from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment, make_pool
 from .workers.process.fork_server import ForkServer
 from .workers.process.pool import ProcessPool
-from .workers.process.slabs import SlabPool
+from .workers.process.slabs import Slab, SlabPool
 
 __all__ = [
     "Engine",
@@ -144,6 +144,9 @@ class Engine:
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])
+        slab = getattr(popped[0].buffer, "slab", None)
+        if isinstance(slab, Slab):  # nobody writes it any more
+            self._slabs.hand_over(slab.key)
         return popped
 
     def restart(self, step: int, skip: int = 0) -> None:

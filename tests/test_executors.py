@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 import penstock as ps
 from support.datasets import WORKERS, Numbers
+from support.forked import End, forked
 from support.functions import augment, digest, indices, waits
 
 
@@ -104,3 +107,73 @@ def test_a_slow_function_starts_inline_and_moves_to_threads() -> None:
         stats = pipe.stats()
     assert stats is not None
     assert stats.segments[0].executor == "thread"
+
+
+class Late:
+    """One sample is read only once another one, many batches later, has been."""
+
+    def __init__(self, length: int, waits: int, until: int) -> None:
+        self._length, self._waits, self._until = length, waits, until
+        self._reached = threading.Event()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        if index == self._until:
+            self._reached.set()
+        if index == self._waits:
+            assert self._reached.wait(30)
+        return index
+
+
+def test_a_batch_may_wait_for_one_row_while_many_after_it_are_filled() -> None:
+    ps.set_prefetch_size(32)
+    data = Late(length=400, waits=8 * 20 + 4, until=8 * 40)
+    pipe = ps.Pipeline.from_dataset(data, executor="thread", num_parallel_workers=4)
+    pipe = pipe.map(same_sample, executor="process", num_parallel_workers=2).batch(8)
+    with pipe:
+        rows = [row for batch in pipe for row in batch.tolist()]
+    assert rows == list(range(400))
+
+
+def same_sample(sample: int) -> int:
+    return sample
+
+
+@pytest.mark.parametrize("host", ["trainer", "process"])
+def test_a_batch_that_a_forked_child_holds_stays_as_it_was(host: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(800, 64), **WORKERS["3 processes"]).batch(8)
+    with pipe.options(host=host) as pipe:
+        loop = iter(pipe)
+        batch = [next(loop) for _ in range(4)][-1]
+
+        def look(end: End) -> None:
+            end.tell(digest([batch]))
+            end.hear()
+            end.tell(digest([batch]))
+
+        with forked(look) as child:
+            before = child.hear()
+            assert before == digest([batch])
+            del batch
+            for later in loop:
+                del later
+            child.tell("look again")
+            assert child.hear() == before
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint16, torch.uint64, torch.float8_e5m2, torch.complex32, torch.bfloat16],
+    ids=str,
+)
+def test_samples_of_any_dtype_come_from_worker_processes(dtype: torch.dtype) -> None:
+    data = [torch.arange(16, dtype=torch.uint8).view(dtype) for _ in range(12)]
+    pipe = ps.Pipeline.from_dataset(data, **WORKERS["3 processes"]).batch(4)
+    with pipe:
+        batches = list(pipe)
+    assert [batch.dtype for batch in batches] == [dtype] * 3
+    for batch in batches:
+        assert torch.equal(batch.view(torch.uint8), torch.arange(16).repeat(4, 1))

@@ -107,7 +107,7 @@ class HostChild(Child):
         if self._taken < self._at_once and left:
             return
         with contextlib.suppress(EOFError):  # what it has sent is good all the same
-            self.pipe.send(Taken(round_, self._taken, self._unpacker.take_died()))
+            self.pipe.send(Taken(round_, self._taken, self._unpacker.returned()))
         self._taken = 0
 
     def ask(self, question: Question) -> Any:

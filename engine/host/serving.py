@@ -30,7 +30,7 @@ from ..observe.reading import Reading, TrainerMeter
 from ..plan import BatchPlan, Cursor
 from ..recipe import Recipe
 from ..workers.process.child import leave
-from ..workers.process.handover import Packed, Packer, travel
+from ..workers.process.handover import Packed, Packer, Returned, travel
 from ..workers.process.pipe import Pipe
 from ..workers.process.slabs import SlabPool
 from ..workers.process.worker import use_one_thread
@@ -54,7 +54,8 @@ MAX_AHEAD = 16
 many bytes, since what each costs the trainer is less the more come at once."""
 CLOSE_S = 0.3
 """How long the user's functions may take to come to their end."""
-ALL = 1 << 30
+KEEP = 40
+"""Slabs that the trainer may hold, those of batches it has not taken yet included."""
 UNFIT = (
     "a batch cannot be handed over to the trainer's process (%s: %s); use "
     'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
@@ -68,8 +69,7 @@ class Taken(NamedTuple):
 
     round_: int
     batches: int
-    keys: tuple[int, ...]
-    """Slabs whose arrays have died."""
+    returned: Returned
 
 
 class Batch(NamedTuple):
@@ -138,7 +138,7 @@ def serve(
     """Host an engine, until the trainer closes the pipes or is gone."""
     use_one_thread()
     log = take_over_log()
-    slabs = SlabPool(keep=ALL)  # the packer knows which ones the trainer keeps
+    slabs = SlabPool(KEEP)
     trainer = TrainerMeter()
     recipe = replace(recipe, buffers=replace(recipe.buffers, lend=slabs.lend))
     try:
@@ -216,7 +216,7 @@ class Pump:
 
     def _hear(self, message: Taken | tuple[int, Cursor]) -> None:
         if isinstance(message, Taken):
-            self._packer.take_back(message.keys)
+            self._packer.take_back(message.returned)
             self._ahead -= message.batches if message.round_ == self._round else 0
             return
         self._round, self._begin = message

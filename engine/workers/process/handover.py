@@ -32,11 +32,11 @@ from ...batch.layout import ALIGN
 from .slabs import Block, Slab, SlabPool, map_shared
 
 __all__ = [
-    "KEEP",
     "Packed",
     "Packer",
     "Pickler",
     "RemoteTraceback",
+    "Returned",
     "Unpacker",
     "copied",
     "dumps",
@@ -48,9 +48,15 @@ __all__ = [
 
 WORTH_BYTES = 4096
 """A numpy array of fewer is pickled faster than it is placed."""
-KEEP = 40
-"""Slabs that the receiver may hold, those of data it has not taken yet included; the
-oldest beyond are with one that keeps them."""
+
+BITS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
+"""By itemsize: a dtype that copies bits as they are."""
 
 Array = torch.Tensor | NDArray[Any]
 
@@ -80,12 +86,20 @@ class Packed(NamedTuple):
     """Keys of slabs that will not be written again."""
 
 
+class Returned(NamedTuple):
+    """Slabs that a receiver has no more claim to."""
+
+    died: tuple[int, ...]
+    """Keys of those whose arrays have died: they may be written again."""
+    shared: tuple[int, ...]
+    """Keys of those that a fork has shared besides: they must not."""
+
+
 class Packer:
     """The sender's side.
 
     Args:
-        slabs: what batches are made in, and what else is copied into. It must leave the
-            giving away to the packer, which knows what the trainer holds.
+        slabs: what data is made in, and what else is copied into.
     """
 
     def __init__(self, slabs: SlabPool) -> None:
@@ -100,7 +114,7 @@ class Packer:
         """Bytes of the slabs that the last batch lies in."""
 
     def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
-        """Return a batch fit to be sent, and descriptors to be sent with it.
+        """Return data fit to be sent, and descriptors to be sent with it.
 
         Raises:
             Exception: whatever pickling what is no array raises.
@@ -112,17 +126,21 @@ class Packer:
         self.nbytes = sum(slab.nbytes for slab in slabs.values())
         new = [slab for slab in slabs.values() if slab.key not in self._mapped]
         self._mapped.update(slabs)
-        self._give_away()
+        for key in slabs:
+            self._slabs.hand_over(key)
         forget = self._mapped - self._slabs.keys()
         self._mapped -= forget
-        # One that is given away the moment it is sent is mapped, for its arrays alone.
+        for key in forget:
+            self._out.pop(key, None)
         sizes = tuple((slab.key, slab.nbytes) for slab in new)
         packed = Packed(file.getvalue(), tuple(parts), sizes, tuple(forget))
         return packed, tuple(slab.descriptor for slab in new)
 
-    def take_back(self, keys: Iterable[int]) -> None:
-        """The receiver's arrays over these slabs have died."""
-        for key in keys:
+    def take_back(self, returned: Returned) -> None:
+        """Write again what may be written again."""
+        for key in returned.shared:
+            self._slabs.give_away(key)
+        for key in returned.died + returned.shared:
             self._out.pop(key, None)
 
     def _place(self, arrays: list[Array]) -> tuple[list[ArrayPart], dict[int, Slab]]:
@@ -155,12 +173,6 @@ class Packer:
             copies.append(copied(array, memory))
         return slab, copies
 
-    def _give_away(self) -> None:
-        while len(self._out) > KEEP:
-            key = next(iter(self._out))
-            self._slabs.give_away(key)
-            del self._out[key]
-
 
 class Unpacker:
     """The receiver's side."""
@@ -169,6 +181,8 @@ class Unpacker:
         self._blocks: dict[int, Block] = {}
         self._marks: dict[int, SlabMark] = {}
         self._died: deque[SlabMark] = deque()
+        self._shared: set[int] = set()
+        _unpackers.add(self)
 
     def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
         """Return the batch; takes the descriptors that came with it.
@@ -188,22 +202,43 @@ class Unpacker:
         arrays = [array_of(part, memories[part.key]) for part in packed.parts]
         return PartUnpickler(packed.body, arrays).load()
 
-    def take_died(self) -> tuple[int, ...]:
-        """Return the keys of slabs whose arrays have died since the last call."""
-        keys = []
+    def returned(self) -> Returned:
+        """Return the slabs that there is no claim to since the last call."""
+        died: list[int] = []
+        shared: list[int] = []
         while self._died:
             key = self._died.popleft().key
             del self._marks[key]
-            keys.append(key)
-        return tuple(keys)
+            (shared if key in self._shared else died).append(key)
+        self._shared -= set(shared)
+        return Returned(tuple(died), tuple(shared))
+
+    def share(self) -> None:
+        """A fork is about to share what has been received."""
+        self._shared.update(tuple(self._marks))
 
     def _open(self, key: int) -> NDArray[np.uint8]:
-        """Return the array over a slab that all arrays of a batch are views of."""
-        memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
-        # The callback is C alone: one in Python could swallow a Ctrl-C.
-        mark = self._marks[key] = SlabMark(memory, self._died.append)
-        mark.key = key
+        """Return the array over a slab that all arrays in it are views of."""
+        mark = self._marks.get(key)
+        memory = mark and mark()
+        if memory is None:
+            memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
+            # The callback is C alone: one in Python could swallow a Ctrl-C.
+            mark = self._marks[key] = SlabMark(memory, self._died.append)
+            mark.key = key
         return memory
+
+
+_unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
+
+
+def _share_all() -> None:
+    for unpacker in list(_unpackers):
+        unpacker.share()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
 
 
 class SlabMark(weakref.ref[NDArray[np.uint8]]):
@@ -225,9 +260,12 @@ class Pickler(pickle.Pickler):
         if type(obj) is not torch.Tensor:
             return NotImplemented
         if is_dense(obj):
-            memory = torch.empty(obj.nbytes, dtype=torch.uint8)
-            part = part_of(copied(obj, memory), 0, 0)
-            return array_of, (part, memory.numpy())
+            if obj.is_contiguous():
+                memory = obj.reshape(-1).view(torch.uint8)
+            else:
+                memory = torch.empty(obj.nbytes, dtype=torch.uint8)
+                obj = copied(obj, memory)
+            return array_of, (part_of(obj, 0, 0), memory.numpy())
         if obj.layout is torch.sparse_coo:
             parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
             return _coordinates, (*parts, obj.is_coalesced())
@@ -330,7 +368,8 @@ def copied(array: Array, memory: torch.Tensor) -> Array:
     if isinstance(array, torch.Tensor):
         stride = torch.empty_like(array, device="meta").stride()
         place = memory.view(array.dtype).as_strided(array.shape, stride)
-        place.copy_(array)
+        as_bits = BITS[array.itemsize]  # torch cannot copy all of its dtypes
+        place.view(as_bits).copy_(array.view(as_bits))
         return place
     target = np.ndarray(array.shape, array.dtype, memory.numpy())
     target[...] = array

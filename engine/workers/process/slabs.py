@@ -1,9 +1,11 @@
 """Slabs: batches' memory shared with worker processes, anonymous from birth.
 
 A slab is a shared file, mapped by the trainer and by every worker that writes rows
-into it. It is lent to the trainer with the batch and comes back when the last array
-dies; what the trainer keeps for long is given away, its descriptor closed, so neither
-memory nor descriptors of ours grow with what the user collects.
+into it. It is lent for a batch, handed over with it, and comes back when the last array
+dies. What the trainer keeps for long is given away, its descriptor closed, so neither
+memory nor descriptors of ours grow with what the user collects. What the trainer has
+when it forks is not lent again: the child shares that memory, and no later batch may
+appear there.
 """
 
 from __future__ import annotations
@@ -137,9 +139,13 @@ class Lent(weakref.ref[NDArray[np.uint8]]):
 class SlabPool:
     """The slabs of one engine.
 
-    The lock guards all but `_returned`, to which whatever thread drops a batch's last
-    array appends (one atomic call: it may happen anywhere, also while the lock is
-    held).
+    The lock guards all but two, which change by one atomic call, as that may happen
+    anywhere, also while the lock is held: `_returned`, to which whatever thread drops a
+    batch's last array appends, and `_shared`, to which whatever thread forks adds.
+
+    Args:
+        keep: slabs handed over that may be out; the oldest beyond are given away. None
+            that is still to be written ever is.
     """
 
     def __init__(self, keep: int = 16) -> None:
@@ -147,8 +153,13 @@ class SlabPool:
         self._free: list[Slab] = []
         self._returned: deque[Lent] = deque()
         self._lent: dict[int, Lent] = {}
+        self._handed: dict[int, None] = {}
+        """Keys of those lent whose batch has been handed over, the oldest first."""
+        self._shared: set[int] = set()
+        """Keys of those that must not be lent again."""
         self._next = 0
         self.lock = threading.Lock()
+        _pools.add(self)
 
     def lend(self, layout: Layout, rows: int) -> tuple[Slab, Allocate]:
         """Return a slab for a batch, and an allocator to build it there.
@@ -172,9 +183,8 @@ class SlabPool:
     def close(self) -> None:
         """Let go of all slabs; those lent live on with their batches."""
         with self.lock:
-            for mark in self._lent.values():
-                mark.slab.give_away()
-            self._lent.clear()
+            for key in list(self._lent):
+                self._give_away(key)
             self._drop_free()
             self._returned.clear()
 
@@ -186,12 +196,23 @@ class SlabPool:
                     return mark.slab
         return None
 
+    def hand_over(self, key: int) -> None:
+        """The batch in this slab is whole, and the trainer's."""
+        with self.lock:
+            if key in self._lent:
+                self._handed[key] = None
+            while len(self._handed) > self._keep:
+                # The oldest is with a trainer that keeps its batches.
+                self._give_away(next(iter(self._handed)))
+
     def give_away(self, key: int) -> None:
         """Let go of a slab that is lent; it lives on with its batch."""
         with self.lock:
-            mark = self._lent.pop(key, None)
-            if mark is not None:
-                mark.slab.give_away()
+            self._give_away(key)
+
+    def share(self) -> None:
+        """A fork is about to share the slabs handed over. It may hold the lock."""
+        self._shared.update(tuple(self._handed))
 
     def keys(self) -> set[int]:
         """Return the keys of slabs that may be lent again, or are being filled."""
@@ -211,12 +232,18 @@ class SlabPool:
     def _sweep(self) -> None:
         while self._returned:
             slab = self._returned.popleft().slab
-            if self._lent.pop(slab.key, None) is not None and slab.descriptor >= 0:
+            if slab.key in self._shared:
+                self._give_away(slab.key)
+            self._handed.pop(slab.key, None)
+            if self._lent.pop(slab.key, None) is not None:
                 self._free.append(slab)
-        while len(self._lent) > self._keep:
-            # The oldest is with a trainer that keeps its batches.
-            key = next(iter(self._lent))
-            self._lent.pop(key).slab.give_away()
+
+    def _give_away(self, key: int) -> None:
+        self._handed.pop(key, None)
+        self._shared.discard(key)
+        mark = self._lent.pop(key, None)
+        if mark is not None:
+            mark.slab.give_away()
 
     def _drop_free(self) -> None:
         """Slabs of another size than wanted are of an image size that is over."""
@@ -226,3 +253,15 @@ class SlabPool:
 
     def __repr__(self) -> str:
         return f"<SlabPool: {len(self._lent)} lent, {len(self._free)} free>"
+
+
+_pools: weakref.WeakSet[SlabPool] = weakref.WeakSet()
+
+
+def _share_all() -> None:
+    for pool in list(_pools):
+        pool.share()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_share_all, after_in_child=_pools.clear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,24 @@ import pytest
 import torch
 
 from penstock.engine.batch.layout import learn
-from penstock.engine.workers.process.handover import KEEP, Packed, Packer, Unpacker
+from penstock.engine.workers.process.handover import Packed, Packer, Unpacker, dumps
 from penstock.engine.workers.process.slabs import SlabPool
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
 
+
+def holds_bytes(dtype: torch.dtype) -> bool:
+    """Whether tensors of this dtype can be made of bytes: quantised ones cannot."""
+    try:
+        torch.zeros(16, dtype=torch.uint8).view(dtype)
+    except RuntimeError:
+        return False
+    return not str(dtype).startswith(("torch.q", "torch.bits"))
+
+
+KEEP = 40
+DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+DTYPES = sorted({t for t in DTYPES if holds_bytes(t)}, key=str)
 SAMPLES = [Numbers(50)[index] for index in range(8)]
 
 
@@ -24,13 +38,13 @@ class Ferry:
     """Both sides of a handover, in one process."""
 
     def __init__(self) -> None:
-        self.slabs = SlabPool(keep=1 << 30)
+        self.slabs = SlabPool(KEEP)
         self.packer = Packer(self.slabs)
         self.unpacker = Unpacker()
 
     def carry(self, data: Any) -> tuple[Packed, Any]:
         """Bring a batch over; first let the child know what has died."""
-        self.packer.take_back(self.unpacker.take_died())
+        self.packer.take_back(self.unpacker.returned())
         packed, descriptors = self.packer.pack(data)
         copies = deque(map(os.dup, descriptors))  # as a pipe does
         found = self.unpacker.unpack(packed, copies)
@@ -135,6 +149,50 @@ def test_what_the_trainer_keeps_costs_no_descriptor(where: str, ferry: Ferry) ->
     assert [tensor[7, 3].item() for tensor in kept] == list(range(2 * KEEP))
     kept.clear()
     assert ferry.carry(torch.zeros(2))[1].tolist() == [0.0, 0.0]
+
+
+def test_what_a_fork_shares_is_not_written_again(ferry: Ferry) -> None:
+    _, batch = ferry.carry(ferry.made_in_place(1.0))
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    address = batch.data_ptr()
+    block = batch.numpy().base  # keeps the memory, but not the array over it
+    del batch
+    for value in range(2, 6):
+        ferry.carry(ferry.made_in_place(float(value)))
+    assert block is not None
+    assert address not in {slab.address for slab in ferry.slabs._free}  # noqa: SLF001
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None:
+    raw = torch.arange(64, dtype=torch.uint8).reshape(4, 16) % 2
+    tensor = raw.view(dtype)
+    for found in (pickle.loads(dumps(tensor)), ferry.carry(tensor)[1]):  # noqa: S301
+        assert (found.dtype, found.shape) == (dtype, tensor.shape)
+        assert torch.equal(found.view(torch.uint8), raw)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(()),
+        torch.arange(12).reshape(3, 4).t(),
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(10)[::3],
+        torch.ones(1).expand(3, 2),
+        torch.ones(0, 3),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_a_message_carries_tensors_however_they_lie(tensor: torch.Tensor) -> None:
+    found = pickle.loads(dumps({"x": tensor}))["x"]  # noqa: S301 our own
+    assert torch.equal(found, tensor)
+    assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
+    assert found.stride() == torch.empty_like(tensor, device="meta").stride()
 
 
 def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:

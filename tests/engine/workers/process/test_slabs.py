@@ -38,7 +38,7 @@ def is_open(descriptor: int) -> bool:
 
 @pytest.fixture
 def pool() -> SlabPool:
-    """A pool that gives slabs away from the fourth kept on."""
+    """A pool that gives slabs away from the fourth handed over on."""
     return SlabPool(keep=3)
 
 
@@ -139,19 +139,62 @@ def test_what_the_trainer_keeps_costs_no_descriptor(pool: SlabPool) -> None:
         slab, allocate = pool.lend(flat(100), 1)
         kept.append(allocate((4,), torch.int64).fill_(value))
         slabs.append(slab)
+        pool.hand_over(slab.key)
         del allocate
     still_open = [slab.key for slab in slabs if slab.descriptor >= 0]
-    assert still_open == [5, 6, 7, 8]
+    assert still_open == [6, 7, 8]
     assert [tensor[0].item() for tensor in kept] == list(range(8))
     pool.close()
+
+
+def test_a_slab_that_is_still_to_be_written_is_not_given_away(pool: SlabPool) -> None:
+    first, allocate = pool.lend(flat(100), 1)
+    tensor, kept = allocate((1,), torch.int64), []
+    for _ in range(20):
+        slab, allocate = pool.lend(flat(100), 1)
+        kept.append(allocate((1,), torch.int64))
+        pool.hand_over(slab.key)
+    assert is_open(first.descriptor)
+    assert first.key in pool.keys()
+    pool.hand_over(first.key)
+    del tensor, allocate
+    assert pool.lend(flat(100), 1)[0] is first
+    pool.close()
+
+
+def test_what_a_fork_shares_is_not_lent_again(pool: SlabPool) -> None:
+    slabs, kept = [], []
+    for value in range(2):
+        slab, allocate = pool.lend(flat(100), 1)
+        slabs.append(slab)
+        kept.append(allocate((4,), torch.int64).fill_(value))
+        del allocate
+    pool.hand_over(slabs[0].key)
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    kept.clear()
+    lent = [pool.lend(flat(100), 1) for _ in range(4)]
+    assert [slab for slab, _ in lent if slab in slabs] == [slabs[1]]
+    assert slabs[0].descriptor == -1
+    pool.close()
+
+
+def test_a_fork_takes_no_lock_of_a_pool(pool: SlabPool) -> None:
+    with pool.lock:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
 
 
 def test_a_slab_given_away_does_not_come_back(pool: SlabPool) -> None:
     kept = []
     first, allocate = pool.lend(flat(100), 1)
+    pool.hand_over(first.key)
     tensor = allocate((1,), torch.int64)
     for _ in range(5):
-        _, allocate = pool.lend(flat(100), 1)
+        slab, allocate = pool.lend(flat(100), 1)
+        pool.hand_over(slab.key)
         kept.append(allocate((1,), torch.int64))
     del tensor
     assert first not in [pool.lend(flat(100), 1)[0] for _ in range(3)]
