@@ -219,8 +219,8 @@ class Unpacker:
 
     def _open(self, key: int) -> NDArray[np.uint8]:
         """Return the array over a slab that all arrays in it are views of."""
-        mark = self._marks.get(key)
-        memory = mark and mark()
+        known = self._marks.get(key)
+        memory = None if known is None else known()
         if memory is None:
             memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
             # The callback is C alone: one in Python could swallow a Ctrl-C.

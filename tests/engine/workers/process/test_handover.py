@@ -152,17 +152,13 @@ def test_what_the_trainer_keeps_costs_no_descriptor(where: str, ferry: Ferry) ->
 
 
 def test_what_a_fork_shares_is_not_written_again(ferry: Ferry) -> None:
-    _, batch = ferry.carry(ferry.made_in_place(1.0))
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    address = batch.data_ptr()
-    block = batch.numpy().base  # keeps the memory, but not the array over it
+    packed, batch = ferry.carry(ferry.made_in_place(1.0))
+    ferry.unpacker.share()  # as before a fork there; the sender's process is another
+    shared = packed.parts[0].key
     del batch
-    for value in range(2, 6):
-        ferry.carry(ferry.made_in_place(float(value)))
-    assert block is not None
-    assert address not in {slab.address for slab in ferry.slabs._free}  # noqa: SLF001
+    later = [ferry.carry(ferry.made_in_place(2.0))[0] for _ in range(5)]
+    assert shared not in {part.key for packed in later for part in packed.parts}
+    assert shared in {key for packed in later for key in packed.forget}
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -193,6 +189,15 @@ def test_a_message_carries_tensors_however_they_lie(tensor: torch.Tensor) -> Non
     assert torch.equal(found, tensor)
     assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
     assert found.stride() == torch.empty_like(tensor, device="meta").stride()
+
+
+def test_memory_that_comes_twice_is_held_by_both(ferry: Ferry) -> None:
+    tensor = ferry.made_in_place(1.0)
+    first, second = ferry.carry(tensor)[1], ferry.carry(tensor)[1]
+    del tensor, second
+    for value in range(2, 5):
+        ferry.carry(ferry.made_in_place(float(value)))
+    assert first[0, 0] == 1.0
 
 
 def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:
