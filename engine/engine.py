@@ -25,7 +25,7 @@ from .batch.buffer import FailedBatch, Finished
 from .batch.layout import Allocate, Layout
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
-from .core.connector import Connector, EngineLock
+from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .monitor import Monitor
@@ -77,7 +77,7 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = False
-        self._without_slabs = False
+        self._in_epochs = self._without_slabs = False
         self.recipe = recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
@@ -85,9 +85,11 @@ class Engine:
         self._slabs = slabs or SlabPool()
         buffers = replace(recipe.buffers, lend=self._lend)
         self.reservations = Reservations(byte_budget, self._notify)
-        self.engine_lock = EngineLock(self._core(recipe, buffers.of, step))
+        core = self._core(recipe, buffers.of, step)
+        self.engine_lock = EngineLock(core)
+        self.suspension = Suspension(self.engine_lock)
         self.segments = [
-            self._segment(at, segment, buffers.finish)
+            self._segment(core, at, segment, buffers.finish)
             for at, segment in enumerate(recipe.segments)
         ]
         self._work_came = self._step_wanted = True
@@ -120,20 +122,18 @@ class Engine:
         While it waits, segments that run inline are worked on here.
         """
         engine_lock = self.engine_lock
-        core = engine_lock.core
         for segment in self.segments:
             if segment.moving:
                 self._follow(segment)
         self._resolve()
-        if self.segments[-1].inline is not None and core.head not in core.outbox:
+        if self.segments[-1].inline is not None and engine_lock.peek() is None:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
             with engine_lock.lock:
-                popped = engine_lock.core.pop(engine_lock.clock())
+                popped = engine_lock.pop()
                 if popped is not None:
-                    engine_lock.wake()
                     break
-                self._check(engine_lock.core)
+                self._check()
                 idle = engine_lock.trainer_waits = not (
                     self._work_came or self._step_wanted
                 )
@@ -161,9 +161,7 @@ class Engine:
                 self.engine_lock.sleep()
             reader.restart(skip)
         with self.engine_lock.lock:
-            self.engine_lock.core.holding = False
-            self.engine_lock.core.restart(step, self.engine_lock.clock())
-            self.engine_lock.wake()
+            self.engine_lock.restart(step)
         self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -174,13 +172,12 @@ class Engine:
         """
         if self.recipe.options.persistent_workers:
             return
-        core = self.engine_lock.core
-        if core.until is not None and self._fork_server is not None:
+        if self._in_epochs and self._fork_server is not None:
             self._fork_server.renew()
+        self._in_epochs = True
         with self.engine_lock.lock:
-            core.until = self.recipe.plan.first_step(epoch + 1)
-            core.resume()
-            self.engine_lock.wake()
+            self.engine_lock.extend(self.recipe.plan.first_step(epoch + 1))
+            self.engine_lock.unpause()
 
     def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
@@ -194,23 +191,20 @@ class Engine:
         if kind == "process" and self._fork_server is None:
             with self.still():
                 self._fork_server = self._fork()
-            if (
-                self.engine_lock.core.closed
-            ):  # by another thread, which may have found none
+            if self.engine_lock.closed:  # by another thread, which may have found none
                 self._end_fork_server()
-                self._check(self.engine_lock.core)
+                self._check()
         segment.move(kind, workers)
 
     def pause(self) -> None:
         """Hand out no more work. Batches that are ready may still be taken."""
         with self.engine_lock.lock:
-            self.engine_lock.core.still = True
+            self.engine_lock.pause()
 
     def resume(self) -> None:
         """Hand out work again."""
         with self.engine_lock.lock:
-            self.engine_lock.core.resume()
-            self.engine_lock.wake()
+            self.engine_lock.unpause()
 
     @property
     def resting(self) -> bool:
@@ -223,12 +217,12 @@ class Engine:
         """Whether the next batch is ready, and threads load in this process."""
         threads = any(segment.executor == "thread" for segment in self.segments)
         changing = any(segment.undecided or segment.moving for segment in self.segments)
-        return threads and not changing and self.head in self.engine_lock.core.outbox
+        return threads and not changing and self.engine_lock.peek() is not None
 
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
-        return self.engine_lock.core.head
+        return self.engine_lock.head
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be turned."""
@@ -251,8 +245,7 @@ class Engine:
             for segment in self.segments:
                 stack.callback(segment.close)
             with self.engine_lock.lock:
-                self.engine_lock.core.close()
-                self.engine_lock.wake()
+                self.engine_lock.close()
         self.engine_lock.notify_others()
         self._closed = True
 
@@ -290,22 +283,20 @@ class Engine:
         """Give out no more work; return whether somebody is still at it."""
         engine_lock = self.engine_lock
         with engine_lock.lock:
-            self._check(engine_lock.core)
-            engine_lock.core.still = True
+            self._check()
+            engine_lock.pause()
             engine_lock.trainer_waits = self._at_work()
             return engine_lock.trainer_waits
 
     def _at_work(self) -> bool:
         """Whether a worker has a lease or a batch in hand. The lock is held."""
-        working = any(segment.connector.busy for segment in self.segments)
-        return working or self.engine_lock.core.finishing > 0
+        return any(segment.connector.busy for segment in self.segments)
 
     def _pause_source(self) -> bool:
         """Give the source no more rows; return whether one is still being read."""
         with self.engine_lock.lock:
-            self._check(self.engine_lock.core)
-            self.engine_lock.core.holding = True
-            reading = self.engine_lock.trainer_waits = self.engine_lock.core.reading
+            self._check()
+            reading = self.engine_lock.trainer_waits = self.engine_lock.pause_source()
         return reading
 
     def _work_inline(self) -> bool:
@@ -325,7 +316,7 @@ class Engine:
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
-        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
+        inline, batch_rows = segment.inline, segment.connector.batch_rows
         left = -inline.done % batch_rows
         safe = segment.recipe.thread_safe
         found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
@@ -363,10 +354,10 @@ class Engine:
     def _notify(self) -> None:
         self.engine_lock.notify()
 
-    def _check(self, core: Core) -> None:
+    def _check(self) -> None:
         if self.engine_lock.broken is not None:
             raise self.engine_lock.broken
-        if core.closed:
+        if self.engine_lock.closed:
             text = "this pipeline was closed; iterate it again to start anew"
             raise PenstockError(text)
 
@@ -416,12 +407,13 @@ class Engine:
 
     def _segment(
         self,
+        core: Core,
         at: int,
         recipe: SegmentRecipe,
         finish: Callable[[InFlightBatch], Finished | FailedBatch],
     ) -> Segment:
         connector = Connector(
-            self.engine_lock, at, finish, len(recipe.program.operations)
+            core, self.engine_lock, at, finish, len(recipe.program.operations)
         )
         cores = max(1, round(self.recipe.cpu_cores))
 
@@ -435,4 +427,4 @@ class Engine:
         )
 
     def __repr__(self) -> str:
-        return f"<Engine {'closed' if self._closed else self.engine_lock.core}>"
+        return f"<Engine {'closed' if self._closed else self.engine_lock}>"

@@ -283,7 +283,7 @@ class DrawnFeed:
         """Go on at `cursor`, where the plan has begun."""
         self._engine.begin_epoch(cursor.epoch)
         self._engine.restart(cursor.step)
-        self._engine.engine_lock.extend(self._plan.stop)
+        self._extend()
         self._cursor = cursor
 
     def next(self) -> Delivery | None:
@@ -311,4 +311,9 @@ class DrawnFeed:
 
     def _draw(self) -> None:
         if self._plan.draw(self._engine.head):
-            self._engine.engine_lock.extend(self._plan.stop)
+            self._extend()
+
+    def _extend(self) -> None:
+        engine_lock = self._engine.engine_lock
+        with engine_lock.lock:
+            engine_lock.extend(self._plan.stop)

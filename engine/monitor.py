@@ -51,8 +51,8 @@ class Monitor:
             now_ns = self._engine_lock.clock()
             pairs = zip(self._segments, queued, strict=True)
             rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
-            reservations = self._engine_lock.core.reservations.statistics()
-            begun_next = self._engine_lock.core.next_step
+            reservations = self._engine_lock.reservations.statistics()
+            begun_next = self._engine_lock.next_step
         trainer = self._trainer
         self._look_at_gil(now_ns / 1e9, trainer.read())
         return Reading(
@@ -91,8 +91,7 @@ class Monitor:
     def _segment(
         self, segment: Segment, now_ns: int, queued_s: float
     ) -> SegmentReading:
-        core, at = self._engine_lock.core, segment.connector.segment
-        state = core.segments[at]
+        gauge, row_bytes = segment.connector.waiting(now_ns)
         return SegmentReading(
             segment.recipe.name,
             segment.recipe.queue_name,
@@ -101,8 +100,8 @@ class Monitor:
             segment.prefetch_size,
             segment.connector.total(now_ns),
             segment.connector.readings(now_ns),
-            state.gauge.read(now_ns),
-            core.row_bytes(at),
+            gauge,
+            row_bytes,
             tuple(segment.moves),
             segment.moving,
             queued_s,

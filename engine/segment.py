@@ -228,16 +228,14 @@ class Segment:
         return self._pool.threads()
 
     def _tell_flow(self) -> None:
-        engine_lock, at = self.connector.engine_lock, self.connector.segment
-        with engine_lock.lock:
+        with self.connector.engine_lock.lock:
             far = self.executor == "process"
             workers = self.num_parallel_workers
             if far:  # as many leases again, or half as many, wait at their children
                 workers += -(-workers // 2)
-            engine_lock.core.set_workers(at, workers, FAR_LEASE_NS if far else LEASE_NS)
-            # The trainer works on demand: one batch, the one it asks for.
-            engine_lock.core.set_prefetch(at, 1 if self.inline else self._prefetch)
-            engine_lock.wake()
+            # Inline the trainer works on demand: one batch, the one it asks for.
+            lease_ns = FAR_LEASE_NS if far else LEASE_NS
+            self.connector.resize(workers, self.prefetch_size, lease_ns)
 
     def __repr__(self) -> str:
         return (

@@ -49,7 +49,7 @@ def is_full(pipe: ps.Pipeline, batches: int) -> bool:
 
 def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
     """Wait until it is so, looking whenever something moves; False if it never is."""
-    run = pipe._slot.run  # noqa: SLF001 its gate tells when something moves
+    run = pipe._slot.run  # noqa: SLF001 its lock tells when something moves
     assert run is not None
     moved = threading.Event()
     assert isinstance(run.run.host, TrainerHost)

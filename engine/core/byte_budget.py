@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -161,7 +162,7 @@ class Reservations:
         self._image_size: int | None = None
         self._batch_bytes: int | None = None
         self._total = self._peak = 0
-        self.notifications: list[Callable[[], None]] = []
+        self.notifications: deque[Callable[[], None]] = deque()
         """Those to call, once no lock is held, as bytes came free."""
 
     def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
@@ -226,11 +227,6 @@ class Reservations:
         for step in list(self._charges):
             self.close(step)
         self.byte_budget.forget(self._notify)
-
-    def take_notifications(self) -> list[Callable[[], None]]:
-        """Return `pokes`, and forget them."""
-        notifications, self.notifications = self.notifications, []
-        return notifications
 
     def statistics(self) -> ReservationStatistics:
         """Return what is held now, and was at most."""

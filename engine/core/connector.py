@@ -1,24 +1,24 @@
 """The one seam between the engine and its workers: `take` a lease, `settle` it.
 
-A monitor over the pure state of flow.py. One lock an engine guards the flow, the
-instruments and the count of workers to retire; nothing blocks and no user code runs
-while it is held. A worker that finds nothing waits on its segment's condition and is
-woken by event; one that must not block (a selector) subscribes a bell instead and uses
-`try_take`.
+A monitor over the pure core (core.py), which nobody else touches. One lock an engine
+guards the core and the instruments; nothing blocks and no user code runs while it is
+held. A worker that finds nothing waits on its segment's condition and is woken by
+event; one that must not block (a selector) adds a listener and uses `try_take`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from .byte_budget import Reservations
 from .chunk import InFlightBatch, Lease, Outcome, Signal
-from .core import FEED, Core
-from .metrics import PartsMeter, Wait, WorkerMeter, WorkerReading
+from .core import ALL, FEED, LEASE_NS, Core, State
+from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
 
 __all__ = [
     "Connector",
@@ -28,57 +28,36 @@ __all__ = [
 Clock = Callable[[], int]
 
 
-class EngineLock:
-    """The engine's lock, and whom to wake when something has changed under it.
+class Waiters:
+    """The lock, and how each of those who wait under it is woken.
 
-        with gate.lock:
-            gate.flow. ...      # change it
-            gate.ring()         # wake whom that concerns
-        gate.poke_others()      # pipelines that wait for bytes given back here
-
-    The lock is taken by `with` on the lock itself, never through a method of ours: the
-    trainer's thread may be hit by Ctrl-C between any two steps of Python code, and only
-    there it is certain that the lock is let go.
+    Workers wait on a condition, selectors have a listener rung, the trainer sleeps.
     """
 
-    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
-        self.core = core
-        self.clock = clock
+    def __init__(self, segments: int, wakes: Counter[int]) -> None:
         self.lock = threading.Lock()
         self.broken: BaseException | None = None
-        """What went wrong inside the engine itself; the trainer is told."""
-        segments = range(len(core.segments))
-        self._conditions = [threading.Condition(self.lock) for _ in segments]
-        self._waiting = [0 for _ in segments]
-        self._notifications: deque[Callable[[], None]] = deque()
-        self.listeners: list[list[Callable[[], None]]] = [[] for _ in segments]
+        """What went wrong inside the engine itself; the trainer raises it."""
+        self.wakes = wakes
+        self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
+        self._waiting = [0] * segments
+        self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
         """By segment: rung with the lock held, so they must not wait for anything."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self._trainer: SimpleQueue[None] = SimpleQueue()
-        self._suspended = False
-        """Whether what was prefetched was given up; guarded by the lock."""
 
     def wake(self) -> None:
-        """Wake those whose luck may have changed. The lock is held."""
-        core = self.core
-        wakes = core.wakes
-        if wakes:
-            if wakes.pop(FEED, 0):
-                self.wake_trainer()
-            for at, count in wakes.items():
-                if self._waiting[at]:
-                    self._conditions[at].notify(count)
-                for wakeup in self.listeners[at]:
-                    wakeup()
-            wakes.clear()
-        if core.reservations.notifications:
-            self._notifications.extend(core.reservations.take_notifications())
-
-    def notify_others(self) -> None:
-        """Tell other pipelines of bytes that came free. No lock is held."""
-        while self._notifications:
-            self._notifications.popleft()()
+        """Wake those who may find something to do. The lock is held."""
+        wakes = self.wakes
+        if wakes.pop(FEED, 0):
+            self.wake_trainer()
+        for at, count in wakes.items():
+            if self._waiting[at]:
+                self._conditions[at].notify(count)
+            for listener in self.listeners[at]:
+                listener()
+        wakes.clear()
 
     def wait(self, at: int) -> None:
         """Wait, with the lock held, until segment `at` is woken. For workers."""
@@ -92,7 +71,7 @@ class EngineLock:
         """Wait, without the lock, until `wake_trainer`; may return for no reason.
 
         No condition: Ctrl-C could come while one takes its lock back, and leave it not
-        taken. What wakes nobody, as Ctrl-C came first, makes a later sleep end at once.
+        taken. Where Ctrl-C came first the wake-up stays, and ends a later sleep.
         """
         self._trainer.get()
 
@@ -102,54 +81,147 @@ class EngineLock:
             self.trainer_waits = False
             self._trainer.put(None)
 
-    def notify(self) -> None:
-        """Bytes came free elsewhere: the source may be granted credit now."""
+    def notify(self, at: int = 0) -> None:
+        """Let segment `at` look again, as the source does when bytes came free."""
         with self.lock:
-            self.core.wakes[0] = 1 << 30
+            self.wakes[at] = ALL
             self.wake()
-
-    def extend(self, until: int) -> None:
-        """Batches up to this step may be begun."""
-        with self.lock:
-            self.core.until = until
-            self.core.wakes[0] = 1 << 30
-            self.wake()
-
-    def rest(self) -> None:
-        """The trainer is between two epochs: others may need the bytes more."""
-        self.core.reservations.byte_budget.rest(self._suspend)
-
-    def resume(self) -> None:
-        """The trainer goes on, or is gone: what was taken back is loaded once more."""
-        self.core.reservations.byte_budget.resume(self._suspend)
-        with self.lock:
-            if self._suspended:
-                self._suspended = False
-                self.core.until = None
-                self.core.wakes[0] = 1 << 30
-                self.wake()
-
-    def leave(self) -> None:
-        """Nobody is to be parked here any more."""
-        self.core.reservations.byte_budget.resume(self._suspend)
-
-    def _suspend(self) -> None:
-        """Drop what is prefetched, and begin no more. For any thread; holds no lock."""
-        with self.lock:
-            resting = self._suspend in self.core.reservations.byte_budget.resting()
-            if resting and not self._suspended:
-                self._suspended = True
-                self.core.restart(self.core.head, self.clock())
-                self.core.until = self.core.head
-                self.wake()
-        self.notify_others()
 
     def fail(self, error: BaseException) -> None:
         """The engine itself is at fault: let the trainer know."""
         with self.lock:
             self.broken = self.broken or error
-            self.core.wakes[FEED] = 1
-            self.wake()
+            self.wake_trainer()
+
+
+class EngineLock(Waiters):
+    """The engine's lock, and what may be done with the core under it.
+
+        with engine_lock.lock:
+            popped = engine_lock.pop()  # and those are woken whom that concerns
+        engine_lock.notify_others()     # pipelines that wait for bytes given back here
+
+    The lock is held by whoever calls a method, unless it says otherwise. It is taken by
+    `with` on the lock itself, never through a method of ours: the trainer's thread may
+    be hit by Ctrl-C between any two steps of Python code, and only there it is certain
+    that the lock is let go. The properties may be read without it.
+    """
+
+    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
+        super().__init__(len(core.segments), core.wakes)
+        self._core = core
+        self.clock = clock
+
+    @property
+    def reservations(self) -> Reservations:
+        """What the batches in flight may hold."""
+        return self._core.reservations
+
+    @property
+    def closed(self) -> bool:
+        """Whether no work is given any more."""
+        return self._core.state is State.CLOSED
+
+    @property
+    def head(self) -> int:
+        """The step that `pop` returns next."""
+        return self._core.head
+
+    @property
+    def next_step(self) -> int:
+        """The step that the source opens next."""
+        return self._core.next_step
+
+    def peek(self) -> tuple[InFlightBatch, Any] | None:
+        """Return what `pop` would, and leave it. For the trainer, without the lock."""
+        return self._core.outbox.get(self._core.head)
+
+    def notify_others(self) -> None:
+        """Let other pipelines know of bytes that came free. No lock is held."""
+        notifications = self.reservations.notifications
+        while notifications:
+            try:
+                notify = notifications.popleft()
+            except IndexError:  # another thread has called the last one
+                return
+            notify()
+
+    def pop(self) -> tuple[InFlightBatch, Any] | None:
+        """Take the next batch in order, or None while it is not ready."""
+        popped = self._core.pop(self.clock())
+        self.wake()
+        return popped
+
+    def pause_source(self) -> bool:
+        """Open no batch until `restart`; return whether the source is still read."""
+        return self._core.pause_source()
+
+    def pause(self) -> None:
+        """Give nobody work. Batches that are ready may be popped."""
+        self._core.pause()
+
+    def unpause(self) -> None:
+        """Go on after `pause`."""
+        self._core.unpause()
+        self.wake()
+
+    def extend(self, until: int | None) -> None:
+        """Let batches up to this step be opened; None: as many as there are."""
+        self._core.extend(until)
+        self.wake()
+
+    def restart(self, step: int) -> None:
+        """Forget everything in flight, and go on at `step`."""
+        self._core.restart(step, self.clock())
+        self.wake()
+
+    def close(self) -> None:
+        """Forget everything, for good."""
+        self._core.close(self.clock())
+        self.wake()
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+
+class Suspension:
+    """Gives up what was prefetched, between two epochs, when others need the bytes.
+
+    For any thread; no lock is held.
+    """
+
+    def __init__(self, engine_lock: EngineLock) -> None:
+        self._engine_lock = engine_lock
+        self._byte_budget = engine_lock.reservations.byte_budget
+        self._suspended = False
+        """Whether what was prefetched was given up; guarded by the engine's lock."""
+
+    def rest(self) -> None:
+        """The trainer is between two epochs: others may need the bytes more."""
+        self._byte_budget.rest(self._suspend)
+
+    def resume(self) -> None:
+        """The trainer goes on: what was given up is loaded once more."""
+        self.leave()
+        with self._engine_lock.lock:
+            if self._suspended:
+                self._suspended = False
+                self._engine_lock.extend(None)
+
+    def leave(self) -> None:
+        """Nothing is to be given up here any more."""
+        self._byte_budget.resume(self._suspend)
+
+    def _suspend(self) -> None:
+        """Drop what is prefetched, and begin no more."""
+        engine_lock = self._engine_lock
+        with engine_lock.lock:
+            resting = self._suspend in self._byte_budget.resting()
+            if resting and not self._suspended:
+                self._suspended = True
+                engine_lock.restart(engine_lock.head)
+                engine_lock.extend(engine_lock.head)
+        engine_lock.notify_others()
 
 
 class Connector:
@@ -157,15 +229,19 @@ class Connector:
 
     def __init__(
         self,
+        core: Core,
         engine_lock: EngineLock,
         segment: int,
         finish: Callable[[InFlightBatch], Any],
         operations: int = 1,
     ) -> None:
+        self._core = core
         self.engine_lock = engine_lock
         self.parts = PartsMeter(operations)
         self.segment = segment
         self._finish = finish
+        self._finishing = 0
+        """Batches that workers are collating."""
         self._meters: set[WorkerMeter] = set()
         self._gone = WorkerReading()
 
@@ -190,7 +266,7 @@ class Connector:
         engine_lock = self.engine_lock
         with engine_lock.lock:
             while True:
-                if engine_lock.core.closed:
+                if engine_lock.closed:
                     return Signal.CLOSED
                 if surplus():
                     return Signal.RETIRE
@@ -202,7 +278,7 @@ class Connector:
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Take work if there is any now."""
         with self.engine_lock.lock:
-            return None if self.engine_lock.core.closed else self._attempt(meter)
+            return None if self.engine_lock.closed else self._attempt(meter)
 
     def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
         """Hand in what became of a lease; the one who completes a batch finishes it.
@@ -217,7 +293,8 @@ class Connector:
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
-            in_flight = engine_lock.core.settle(lease, outcome, now_ns)
+            in_flight = self._core.settle(lease, outcome, now_ns)
+            self._finishing += in_flight is not None
             engine_lock.wake()
         # They are the batch's now. A traceback holds the frames it came through, with
         # this outcome in them: letting go here, both die without the collector.
@@ -225,40 +302,54 @@ class Connector:
         if in_flight is not None:
             batch = self._finish(in_flight)
             with engine_lock.lock:
-                engine_lock.core.deliver(in_flight, batch, engine_lock.clock())
+                self._finishing -= 1
+                self._core.deliver(in_flight, batch, engine_lock.clock())
                 engine_lock.wake()
         engine_lock.notify_others()
 
     def wake_all(self) -> None:
         """Let every waiting worker look again (a retirement was asked for)."""
-        with self.engine_lock.lock:
-            self.engine_lock.core.wakes[self.segment] = 1 << 30
-            self.engine_lock.wake()
+        self.engine_lock.notify(self.segment)
+
+    # For the segment and the monitor, who hold the lock
 
     @property
     def busy(self) -> bool:
-        """Whether a worker has a lease in hand, also one dropped by `restart`."""
-        return any(meter.leases for meter in self._meters)
+        """Whether a worker has a batch or a lease in hand, even one that was dropped."""
+        return self._finishing > 0 or any(meter.leases for meter in self._meters)
 
-    # For the monitor
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch, as they are now."""
+        return self._core.batch_rows
+
+    def resize(self, workers: int, prefetch: int, lease_ns: int = LEASE_NS) -> None:
+        """Take note of how many workers there are, and how far ahead they may work."""
+        self._core.set_workers(self.segment, workers, lease_ns)
+        self._core.set_prefetch(self.segment, prefetch)
+        self.engine_lock.wake()
+
+    def waiting(self, now_ns: int) -> tuple[GaugeReading, float]:
+        """Return what waits behind the segment, and the bytes of one such row."""
+        gauge = self._core.segments[self.segment].gauge
+        return gauge.read(now_ns), self._core.row_bytes(self.segment)
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
-        """Return one reading a live worker. The gate's lock is held."""
+        """Return one reading a live worker."""
         return tuple(meter.read(now_ns) for meter in self._meters)
 
     def total(self, now_ns: int) -> WorkerReading:
-        """Return the sum over all workers there ever were. The gate's lock is held."""
+        """Return the sum over all workers there ever were."""
         return sum(self.readings(now_ns), self._gone)
 
     def _attempt(self, meter: WorkerMeter) -> Lease | None:
-        engine_lock = self.engine_lock
-        now_ns = engine_lock.clock()
-        lease = engine_lock.core.take(self.segment, now_ns)
+        now_ns = self.engine_lock.clock()
+        lease = self._core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
             return None
         meter.start(now_ns)
-        engine_lock.wake()
+        self.engine_lock.wake()
         return lease
 
     def __repr__(self) -> str:

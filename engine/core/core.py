@@ -1,24 +1,41 @@
 """The engine's pure core: which rows are where, who may work on what, what is ready.
 
-No lock, no clock, no thread: every event comes in with its time, and what has to be
-woken is left in `wakes` for the shell (connector.py) to act on. Segments are numbered
-along the data; rows wait between them as *pieces*, kept by address (step, row), so work
-may finish in any order. What holds for every state:
+No lock, no clock, no thread: every event comes in with its time, and those to be woken
+are left in `wakes` for the shell (connector.py) to act on. Segments are numbered along
+the data; rows wait between them as *pieces*, kept by address (step, row), so work may
+finish in any order. What holds at any time:
 
 - a row opened is in exactly one place: not yet handed out, a piece of one segment, one
   lease, or finished (placed, failed or dropped);
 - a lease is settled once: a second settling, or one from before `restart`, changes
   nothing;
-- the oldest unfinished batch may always be worked on, in every segment, whatever the
-  bounds and credits say, so something can always move (the proof is in `_limit` and
-  `Account.open`).
+- while it runs, the oldest unfinished batch may always be worked on, in every segment,
+  whatever the bounds and credits say, so something can always move (the proof is in
+  `_limit` and `Reservations.open`).
+
+What is allowed depends on one of four states. A cell names the state that follows:
+
+    state           opens   hands out  delivers   pause_   pause   unpause  restart
+                    batches pieces                source
+    RUNNING         yes     yes        yes        SOURCE_  PAUSED  -        -
+                                                  PAUSED
+    SOURCE_PAUSED   no      yes        yes        -        PAUSED  -        RUNNING
+    PAUSED          no      no         yes        -        -       RUNNING  -
+    CLOSED          no      no         no         -        -       -        -
+
+`close` leads from everywhere to CLOSED, and nothing leads out of it. Opening a batch
+and handing out its planned rows are allowed together. `until`, the first step that may
+not be opened yet, is no state: it is where the plan ends for now.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 from ..plan import BatchPlan, Rows
 from .byte_budget import Reservations
@@ -29,12 +46,16 @@ __all__ = [
     "FEED",
     "Batches",
     "Core",
+    "Event",
     "Piece",
     "SegmentState",
+    "State",
 ]
 
-# One segment's share of the flow: what waits before it, how far it may go. Pure.
-
+FEED = -1
+"""Stands for the trainer's end among the segment numbers in `wakes`."""
+ALL = 1 << 30
+"""Wakes everyone who waits at a segment."""
 LEASE_NS = 1_500_000
 """Work in one lease: long against the hand-over (some 20 us), short against a batch."""
 FAR_LEASE_NS = 20_000_000
@@ -48,36 +69,70 @@ Piece = tuple[int, int, Chunk, list[Any] | None, int]
 """(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
 
 
+class State(Enum):
+    """What a core is doing; the table is in the module's docstring."""
+
+    RUNNING = "running"
+    SOURCE_PAUSED = "source paused"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class Event(Enum):
+    """What leads from one state to another."""
+
+    PAUSE_SOURCE = "pause_source"
+    PAUSE = "pause"
+    UNPAUSE = "unpause"
+    RESTART = "restart"
+    CLOSE = "close"
+
+
+class Allowed(NamedTuple):
+    """What one state allows."""
+
+    opens: bool
+    """Batches, and hands out their planned rows."""
+    hands_out: bool
+    """Rows that wait before a segment."""
+    delivers: bool
+
+
+ALLOWED = {
+    State.RUNNING: Allowed(opens=True, hands_out=True, delivers=True),
+    State.SOURCE_PAUSED: Allowed(opens=False, hands_out=True, delivers=True),
+    State.PAUSED: Allowed(opens=False, hands_out=False, delivers=True),
+    State.CLOSED: Allowed(opens=False, hands_out=False, delivers=False),
+}
+FOLLOWS = {
+    (State.RUNNING, Event.PAUSE_SOURCE): State.SOURCE_PAUSED,
+    (State.RUNNING, Event.PAUSE): State.PAUSED,
+    (State.SOURCE_PAUSED, Event.PAUSE): State.PAUSED,
+    (State.SOURCE_PAUSED, Event.RESTART): State.RUNNING,
+    (State.PAUSED, Event.UNPAUSE): State.RUNNING,
+    **{(state, Event.CLOSE): State.CLOSED for state in State},
+}
+"""An event that is not listed for a state leaves it as it is."""
+
+
+@dataclass(slots=True, eq=False)
 class SegmentState:
-    """One segment's share of the flow: what waits before it, how far it may go."""
+    """One segment's part of the core: what waits before it, how far it may go."""
 
-    __slots__ = (
-        "cpu_ns_per_row",
-        "gauge",
-        "head",
-        "lease_ns",
-        "ns_per_row",
-        "pieces",
-        "prefetch",
-        "waiting",
-        "workers",
-    )
-
-    def __init__(self, head: int, prefetch: int, workers: int, gauge: Gauge) -> None:
-        self.head = head
-        """Oldest step it has not finished."""
-        self.prefetch = prefetch
-        """Batches it may work ahead of its reader."""
-        self.workers = workers
-        self.pieces: list[Piece] = []
-        """A heap: rows ready to be worked on."""
-        self.waiting = 0
-        """Rows in `pieces`."""
-        self.lease_ns = LEASE_NS
-        self.ns_per_row: float | None = None
-        self.cpu_ns_per_row = 0.0
-        self.gauge = gauge
-        """Rows waiting behind it: for the next segment, or finished for the trainer."""
+    head: int
+    """Oldest step it has not finished."""
+    prefetch: int
+    """Batches it may work ahead of its reader."""
+    workers: int
+    gauge: Gauge
+    """Rows waiting behind it: for the next segment, or finished for the trainer."""
+    pieces: list[Piece] = field(default_factory=list)
+    """A heap: rows ready to be worked on."""
+    waiting: int = 0
+    """Rows in `pieces`."""
+    lease_ns: int = LEASE_NS
+    ns_per_row: float | None = None
+    cpu_ns_per_row: float = 0.0
 
     def lease_rows(self, rows: int) -> int:
         """How many rows make a lease; one, until the first has told what it costs.
@@ -121,7 +176,7 @@ class SegmentState:
         self.waiting += len(piece[2])
 
     def pop(self, in_flight: InFlightBatch) -> Piece:
-        """Take the earliest rows, as many as make a lease, all of this flight."""
+        """Take the earliest rows, as many as make a lease, all of one batch."""
         piece = heapq.heappop(self.pieces)
         wanted = self.lease_rows(len(in_flight.rows.indices))
         if len(piece[2]) > wanted:
@@ -159,12 +214,8 @@ class SegmentState:
         return step, first, chunk, inputs, nbytes
 
 
-FEED = -1
-"""Stands for the trainer's end among the segment numbers in `wakes`."""
-
-
 class Batches(Protocol):
-    """Where work comes from: a plan (pipeline/plan)."""
+    """Where work comes from: a plan (engine/plan)."""
 
     def batch(self, step: int) -> BatchPlan:
         """Return the batch of a global step."""
@@ -175,71 +226,58 @@ class Batches(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Core:
-    """The state machine over all segments, the outbox and the account."""
+    """The state machine over all segments, the outbox and the reservations."""
 
-    def __init__(
-        self,
-        batches: Batches,
-        buffer_of: Callable[[BatchPlan], RowBuffer],
-        segments: list[SegmentState],
-        reservations: Reservations,
-        step: int,
-    ) -> None:
-        self.batches = batches
-        self.buffer_of = buffer_of
-        self.segments = segments
-        self.reservations = reservations
-        self.closed = False
-        self.holding = False
-        """The source is given no more rows for now."""
-        self.until: int | None = None
-        """The first step that may not be begun yet; None: there is none."""
-        self.still = False
-        """Nobody is given work for now."""
-        self.finishing = 0
-        """Batches out of `settle`, not yet back in `deliver`: one is collating them."""
-        self.outbox: dict[int, Any] = {}
-        """Finished batches by step: popped in order, the only reordering there is."""
-        self.batches_in_flight: dict[int, InFlightBatch] = {}
-        self.leases: set[Lease] = set()
-        self.head = step
-        """The step the trainer takes next."""
-        self.next_step = step
-        """The step the source opens next."""
-        self.wakes: dict[int, int] = {}
-        """How many waiters of which segment (or FEED) may find something to do."""
-        self.batch_rows = 1
+    batches: Batches
+    buffer_of: Callable[[BatchPlan], RowBuffer]
+    segments: list[SegmentState]
+    reservations: Reservations
+    head: int
+    """The step the trainer takes next."""
+    state: State = State.RUNNING
+    until: int | None = None
+    """The first step that may not be opened yet; None: there is none."""
+    outbox: dict[int, tuple[InFlightBatch, Any]] = field(default_factory=dict)
+    """Finished batches by step: popped in order, the only reordering there is."""
+    batches_in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
+    leases: set[Lease] = field(default_factory=set)
+    next_step: int = field(init=False)
+    """The step the source opens next."""
+    wakes: Counter[int] = field(default_factory=Counter)
+    """How many waiters of which segment (or FEED) may find something to do."""
+    batch_rows: int = 1
+
+    def __post_init__(self) -> None:
+        self.next_step = self.head
 
     # What a worker does
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows that segment `at` may work on."""
-        state = self.segments[at]
-        if self.still:
-            return Wait.CREDIT
+        state, allowed = self.segments[at], ALLOWED[self.state]
+        lease: Lease | None = None
         if state.pieces:
-            if state.pieces[0][0] <= self._limit(at):
-                return self._lease_pieces(at, state, now_ns)
-            return Wait.CREDIT
-        if at > 0:
+            if allowed.hands_out and state.pieces[0][0] <= self._limit(at):
+                lease = self._lease_pieces(at, state, now_ns)
+        elif at > 0 and allowed.hands_out:
             return Wait.INPUT
-        in_flight = None if self.holding else self._frontier()
-        if in_flight is None:
+        elif allowed.opens and (in_flight := self._frontier()):
+            lease = self._lease_rows(in_flight, state)
+        if lease is None:
             return Wait.CREDIT
-        return self._lease_rows(in_flight, state)
+        self.leases.add(lease)
+        return lease
 
     def settle(
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
         """Take back a lease; return its batch when this finished the last row of it."""
-        if self.still:
-            self._wake(FEED)
+        self._wake_who_paused()
         if lease not in self.leases:
             return None
         self.leases.discard(lease)
-        if self.holding:
-            self._wake(FEED)
         in_flight, at = lease.in_flight, lease.segment
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
@@ -254,18 +292,14 @@ class Core:
         if outcome.outputs is not None:
             self._pass_on(lease, outcome, now_ns)
         self._count(in_flight, at, outcome)
-        if in_flight.remaining[-1]:
-            return None
-        self.finishing += 1
-        return in_flight
+        return None if in_flight.remaining[-1] else in_flight
 
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox."""
         step = in_flight.plan.step
-        self.finishing -= 1
-        if self.still:
-            self._wake(FEED)
-        if self.closed or self.batches_in_flight.get(step) is not in_flight:
+        self._wake_who_paused()
+        current = self.batches_in_flight.get(step) is in_flight
+        if not (current and ALLOWED[self.state].delivers):
             return
         whole = len(in_flight.rows.indices) >= self.batch_rows
         self.reservations.complete(step, in_flight.plan.image_size, whole=whole)
@@ -281,7 +315,7 @@ class Core:
         if self.head not in self.outbox:
             return None
         step = self.head
-        ready: tuple[InFlightBatch, Any] = self.outbox.pop(step)
+        ready = self.outbox.pop(step)
         del self.batches_in_flight[step]
         self.reservations.close(step)
         self.head = step + 1
@@ -289,8 +323,29 @@ class Core:
         self._wake_before(len(self.segments))
         return ready
 
+    def pause_source(self) -> bool:
+        """Open no batch; return whether a worker is still reading from the source."""
+        self._follow(Event.PAUSE_SOURCE)
+        return any(lease.segment == 0 for lease in self.leases)
+
+    def pause(self) -> None:
+        """Give nobody work. Batches that are ready may be popped."""
+        self._follow(Event.PAUSE)
+
+    def unpause(self) -> None:
+        """End `pause`, and let all look again."""
+        self._follow(Event.UNPAUSE)
+        for at in range(len(self.segments)):
+            self._wake(at)
+
+    def extend(self, until: int | None) -> None:
+        """Let batches up to this step be opened."""
+        self.until = until
+        self._wake(0)
+
     def restart(self, step: int, now_ns: int) -> None:
         """Forget everything in flight, and go on at `step`."""
+        self._follow(Event.RESTART)
         self.leases.clear()
         self.batches_in_flight.clear()
         self.outbox.clear()
@@ -303,21 +358,11 @@ class Core:
             state.gauge.move(0, now_ns)
             self._wake(at)
 
-    def resume(self) -> None:
-        """Nobody was given work for a while: let all look again."""
-        self.still = False
-        for at in range(len(self.segments)):
-            self._wake(at)
-
-    def close(self) -> None:
-        """Nobody is given work any more."""
-        self.closed = True
-        self.leases.clear()
-        self.batches_in_flight.clear()
-        self.outbox.clear()
-        self.reservations.close_all()
-        for at in range(FEED, len(self.segments)):
-            self._wake(at)
+    def close(self, now_ns: int) -> None:
+        """Forget everything, for good."""
+        self._follow(Event.CLOSE)
+        self.restart(self.head, now_ns)
+        self._wake(FEED)
 
     # What the tuner does
 
@@ -332,7 +377,7 @@ class Core:
         self._widened(at)
 
     def set_workers(self, at: int, workers: int, lease_ns: int = LEASE_NS) -> None:
-        """Tell how many workers segment `at` has, and how long their leases pay.
+        """Say how many workers segment `at` has, and how long their leases pay.
 
         Both widen its window if needed.
         """
@@ -341,12 +386,7 @@ class Core:
         self._wake(at)
         self._widened(at)
 
-    # What the monitor and the engine ask
-
-    @property
-    def reading(self) -> bool:
-        """Whether a worker is reading from the source."""
-        return any(lease.segment == 0 for lease in self.leases)
+    # What the monitor asks
 
     def row_bytes(self, at: int) -> float:
         """Bytes of one row that waits behind segment `at`, on average."""
@@ -357,6 +397,14 @@ class Core:
         return self.reservations.statistics().batch_bytes / self.batch_rows
 
     # The parts of these
+
+    def _follow(self, event: Event) -> None:
+        self.state = FOLLOWS.get((self.state, event), self.state)
+
+    def _wake_who_paused(self) -> None:
+        """Let the one who paused see whether the last of the work has come back."""
+        if self.state in (State.SOURCE_PAUSED, State.PAUSED):
+            self._wake(FEED)
 
     def _limit(self, at: int) -> int:
         """The last step segment `at` may work on.
@@ -385,8 +433,7 @@ class Core:
         in_flight = self.batches_in_flight.get(self.next_step - 1)
         if in_flight is not None and in_flight.next_row < len(in_flight.rows.indices):
             return in_flight
-        until = self.until
-        if self.next_step > self._limit(0) or self.next_step == until:
+        if self.next_step > self._limit(0) or self.next_step == self.until:
             return None
         return self._open(self.next_step)
 
@@ -412,9 +459,7 @@ class Core:
         self.batch_rows = rows
         for at in range(len(self.segments)):
             self._set_capacity(at)
-            if (
-                len(self.batches_in_flight) > 1
-            ):  # those in flight may be worked on further
+            if len(self.batches_in_flight) > 1:  # they may be worked on further
                 self._wake(at, 1)
 
     def _widened(self, at: int) -> None:
@@ -433,10 +478,10 @@ class Core:
         state.gauge.capacity = state.prefetch * self.batch_rows
 
     def _lease_rows(self, in_flight: InFlightBatch, state: SegmentState) -> Lease:
-        """Hand out planned rows; wake whom the rest of them, or the next, may occupy.
+        """Hand out planned rows; wake those whom the rest, or the next, may occupy.
 
-        So who opens a batch calls all that it takes, and the last one calls one to open
-        the next: of many that wait, no more are woken than there is work for.
+        So the worker that opens a batch calls all that it takes, and the last one calls
+        one to open the next: no more are woken than there is work for.
         """
         start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
@@ -448,9 +493,7 @@ class Core:
         elif in_flight.called <= 0:
             in_flight.called = -(-left // size)
             self._wake(0, in_flight.called)
-        return self._lend(
-            Lease(0, in_flight.chunk(start, in_flight.next_row), None, in_flight)
-        )
+        return Lease(0, in_flight.chunk(start, in_flight.next_row), None, in_flight)
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]
@@ -458,14 +501,10 @@ class Core:
         self._show_waiting(at, now_ns)
         if state.pieces:
             self._wake(at, 1)  # one was woken, maybe, for what makes several leases
-        return self._lend(Lease(at, chunk, inputs, in_flight, nbytes))
-
-    def _lend(self, lease: Lease) -> Lease:
-        self.leases.add(lease)
-        return lease
+        return Lease(at, chunk, inputs, in_flight, nbytes)
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
-        """Return unfinished rows to the front; tell how much input was used up."""
+        """Put unfinished rows back in front; return how much input was used up."""
         done, rows = outcome.done, len(lease.chunk)
         if done == rows:
             return lease.input_bytes
@@ -525,8 +564,8 @@ class Core:
             ready += 1
         self.segments[-1].gauge.move((ready - self.head) * self.batch_rows, now_ns)
 
-    def _wake(self, at: int, count: int = 1 << 30) -> None:
-        self.wakes[at] = self.wakes.get(at, 0) + count
+    def _wake(self, at: int, count: int = ALL) -> None:
+        self.wakes[at] += count
 
     def __repr__(self) -> str:
         waiting = " ".join(str(state.waiting) for state in self.segments)

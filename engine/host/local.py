@@ -108,11 +108,11 @@ class TrainerHost:
     def next(self) -> Delivery | None:
         delivery = self._feed.next()
         if delivery is None and _begins_ahead(self.engine.recipe):
-            self.engine.engine_lock.rest()
+            self.engine.suspension.rest()
         return delivery
 
     def begin(self, cursor: Cursor) -> None:
-        self.engine.engine_lock.resume()
+        self.engine.suspension.resume()
         self._feed.begin(cursor)
 
     def read(self) -> Reading:
@@ -132,7 +132,7 @@ class TrainerHost:
         return self.engine.is_free()
 
     def close(self) -> None:
-        self.engine.engine_lock.leave()
+        self.engine.suspension.leave()
         self.engine.close()
 
     def __repr__(self) -> str:

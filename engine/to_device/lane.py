@@ -136,7 +136,7 @@ def is_ready(host: Host, epoch: int) -> bool:
     engine = host.engine
     if engine.recipe.repack or isinstance(engine.recipe.plan, DrawnPlan):
         return False
-    in_flight, batch = engine.engine_lock.core.outbox.get(engine.head, (None, None))
+    in_flight, batch = engine.engine_lock.peek() or (None, None)
     whole = isinstance(batch, Finished) and not batch.failures
     return whole and in_flight is not None and in_flight.plan.epoch == epoch
 

@@ -59,9 +59,7 @@ class Coroutines:
         self._connector = connector
         self._engine_lock = connector.engine_lock
         self._program = program
-        self._awaiting = Awaiting(
-            program, timeout_s, lambda: self._engine_lock.core.closed
-        )
+        self._awaiting = Awaiting(program, timeout_s, lambda: self._engine_lock.closed)
         self._seed = seed
         self._name = name
         self._asked = 0
@@ -150,7 +148,7 @@ class Coroutines:
         self._rung.set()
 
     def _goes_on(self) -> bool:
-        if self._engine_lock.core.closed:
+        if self._engine_lock.closed:
             return False
         return not self._retiring or bool(self._permits)
 
@@ -203,7 +201,7 @@ class Coroutines:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if self._engine_lock.core.closed:
+            if self._engine_lock.closed:
                 raise
             # Its function cancelled its own task, and did not wait to see it happen.
 

@@ -12,7 +12,7 @@ from penstock.engine.plan import Cursor
 from penstock.engine.to_device.lane import Lane
 
 from .clocked_bus import ClockedBus
-from .flow_script import Script
+from .core_script import Script
 
 __all__ = ["PLAN", "Given", "as_it_is", "images", "lane_from", "taken"]
 

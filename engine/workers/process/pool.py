@@ -300,7 +300,7 @@ class ProcessPool:
 
     def _hear_of_work(self) -> None:
         """The gate's bell; its lock is held."""
-        if self._listening or self._engine_lock.core.closed:
+        if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
 
     # The selector thread
@@ -316,7 +316,7 @@ class ProcessPool:
 
     def _serve(self) -> None:
         child_set = self._child_set
-        while not self._engine_lock.core.closed:
+        while not self._engine_lock.closed:
             with self._engine_lock.lock:
                 asked = self._asked
             child_set.staff(asked)

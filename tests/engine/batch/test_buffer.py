@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, donors, heap
 from penstock.engine.batch.layout import Layout, describe, size_of
 from penstock.engine.core.chunk import Failure, InFlightBatch
-from support.flow_script import Script
+from support.core_script import Script
 from support.samples import assert_same
 
 

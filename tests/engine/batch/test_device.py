@@ -11,8 +11,8 @@ import penstock as ps
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
 from penstock.engine.workers.process.slabs import SlabPool
+from support.core_script import Script
 from support.datasets import KINDS
-from support.flow_script import Script
 
 PLAN = Script((4,)).batch(7)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)

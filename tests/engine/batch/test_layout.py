@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, heap
 from penstock.engine.batch.layout import Misfit, learn, write_rows
 from penstock.engine.core.chunk import InFlightBatch
-from support.flow_script import Script
+from support.core_script import Script
 from support.samples import OTHER_PAIR, PAIR, assert_same, makers
 
 Rows = list[int] | range

@@ -13,7 +13,7 @@ import torch
 
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.batch.stamp import map_tensors, stamped
-from support.flow_script import Script
+from support.core_script import Script
 
 PLAN = Script((4,)).batch(7)
 

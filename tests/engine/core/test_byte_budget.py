@@ -1,6 +1,8 @@
-"""Bytes in flight: one purse for all pipelines, the oldest batch always granted."""
+"""Bytes in flight: one budget for all pipelines, the oldest batch always granted."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,16 +12,23 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 
 
 def nobody() -> None:
-    """Is poked, and does nothing."""
+    """Is notified, and does nothing."""
+
+
+def taken(reservations: Reservations) -> list[Callable[[], None]]:
+    """Return those to notify, and forget them."""
+    notifications = list(reservations.notifications)
+    reservations.notifications.clear()
+    return notifications
 
 
 def learned(
     byte_budget: ByteBudget, nbytes: int, image_size: int | None = None
 ) -> Reservations:
-    """Return an account that has seen a batch of so many bytes."""
+    """Return reservations whose pipeline has seen a batch of so many bytes."""
     reservations = Reservations(byte_budget, nobody)
     reservations.open(0, image_size, oldest=True)
-    reservations.hold(0, nbytes)
+    reservations.use(0, nbytes)
     reservations.complete(0, image_size)
     reservations.close(0)
     return reservations
@@ -57,11 +66,11 @@ def test_what_a_batch_holds_beyond_its_estimate_is_charged_at_once() -> None:
     byte_budget = ByteBudget(1000)
     reservations = learned(byte_budget, 100)
     reservations.open(1, None, oldest=True)
-    reservations.hold(1, 60)
+    reservations.use(1, 60)
     assert byte_budget.held_bytes == 100
-    reservations.hold(1, 60)
+    reservations.use(1, 60)
     assert byte_budget.held_bytes == 120
-    reservations.hold(1, -30)
+    reservations.use(1, -30)
     assert byte_budget.held_bytes == 120  # what it has held it may hold again
     reservations.complete(1, None)
     assert byte_budget.held_bytes == 90
@@ -71,7 +80,7 @@ def test_a_complete_batch_is_charged_what_it_holds() -> None:
     byte_budget = ByteBudget(1000)
     reservations = learned(byte_budget, 100)
     reservations.open(1, None, oldest=True)
-    reservations.hold(1, 70)
+    reservations.use(1, 70)
     reservations.complete(1, None)
     assert byte_budget.held_bytes == 70
     reservations.close(1)
@@ -82,7 +91,7 @@ def test_the_estimate_rises_at_once_and_falls_by_an_eighth() -> None:
     reservations = learned(ByteBudget(0), 800)
     for step, (held, estimate) in enumerate([(0, 700), (900, 900), (100, 800)]):
         reservations.open(step, None, oldest=True)
-        reservations.hold(step, held)
+        reservations.use(step, held)
         reservations.complete(step, None)
         reservations.close(step)
         assert reservations.expected(None) == estimate
@@ -100,35 +109,35 @@ def test_a_larger_image_is_expected_to_hold_more_by_its_area(
 def test_the_most_a_batch_held_counts_not_what_it_ends_with() -> None:
     reservations = Reservations(ByteBudget(0), nobody)
     reservations.open(0, None, oldest=True)
-    reservations.hold(0, 500)
-    reservations.hold(0, -400)
+    reservations.use(0, 500)
+    reservations.use(0, -400)
     reservations.complete(0, None)
     assert reservations.statistics().batch_bytes == 500
     assert reservations.statistics().held_bytes == 100
     assert reservations.statistics().peak_bytes == 500
 
 
-def test_who_is_refused_is_poked_once_when_bytes_come_free() -> None:
+def test_who_is_refused_is_notified_once_when_bytes_come_free() -> None:
     notified: list[str] = []
     byte_budget = ByteBudget(100)
     first = learned(byte_budget, 60)
     second = Reservations(byte_budget, lambda: notified.append("second"))
     second.open(0, None, oldest=True)
-    second.hold(0, 60)
+    second.use(0, 60)
     second.complete(0, None)
     second.close(0)
     first.open(1, None, oldest=False)
     assert not second.open(1, None, oldest=False)
     first.close(1)
-    for notify in first.take_notifications():
+    for notify in taken(first):
         notify()
     assert notified == ["second"]
     first.open(2, None, oldest=False)
     first.close(2)
-    assert first.take_notifications() == []
+    assert taken(first) == []
 
 
-def test_a_larger_budget_pokes_who_was_refused() -> None:
+def test_a_larger_budget_notifies_who_was_refused() -> None:
     notified: list[int] = []
     byte_budget = ByteBudget(0)
     assert not byte_budget.charge(10, lambda: notified.append(1))
@@ -138,7 +147,7 @@ def test_a_larger_budget_pokes_who_was_refused() -> None:
     assert byte_budget.charge(10, nobody)
 
 
-def test_who_has_left_is_not_poked() -> None:
+def test_who_has_left_is_not_notified() -> None:
     byte_budget = ByteBudget(0)
     reservations = learned(byte_budget, 10)
     byte_budget.charge(10, None)
@@ -171,7 +180,7 @@ def test_batches_alike_stay_under_the_limit_and_one_batch_of_each_pipeline(
     for who, opens in events:
         reservations, steps = accounts[who], flying[who]
         if opens and reservations.open(following[who], None, oldest=not steps):
-            reservations.hold(following[who], batch_bytes[who])
+            reservations.use(following[who], batch_bytes[who])
             steps.append(following[who])
             following[who] += 1
         elif steps and not opens:
@@ -188,28 +197,28 @@ def test_a_short_tail_does_not_let_too_many_whole_batches_in() -> None:
     byte_budget = ByteBudget(16 * 800)
     reservations = learned(byte_budget, 800)
     reservations.open(1, None, oldest=True)
-    reservations.hold(1, 8)  # a tail of one row in a hundred
+    reservations.use(1, 8)  # a tail of one row in a hundred
     reservations.complete(1, None, whole=False)
     reservations.close(1)
     step = 2
     while reservations.open(step, None, oldest=step == 2):
         step += 1
     for opened in range(2, step):
-        reservations.hold(opened, 800)
+        reservations.use(opened, 800)
     assert byte_budget.held_bytes <= byte_budget.limit_bytes + 800
 
 
 def test_who_is_refused_asks_those_that_rest_to_give_back() -> None:
-    def park() -> None:
+    def suspend() -> None:
         """Would drop what was prefetched."""
 
     byte_budget = ByteBudget(150)
     reservations = learned(byte_budget, 100)
-    byte_budget.rest(park)
+    byte_budget.rest(suspend)
     assert reservations.open(1, None, oldest=False)
-    assert reservations.take_notifications() == []
+    assert taken(reservations) == []
     assert not reservations.open(2, None, oldest=False)
-    assert reservations.take_notifications() == [park]
-    byte_budget.rouse(park)
+    assert taken(reservations) == [suspend]
+    byte_budget.resume(suspend)
     assert not reservations.open(2, None, oldest=False)
-    assert reservations.take_notifications() == []
+    assert taken(reservations) == []

@@ -14,7 +14,7 @@ from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome, Signal
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
-from support.flow_script import Script
+from support.core_script import Script
 
 JOIN_S = 5.0
 """A woken thread ends at once; only a lost wake-up takes so long."""
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Site:
-    """A gate over a flow of two segments, with their connectors."""
+    """An engine lock over a core of two segments, with their connectors."""
 
     def __init__(
         self, sizes: tuple[int, ...] = (2,), byte_budget: ByteBudget | None = None
@@ -42,17 +42,19 @@ class Site:
         reservations = Reservations(
             byte_budget or ByteBudget(1 << 40), lambda: self.engine_lock.notify()
         )
-        core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
+        self.core = core = Core(
+            Script(sizes), lambda plan: None, segments, reservations, 0
+        )  # type: ignore[arg-type, return-value]
         self.clock = Clock()
         self.engine_lock = EngineLock(core, self.clock)
         self.finished: list[int] = []
         self.connectors = [
-            Connector(self.engine_lock, at, self.finish) for at in range(2)
+            Connector(core, self.engine_lock, at, self.finish) for at in range(2)
         ]
         self.meters = [connector.enter() for connector in self.connectors]
 
     def finish(self, in_flight: InFlightBatch) -> object:
-        """Make a batch of a flight; user code runs here, so no lock may be held."""
+        """Finish a batch; user code runs here, so no lock may be held."""
         assert self.engine_lock.lock.acquire(blocking=False)
         self.engine_lock.lock.release()
         self.finished.append(in_flight.plan.step)
@@ -80,18 +82,16 @@ class Site:
     def pop(self) -> Any:
         """Take the next batch, as the trainer does."""
         with self.engine_lock.lock:
-            popped = self.engine_lock.core.pop(self.clock())
-            self.engine_lock.ring()
+            popped = self.engine_lock.pop()
         self.engine_lock.notify_others()
         return popped
 
 
 @contextmanager
-def changed(engine_lock: EngineLock) -> Iterator[Core]:
-    """Change a flow, and have those woken whom that concerns."""
+def held(engine_lock: EngineLock) -> Iterator[EngineLock]:
+    """Hold the lock, and then notify other pipelines."""
     with engine_lock.lock:
-        yield engine_lock.core
-        engine_lock.ring()
+        yield engine_lock
     engine_lock.notify_others()
 
 
@@ -179,8 +179,8 @@ def test_a_worker_is_woken_when_its_segment_may_go_further_ahead() -> None:
     site.settle(site.lease(0))
     site.settle(site.lease(0))
     with sleeping(site.connectors[0]) as taker:
-        with changed(site.engine_lock) as core:
-            core.set_prefetch(0, 8)
+        with held(site.engine_lock):
+            site.connectors[0].resize(workers=1, prefetch=8)
         assert isinstance(taker.result(), Lease)
 
 
@@ -202,7 +202,7 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
         taker.retiring = True
         site.connectors[at].wake_all()
         assert taker.result() is Signal.RETIRE
-    assert lease in site.engine_lock.core.leases
+    assert lease in site.core.leases
 
 
 def test_retiring_goes_before_work() -> None:
@@ -215,16 +215,16 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
     site = Site()
     site.lease(0)
     with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
-        with changed(site.engine_lock) as core:
-            core.close()
+        with held(site.engine_lock) as engine_lock:
+            engine_lock.close()
         assert one.result() is Signal.CLOSED
         assert two.result() is Signal.CLOSED
 
 
 def test_closed_goes_before_retiring_and_work() -> None:
     site = Site()
-    with changed(site.engine_lock) as core:
-        core.close()
+    with held(site.engine_lock) as engine_lock:
+        engine_lock.close()
     assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.CLOSED
     assert site.connectors[0].try_take(site.meters[0]) is None
 
@@ -233,8 +233,8 @@ def test_a_restart_wakes_a_waiting_worker() -> None:
     site = Site()
     site.lease(0)
     with sleeping(site.connectors[0]) as taker:
-        with changed(site.engine_lock) as core:
-            core.restart(5, 0)
+        with held(site.engine_lock) as engine_lock:
+            engine_lock.restart(5)
         given = taker.result()
     assert isinstance(given, Lease)
     assert given.chunk.step == 5
@@ -249,8 +249,8 @@ def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
     there.lease(0)
     here.load()
     with sleeping(here.connectors[0]) as taker:
-        with changed(there.engine_lock) as core:
-            core.close()
+        with held(there.engine_lock) as engine_lock:
+            engine_lock.close()
         assert isinstance(taker.result(), Lease)
 
 
@@ -276,7 +276,7 @@ def trainer_at(site: Site, woken: Callable[[], bool]) -> threading.Thread:
 
 def test_a_finished_batch_wakes_the_trainer() -> None:
     site = Site()
-    thread = trainer_at(site, lambda: bool(site.engine_lock.core.outbox))
+    thread = trainer_at(site, lambda: site.engine_lock.peek() is not None)
     site.load()
     thread.join(JOIN_S)
     assert not thread.is_alive()

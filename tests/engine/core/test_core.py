@@ -1,4 +1,4 @@
-"""The flow, one behaviour at a time; test_flow_machine.py tries all of them at once."""
+"""The core, one behaviour at a time; test_core_machine.py tries all of them at once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.chunk import Lease, Outcome
-from penstock.engine.core.core import FEED, LEASE_NS, SegmentState
+from penstock.engine.core.core import FEED, LEASE_NS, SegmentState, State
 from penstock.engine.core.metrics import Gauge, Wait
-from support.flow_model import Course
-from support.flow_script import Script, Settling
+from support.core_model import Course
+from support.core_script import Script, Settling
 
 WIDE = 1 << 40
 
@@ -239,7 +239,7 @@ def test_a_segment_too_far_ahead_of_its_reader_waits_for_credit() -> None:
     assert one.core.take(1, 0) is Wait.CREDIT  # it may be one batch ahead
 
 
-def test_an_empty_purse_still_lets_one_batch_through_after_another() -> None:
+def test_an_empty_budget_still_lets_one_batch_through_after_another() -> None:
     one = course([4, 4, 1], limit_bytes=0)
     most = 0
     while one.head < 9:
@@ -248,7 +248,7 @@ def test_an_empty_purse_still_lets_one_batch_through_after_another() -> None:
     assert most == 1
 
 
-def test_a_wide_purse_lets_batches_in_up_to_the_prefetch() -> None:
+def test_a_wide_budget_lets_batches_in_up_to_the_prefetch() -> None:
     one = course([4], [1])
     drive(one, 2)
     one.set_prefetch(0, 5)
@@ -269,7 +269,7 @@ def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
     assert 1 <= one.core.next_step <= sum(windows) + sum(spans)
 
 
-def test_one_pipeline_pokes_another_when_it_gives_bytes_back() -> None:
+def test_one_pipeline_notifies_another_when_it_gives_bytes_back() -> None:
     byte_budget = ByteBudget(8)
     first = Course(Script((1,)), (4,), byte_budget)
     second = Course(Script((1,)), (4,), byte_budget)
@@ -278,7 +278,7 @@ def test_one_pipeline_pokes_another_when_it_gives_bytes_back() -> None:
     for one in (first, second):
         one.set_prefetch(0, 2)
     first.take(0)
-    second.take(0)  # both have their oldest, and the purse is full
+    second.take(0)  # both have their oldest, and the budget is full
     second.settle(0, Settling())
     second.deliver(0)
     second.take(0)
@@ -314,8 +314,8 @@ def test_after_a_restart_the_same_step_is_another_batch() -> None:
 def test_closing_gives_all_bytes_back_and_wakes_everyone() -> None:
     one = course([3, 2])
     drive(one, 2)
-    one.core.close()
-    assert one.core.closed
+    one.core.close(0)
+    assert one.core.state is State.CLOSED
     assert set(one.core.wakes) == {FEED, 0, 1}
     assert one.reservations.byte_budget.held_bytes == 0
     one.core.wakes.clear()
@@ -323,6 +323,89 @@ def test_closing_gives_all_bytes_back_and_wakes_everyone() -> None:
     one.complete.clear()
     if one.in_hand:
         assert one.core.settle(one.in_hand[0], Outcome(1), 0) is None
+
+
+FOLLOWING = {
+    "running": {"pause_source": "source paused", "pause": "paused"},
+    "source paused": {"pause": "paused", "restart": "running"},
+    "paused": {"unpause": "running"},
+    "closed": {},
+}
+"""The table of the module's docstring, but for `close`."""
+
+
+def in_state(state: State) -> Course:
+    """Return a course with rows to hand out in both segments, one of them in hand."""
+    one = course([2])
+    one.take(0)
+    one.settle(0, Settling())
+    one.take(0)
+    if state is State.SOURCE_PAUSED:
+        one.core.pause_source()
+    elif state is State.PAUSED:
+        one.core.pause()
+    elif state is State.CLOSED:
+        one.core.close(0)
+    return one
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", ["pause_source", "pause", "unpause", "restart"])
+def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) -> None:
+    core = in_state(state).core
+    if event == "restart":
+        core.restart(core.head, 0)
+    else:
+        getattr(core, event)()
+    assert core.state.value == FOLLOWING[state.value].get(event, state.value)
+    core.close(0)
+    assert core.state is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("state", "opens", "hands_out", "delivers"),
+    [
+        (State.RUNNING, True, True, True),
+        (State.SOURCE_PAUSED, False, True, True),
+        (State.PAUSED, False, False, True),
+        (State.CLOSED, False, False, False),
+    ],
+)
+def test_each_state_allows_what_the_table_says(
+    state: State, *, opens: bool, hands_out: bool, delivers: bool
+) -> None:
+    assert isinstance(in_state(state).core.take(1, 0), Lease) is hands_out
+    fresh = course([1], [1])
+    fresh.core.state = state
+    assert isinstance(fresh.core.take(0, 0), Lease) is opens
+    one = course([1], [1])
+    one.take(0)
+    one.settle(0, Settling())
+    one.core.state = state
+    one.core.deliver(one.complete[0], "batch", 0)
+    assert bool(one.core.outbox) is delivers
+
+
+@pytest.mark.parametrize("pause", ["pause", "pause_source"])
+def test_whoever_paused_is_woken_by_work_that_comes_back(pause: str) -> None:
+    one = course([2])
+    one.take(0)
+    one.take(0)
+    getattr(one.core, pause)()
+    one.core.wakes.clear()
+    one.core.settle(one.in_hand[0], Outcome(0), 0)
+    assert one.core.wakes[FEED]
+
+
+def test_no_batch_is_opened_beyond_the_bound_until_it_is_extended() -> None:
+    one = course([1], [1])
+    drive(one, 2)
+    one.core.extend(2)
+    assert one.core.take(0, 0) is Wait.CREDIT
+    one.core.wakes.clear()
+    one.core.extend(3)
+    assert one.core.wakes[0]
+    assert lease(one, 0).chunk.step == 2
 
 
 def test_a_short_tail_does_not_narrow_the_queues() -> None:

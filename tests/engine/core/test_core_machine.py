@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.core import FEED
-from support.flow_model import Course
-from support.flow_script import Script, Settling
+from support.core_model import Course
+from support.core_script import Script, Settling
 
 MAX_ROUNDS = 400
 """Rounds in which a pipeline must hand over a batch: one a row would be plenty."""
@@ -37,8 +37,8 @@ SETTLINGS = st.builds(
 )
 
 
-class FlowMachine(RuleBasedStateMachine):
-    """Two pipelines on one purse, in any order of events."""
+class CoreMachine(RuleBasedStateMachine):
+    """Two pipelines on one budget, in any order of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +119,10 @@ class FlowMachine(RuleBasedStateMachine):
         for _ in range(rounds):
             self.course(who).move(how, idle, slow)
 
+    @rule(who=NUMBER, event=st.sampled_from(["pause", "unpause", "pause_source"]))
+    def pause_or_go_on(self, who: int, event: str) -> None:
+        getattr(self.course(who), event)()
+
     @rule(who=NUMBER, steps=st.integers(-3, 3))
     def restart(self, who: int, steps: int) -> None:
         course = self.course(who)
@@ -145,9 +149,9 @@ class FlowMachine(RuleBasedStateMachine):
             course.check()
 
     @invariant()
-    def the_purse_holds_what_the_batches_are_charged(self) -> None:
-        accounts = [course.reservations.statistics() for course in self.courses]
-        assert self.byte_budget.held_bytes == sum(one.held_bytes for one in accounts)
+    def the_budget_holds_what_the_batches_are_charged(self) -> None:
+        charged = [course.reservations.statistics() for course in self.courses]
+        assert self.byte_budget.held_bytes == sum(one.held_bytes for one in charged)
         overdraft = sum(course.overdraft() for course in self.courses)
         assert self.byte_budget.held_bytes <= self.byte_budget.limit_bytes + overdraft
         if not any(course.core.batches_in_flight for course in self.courses):
@@ -167,6 +171,9 @@ class FlowMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """From any state each pipeline moves on, though the other stands still."""
         for course in self.courses:
+            course.unpause()
+            if course.source_paused:
+                course.restart(course.head)
             goal = course.head + 3
             for _ in range(MAX_ROUNDS):
                 if course.head >= goal:
@@ -180,7 +187,7 @@ class FlowMachine(RuleBasedStateMachine):
             assert self.byte_budget.held_bytes == 0
 
 
-TestFlow = FlowMachine.TestCase
-TestFlow.settings = settings(
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
     max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "500")), stateful_step_count=40
 )

@@ -21,7 +21,7 @@ from penstock.engine.observe.reading import (
 from penstock.engine.plan import BatchPlan, Shard
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
-from support.flow_script import Script
+from support.core_script import Script
 
 S = 1_000_000_000
 RECIPE = compile_recipe(

@@ -17,7 +17,7 @@ from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
 from penstock.engine.program.program import Map, Program
 from penstock.engine.workers.coroutines import Coroutines
-from support.flow_script import Script
+from support.core_script import Script
 
 SOON_S = 60.0
 """What comes at once, with all the time that a busy machine may need."""
@@ -26,8 +26,8 @@ SOON_S = 60.0
 class Counted(Connector):
     """Counts how often work was asked for, and tells when it was so often."""
 
-    def __init__(self, engine_lock: EngineLock, segment: int) -> None:
-        super().__init__(engine_lock, segment, lambda in_flight: "batch")
+    def __init__(self, core: Core, engine_lock: EngineLock, segment: int) -> None:
+        super().__init__(core, engine_lock, segment, lambda in_flight: "batch")
         self.tries = 0
         self.wanted = 0
         self.there = threading.Event()
@@ -45,7 +45,7 @@ class Counted(Connector):
 
 
 class Site:
-    """A crew at the second of three segments; the first is worked on by hand."""
+    """A pool at the second of three segments; the first is worked on by hand."""
 
     def __init__(self, function: Any, sizes: tuple[int, ...] = (4,)) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(3)]
@@ -54,15 +54,14 @@ class Site:
         )
         core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
         self.engine_lock = EngineLock(core)
-        self.source = Connector(self.engine_lock, 0, lambda in_flight: "batch")
-        self.connector = Counted(self.engine_lock, 1)
+        self.source = Connector(core, self.engine_lock, 0, lambda in_flight: "batch")
+        self.connector = Counted(core, self.engine_lock, 1)
         program = Program((Map("Map(ID:1) f", 1, function),), places=False)
         self.pool = Coroutines(self.connector, program, 0, "f")
 
     def close(self) -> None:
         with self.engine_lock.lock:
-            self.engine_lock.core.close()
-            self.engine_lock.ring()
+            self.engine_lock.close()
         self.pool.close()
 
     def load(self) -> int:
@@ -102,7 +101,7 @@ def test_a_new_permit_tries_once_so_that_its_meter_says_what_it_waits_for() -> N
         assert here.pool.statistics().alive == 100
 
 
-def test_a_ring_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
+def test_a_wake_up_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
     with site(hand_on) as here:
         here.connector.expect(1001)
         here.pool.resize(1000)

@@ -1,8 +1,8 @@
-"""A flow next to the trivial model of it: a dictionary that says where each row is.
+"""A core next to the trivial model of it: a dictionary that says where each row is.
 
 A `Course` is one pipeline's real `Core`, the workers and the trainer around it, and the
 model. Workers and trainer are as faithful as can be without threads: who finds nothing
-sleeps, and moves again only when the flow wakes it.
+sleeps, and moves again only when the core wakes it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.core import FEED, Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
-from support.flow_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
-from support.flow_sight import Address, rows_of, sight_of
+from support.core_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
+from support.core_sight import Address, rows_of, sight_of
 
 __all__ = ["Course"]
 
@@ -24,7 +24,7 @@ ALL = Settling()
 
 
 class Course:
-    """One pipeline: the flow, those around it, and where the model has each row."""
+    """One pipeline: the core, those around it, and where the model has each row."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Course:
         self.pool = [1] * len(row_bytes)
         self.asleep = [0] * len(row_bytes)
         self.trainer_waits = False
+        self.paused = self.source_paused = False
         self.clock = count(1)
 
     # What happens
@@ -72,7 +73,7 @@ class Course:
             self.asleep[at] += 1
         else:
             self._note_lease(given, at, expected)
-        self.ring()
+        self.wake()
 
     def settle(self, number: int, how: Settling) -> None:
         """A worker hands in a lease: the `number`th of those in hand."""
@@ -86,12 +87,13 @@ class Course:
             self._settle(lease, outcome)
         else:
             self.settle_late(len(self.settled) - 1)
-        self.ring()
+        self.wake()
 
     def settle_late(self, number: int) -> None:
         """A lease that is settled, or from before a restart, is settled again."""
         before = sight_of(self.core)
         assert self.core.settle(*self.settled[number], next(self.clock)) is None
+        self._check_who_paused_is_woken()
         assert sight_of(self.core) == before
 
     def deliver(self, number: int) -> None:
@@ -105,8 +107,9 @@ class Course:
             self.batches[step].delivered = True
             self._count_outbox()
         else:
+            self._check_who_paused_is_woken()
             assert sight_of(self.core) == before
-        self.ring()
+        self.wake()
 
     def pop(self) -> bool:
         """The trainer asks for its next batch."""
@@ -123,34 +126,55 @@ class Course:
         del self.batches[self.head]
         self.head += 1
         self._count_outbox()
-        self.ring()
+        self.wake()
         return True
 
     def set_prefetch(self, at: int, batches: int) -> None:
         """The tuner turns a queue."""
         self.core.set_prefetch(at, batches)
-        self.ring()
+        self.wake()
 
     def set_workers(self, at: int, workers: int) -> None:
         """The tuner adds or retires workers; those with a lease go later."""
         self.core.set_workers(at, workers)
         self.pool[at] = workers
         self.asleep[at] = 0  # all are woken, to see whether they are to go
-        self.ring()
+        self.wake()
 
     def restart(self, step: int) -> None:
         """The trainer goes on elsewhere. Workers keep what they have in hand."""
         self.core.restart(step, next(self.clock))
+        self.source_paused = self.source_paused and self.paused
         self.batches.clear()
         self.head, self.ready_rows = step, 0
         self.trainer_waits = False
-        self.ring()
+        self.wake()
+
+    def pause(self) -> None:
+        """The engine lets nobody work for a while."""
+        self.core.pause()
+        self.paused = True
+        self.wake()
+
+    def pause_source(self) -> None:
+        """The engine waits until the source is read no more, to go on elsewhere."""
+        reading = any(lease.segment == 0 for lease in self.core.leases)
+        assert self.core.pause_source() == reading
+        self.source_paused = self.source_paused or not self.paused
+        self.wake()
+
+    def unpause(self) -> None:
+        """All may work, if the engine had paused them."""
+        self.core.unpause()
+        if self.paused:
+            self.paused = self.source_paused = False
+        self.wake()
 
     def close(self) -> None:
         """The engine is closed."""
-        self.core.close()
+        self.core.close(next(self.clock))
         self.batches.clear()
-        self.ring()
+        self.wake()
 
     def move(
         self, how: Settling = ALL, idle: frozenset[int] = frozenset(), slow: int = 0
@@ -186,9 +210,11 @@ class Course:
     def grantable(self, at: int) -> Address | None:
         """Where the rows begin that segment `at` must be given now, by the model."""
         ready = self._at(("ready", at))
+        if self.paused:
+            return None
         if ready:
             return ready[0] if ready[0][0] <= self.limit(at) else None
-        if at > 0:
+        if at > 0 or self.source_paused:
             return None
         if begun := self._at((SOURCE, 0)):
             return begun[0]
@@ -237,7 +263,7 @@ class Course:
         )
 
     def check(self) -> None:
-        """Compare the flow with the model."""
+        """Compare the core with the model."""
         core = self.core
         unfinished = [row for row in self._everything() if row[1][0] != DONE]
         assert sorted(rows_of(self.core)) == sorted(unfinished)
@@ -255,7 +281,9 @@ class Course:
     def check_alive(self) -> None:
         """Someone can move: a worker at work or awake, or the trainer."""
         assert (
-            self.in_hand
+            self.paused
+            or self.source_paused
+            or self.in_hand
             or self.complete
             or not self.trainer_waits
             or any(map(self.awake, range(self.depth)))
@@ -269,6 +297,8 @@ class Course:
 
     def check_head(self) -> None:
         """The oldest batch is granted wherever rows of it are ready, whatever binds."""
+        if self.paused or self.source_paused:
+            return
         for at in range(self.depth):
             ready = [row for step, row in self._at(("ready", at)) if step == self.head]
             if ready:
@@ -276,22 +306,28 @@ class Course:
         if not self.batches and not self._at(("ready", 0)):
             assert self.grantable(0) == (self.head, 0)
 
-    def ring(self) -> None:
-        """Wake whom the flow says, as the gate does."""
+    def wake(self) -> None:
+        """Wake whom the core says, as the engine lock does."""
         for at, number in self.core.wakes.items():
             if at == FEED:
                 self.trainer_waits = False
             else:
                 self.asleep[at] -= min(number, self.asleep[at])
         self.core.wakes.clear()
-        for notify in self.reservations.take_notifications():
-            notify()
+        notifications = self.reservations.notifications
+        while notifications:
+            notifications.popleft()()
 
     # The parts of these
 
+    def _check_who_paused_is_woken(self) -> None:
+        """Whoever paused looks again at each piece of work that comes back."""
+        if self.paused or self.source_paused:
+            assert self.core.wakes.pop(FEED)
+
     def _notify(self) -> None:
         self.core.wakes[0] = 1 << 30
-        self.ring()
+        self.wake()
 
     def _note_opened(self, step: int, estimate: int) -> None:
         assert step == self.head + len(self.batches)

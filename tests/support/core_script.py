@@ -1,4 +1,4 @@
-"""What a flow is tried with: batches by a script, and values for the model's books."""
+"""What a core is tried with: batches by a script, and values for the model's books."""
 
 from __future__ import annotations
 

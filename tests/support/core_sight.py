@@ -1,4 +1,4 @@
-"""What is seen of a flow: where it has each row, and all that an event could change."""
+"""What is seen of a core: where it has each row, and all that an event could change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.engine.core.core import Core
 
-from .flow_script import SOURCE, Place
+from .core_script import SOURCE, Place
 
 __all__ = ["Address", "rows_of", "sight_of"]
 
@@ -15,7 +15,7 @@ Address = tuple[int, int]
 
 
 def rows_of(core: Core) -> Iterator[tuple[Address, Place]]:
-    """Every row that the flow has somewhere; those that are done it no longer has."""
+    """Every row that the core has somewhere; those that are done it no longer has."""
     for step, in_flight in core.batches_in_flight.items():
         for row in range(in_flight.next_row, in_flight.plan.n_rows):
             yield (step, row), (SOURCE, 0)
@@ -43,4 +43,5 @@ def sight_of(core: Core) -> object:
         core.reservations.statistics(),
         core.reservations.byte_budget.held_bytes,
         dict(core.wakes),
+        core.state,
     )
