@@ -358,19 +358,19 @@ class Engine:
         if self.engine_lock.broken is not None:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
-            text = "this pipeline was closed; iterate it again to start anew"
-            raise PenstockError(text)
+            raise PenstockError(
+                "this pipeline was closed; iterate it again to start anew"
+            )
 
     def _check_budget(self, in_flight: InFlightBatch) -> None:
         needed = self.reservations.statistics().batch_bytes
         limit = self.reservations.byte_budget.limit_bytes
         if needed > limit:
-            text = (
+            raise BudgetError(
                 f"the memory budget must hold one batch: {in_flight.plan.n_rows} samples "
                 f"of this pipeline need {needed} bytes on their way, got {limit}; "
                 "raise it with set_memory_budget() or make the batch smaller"
             )
-            raise BudgetError(text)
 
     def _end_fork_server(self) -> None:
         if self._fork_server is not None:

@@ -50,8 +50,9 @@ class DeviceStage:
         try:
             found = torch.device(device)
         except (RuntimeError, TypeError) as error:
-            text = f'`device` must be one like "cpu" or "cuda:0", got {device!r}'
-            raise SpecError(text) from error
+            raise SpecError(
+                f'`device` must be one like "cpu" or "cuda:0", got {device!r}'
+            ) from error
         check(
             found.type != "cuda" or torch.cuda.is_available(),
             f"to_device({device!r}): this machine has no CUDA device that torch can "

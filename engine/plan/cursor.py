@@ -69,15 +69,13 @@ def read_state(
         StateError: not a state, of another version, or of another plan.
     """
     if not isinstance(state, Mapping):
-        message = f"a state must be a dict, got {type(state).__name__}; {CURE}"
-        raise StateError(message)
+        raise StateError(f"a state must be a dict, got {type(state).__name__}; {CURE}")
     version = state.get("version")
     if type(version) is not int or version != STATE_VERSION:
-        message = (
+        raise StateError(
             f"state `version` must be {STATE_VERSION}, got {version!r}; "
             "load it with the release of penstock that wrote it"
         )
-        raise StateError(message)
     if state.get("plan") != plan_hash and not override:
         raise StateError(difference(state.get("facts"), facts))
     return Cursor.from_dict(state)
@@ -89,8 +87,7 @@ CURE = "pass what state_dict() returned, whole"
 def count(name: str, value: object) -> int:
     """Return `value` if it is an int >= 0, or raise `StateError`."""
     if type(value) is not int or value < 0:
-        message = f"state `{name}` must be an int >= 0, got {value!r}; {CURE}"
-        raise StateError(message)
+        raise StateError(f"state `{name}` must be an int >= 0, got {value!r}; {CURE}")
     return value
 
 

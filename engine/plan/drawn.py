@@ -153,14 +153,12 @@ class Drawing:
             StateError: it is no such state, damaged, or of another version.
         """
         if not isinstance(state, Mapping) or state.get("kind") != "drawn":
-            text = f"this is no state of a DataLoader: {state!r:.80}; {CURE}"
-            raise StateError(text)
+            raise StateError(f"this is no state of a DataLoader: {state!r:.80}; {CURE}")
         if state.get("version") != VERSION:
-            text = (
+            raise StateError(
                 f"state `version` must be {VERSION}, got {state.get('version')!r};"
                 " load it with the release of penstock that wrote it"
             )
-            raise StateError(text)
         return cls(
             count("epoch", state.get("epoch")),
             count("batch", state.get("batch")),
@@ -209,8 +207,7 @@ def _read(name: str, text: object) -> bytes | None:
         state = base64.b64decode(text, validate=True)  # type: ignore[arg-type]
         torch.Generator().set_state(_tensor(state))  # it says if it is none
         return state
-    message = f"state `{name}` is no state of a torch generator; {CURE}"
-    raise StateError(message)
+    raise StateError(f"state `{name}` is no state of a torch generator; {CURE}")
 
 
 AHEAD = 128
@@ -281,11 +278,10 @@ class DrawnPlan:
     def _add(self, indices: NDArray[np.int64]) -> None:
         count = len(indices)
         if count == 0:
-            text = (
+            raise SpecError(
                 f"batch {self.stop - self._first} of the batch sampler is empty; it"
                 " must name at least one sample"
             )
-            raise SpecError(text)
         plan = BatchPlan(
             epoch=self._epoch,
             step=self.stop,

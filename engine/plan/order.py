@@ -226,8 +226,7 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
         number = 0
     if not 1 <= number <= most:
         rule = ">= 1" if number < 1 else f"<= {most}"
-        message = f"`{name}` must be an int {rule}, got {value!r}; {cure}"
-        raise SpecError(message)
+        raise SpecError(f"`{name}` must be an int {rule}, got {value!r}; {cure}")
     return number
 
 
@@ -237,22 +236,19 @@ def selection(
     """Return `indices` as a read-only copy, `int64 [N]`, or raise `SpecError`."""
     given = np.asarray(indices)
     if given.size == 0:
-        message = "`indices` must not be empty; select at least one sample"
-        raise SpecError(message)
+        raise SpecError("`indices` must not be empty; select at least one sample")
     if given.ndim != 1 or given.dtype.kind not in "iu":
-        message = (
+        raise SpecError(
             f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
             "turn a mask into indices with numpy.flatnonzero(mask)"
         )
-        raise SpecError(message)
     outside = np.flatnonzero((given < 0) | (given >= length))
     if outside.size:
         place = int(outside[0])
-        message = (
+        raise SpecError(
             f"`indices` must be >= 0 and < {length}, the number of samples, got "
             f"{given[place]} at place {place}; leave out what is not there"
         )
-        raise SpecError(message)
     chosen = given.astype(np.int64)
     chosen.flags.writeable = False
     return chosen

@@ -63,8 +63,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.tail not in get_args(Tail):
-            message = f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
-            raise SpecError(message)
+            raise SpecError(
+                f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
+            )
         timeline = Timeline(
             self.schedule, self.order.epoch_length, drop_last=self.drop_last
         )
@@ -84,16 +85,14 @@ class Plan:
     def batch(self, step: int) -> BatchPlan:
         """Return the batch of the global `step`, counted over epochs from 0."""
         if step < 0:
-            message = f"`step` must be >= 0, got {step}"
-            raise IndexError(message)
+            raise IndexError(f"`step` must be >= 0, got {step}")
         return self.batch_at(*self.timeline.locate(step))
 
     def batch_at(self, epoch: int, batch: int) -> BatchPlan:
         """Return batch number `batch` of `epoch`; `IndexError` if it has fewer."""
         steps = self.timeline.steps_in(epoch)
         if not (0 <= batch < steps and epoch >= 0):
-            message = f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}"
-            raise IndexError(message)
+            raise IndexError(f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}")
         span = self.timeline.span(epoch, batch)
         setting = self._setting(span)
         first, n_rows = self._dealt(span)
@@ -173,11 +172,10 @@ class Plan:
             return self._cursor(cursor.epoch, batch)
         steps = self.timeline.steps_in(cursor.epoch)
         if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
-            message = (
+            raise StateError(
                 f"the state is damaged: no batch of this plan starts at {cursor}; "
                 "load an earlier state"
             )
-            raise StateError(message)
         return cursor
 
     def _cursor(self, epoch: int, batch: int) -> Cursor:
@@ -187,12 +185,11 @@ class Plan:
     def _setting(self, span: Span) -> Setting:
         setting = self.schedule.at(span.place)
         if setting.global_size != span.size:
-            message = (
+            raise SpecError(
                 f"the schedule gives a global size of {setting.global_size} at "
                 f"{span.place} where it had announced {span.size}; "
                 "`next_change` must name every place where `at` changes it"
             )
-            raise SpecError(message)
         return setting
 
     def _dealt(self, span: Span) -> tuple[int, int]:
@@ -227,11 +224,10 @@ def check_sizes(timeline: Timeline, shard: Shard) -> None:
     """Raise `SpecError` where a rank would have no row."""
     for run in timeline.runs:
         if run.size < shard.size:
-            message = (
+            raise SpecError(
                 f"the global batch must be >= {shard.size}, one sample a rank, got "
                 f"{run.size} (in force from epoch {run.epoch}); raise the batch size"
             )
-            raise SpecError(message)
 
 
 def canonical(value: object) -> str:

@@ -29,14 +29,14 @@ class Shard:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            message = f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)"
-            raise SpecError(message)
+            raise SpecError(
+                f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)"
+            )
         if not 0 <= self.rank < self.size:
-            message = (
+            raise SpecError(
                 f"`rank` must be >= 0 and < size={self.size}, got {self.rank}; "
                 "pass the rank within the data-parallel group, not the global one"
             )
-            raise SpecError(message)
 
     @classmethod
     def single(cls) -> Shard:

@@ -58,8 +58,7 @@ class Setting:
             rule = f"`strength` must be >= 0 or None, got {self.strength}"
         else:
             return
-        message = f"{rule}; mend the batch size or the schedule"
-        raise SpecError(message)
+        raise SpecError(f"{rule}; mend the batch size or the schedule")
 
 
 class Place(NamedTuple):
@@ -283,12 +282,11 @@ class Timeline:
     def _run(self, place: Place, batch: int, size: int) -> SettingRun:
         per_epoch = self._count(self.epoch_length, size)
         if per_epoch == 0:
-            message = (
+            raise SpecError(
                 f"an epoch of {self.epoch_length} samples has no batch of {size} "
                 f"(in force from epoch {place.epoch}) with drop_last=True; "
                 "lower the batch size or pass drop_last=False"
             )
-            raise SpecError(message)
         here = self._count(self.epoch_length - place.position, size)
         epoch, position, step, length = place
         return SettingRun(epoch, batch, position, step, size, length, here, per_epoch)
@@ -301,8 +299,7 @@ def check_beyond(change: Change, place: Place) -> None:
     """Raise `SpecError` where a schedule announces a change that is not ahead."""
     now = place.samples if change.unit == "samples" else place.step
     if change.value <= now:
-        message = (
+        raise SpecError(
             f"`next_change` must lie beyond {now} {change.unit}, got {change.value}; "
             "return the next change after `place`, or None where there is none"
         )
-        raise SpecError(message)

@@ -82,9 +82,8 @@ class Awaiting:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # one of the function's own
-            text = (
+            raise TimeoutError(
                 f"{stage} was still waiting for this sample after its `timeout` of "
                 f"{self.timeout_s:g} s, and was cancelled; raise `timeout`, or let the "
                 "function try again on a time limit of its own"
-            )
-            raise TimeoutError(text) from error
+            ) from error
