@@ -409,6 +409,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             executor="process" if workers and not safe else unset,
             thread_safe=safe,
             timeout=(workers and self.timeout) or None,
+            drawn=True,
         )
         context = self.multiprocessing_context
         if context is not None and not isinstance(context, str):

@@ -488,7 +488,8 @@ def order_of(stages: Sequence[Stage]) -> Order:
     """
     source = stages[0]
     assert isinstance(source, SourceStage)
-    order = Order.sequential(ENDLESS if source.iterable else len(source.dataset))
+    endless = source.iterable or source.drawn
+    order = Order.sequential(ENDLESS if endless else len(source.dataset))
     for stage in stages[1:]:
         match stage:
             case SelectStage():

@@ -193,6 +193,8 @@ class SourceStage(PerSample):
     dataset: Any
     iterable: bool = False
     thread_safe: bool | None = None
+    drawn: bool = False
+    """Whether samplers say what is read, be it nothing."""
 
     def __post_init__(self) -> None:
         PerSample.__post_init__(self)
@@ -201,7 +203,7 @@ class SourceStage(PerSample):
             return
         check_kind(self.called, self.executor)
         check(
-            len(self.dataset) > 0,
+            self.drawn or len(self.dataset) > 0,
             f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
             "least one sample",
         )

@@ -349,6 +349,25 @@ def test_set_epoch_of_the_loader_reaches_data_in_workers_that_live_on(
         assert set(batch.tolist()) == {epoch}
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_empty_dataset_gives_an_empty_loop_as_torchs_does(
+    workers: int, *, drop_last: bool
+) -> None:
+    options: Any = {"num_workers": workers, "drop_last": drop_last}
+    loader = DataLoader([], 4, sample_seeding=True, **options)  # type: ignore[var-annotated]
+    assert [list(loader), list(loader)] == [[], []]
+
+
+def test_a_dataset_without_a_length_is_read_by_the_samplers_indices() -> None:
+    class Endless:
+        def __getitem__(self, index: int) -> int:
+            return index * 10
+
+    loader = DataLoader(Endless(), batch_sampler=[[3, 1], [7]], sample_seeding=True)  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in loader] == [[30, 10], [70]]
+
+
 def test_an_empty_batch_is_an_error_that_names_it() -> None:
     loader = DataLoader(Plain(8), batch_sampler=[[1], []], sample_seeding=True)  # type: ignore[arg-type]
     with pytest.raises(ps.SpecError, match="batch 1 of the batch sampler is empty"):

@@ -52,6 +52,51 @@ def test_filtered_batches_are_byte_identical(workers: Kind) -> None:
     assert digests(workers) == digests(WORKERS["inline"])
 
 
+class Flaky:
+    """An iterable whose tenth sample of 40 cannot be had."""
+
+    def __init__(self, *, goes_on: bool) -> None:
+        self.goes_on = goes_on
+
+    def __iter__(self) -> Iterator[int]:
+        def get(n: int) -> int:
+            if n == 10:
+                raise OSError("connection reset")
+            return n
+
+        numbers = map(get, range(40))
+        return numbers if self.goes_on else (n for n in numbers)
+
+
+def test_a_substituted_error_of_an_iterable_ends_no_epoch() -> None:
+    pipe = ps.Pipeline.from_dataset(Flaky(goes_on=True))
+    with pipe.batch(4, on_error="substitute", error_budget=0.1) as pipe:
+        for _ in range(2):
+            seen = [int(n) for batch in pipe for n in batch]
+            assert seen == [n for n in range(40) if n != 10]
+
+
+def test_an_epoch_cut_short_by_an_error_says_so() -> None:
+    pipe = ps.Pipeline.from_dataset(Flaky(goes_on=False))
+    pipe = pipe.batch(4, on_error="substitute", error_budget=0.1)
+    with pipe, pytest.raises(OSError, match="connection reset") as caught:
+        list(pipe)
+    assert "the rest of its epoch would be missing" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_error_of_an_iterable_is_raised_once_and_what_follows_is_torchs(
+    *, goes_on: bool
+) -> None:
+    with ps.Pipeline.from_dataset(Flaky(goes_on=goes_on)).batch(4) as pipe:
+        batches = iter(pipe)
+        assert [next(batches).tolist() for _ in range(2)] == batched(list(range(8)), 4)
+        with pytest.raises(OSError, match="connection reset"):
+            next(batches)
+        rest = [int(n) for batch in batches for n in batch]
+    assert rest[-1:] == ([39] if goes_on else [])
+
+
 def test_a_filter_draws_no_randomness_away_from_those_behind_it() -> None:
     def noise(pipe: ps.Pipeline) -> dict[int, list[float]]:
         with pipe.map(augment).batch(1) as single:

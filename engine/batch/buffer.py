@@ -50,7 +50,8 @@ Lend = Callable[[Layout, int], tuple[Any, Allocate]]
 
 def heap(_: Layout, __: int) -> tuple[None, Allocate]:
     """Lend ordinary memory."""
-    return None, lambda shape, dtype: torch.empty(shape, dtype=dtype)
+    # Whatever torch.set_default_device() says: samples are written by the CPU.
+    return None, lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class Buffers:
         """Make the batch of a flight whose rows are done: runs the user's collate."""
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        failures = sorted(in_flight.failures, key=lambda failure: failure.row)
+        # What cut an iterable short was raised before, unless it was substituted.
+        noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
+        failures = sorted(noted, key=lambda failure: failure.row)
         in_flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
         fatal = self._fatal(failures, plan)
         if fatal is not None:
@@ -112,7 +115,7 @@ class Buffers:
     def _fatal(self, failures: list[Failure], plan: BatchPlan) -> Failure | None:
         """Return the failure that the trainer must be told of, if there is one."""
         for failure in failures:
-            if not isinstance(failure.error, Exception):
+            if failure.cut_short or not isinstance(failure.error, Exception):
                 return failure  # SystemExit and its like are no bad samples
         healthy = self.keep or len(failures) < plan.n_rows
         return None if self.substitute and healthy else next(iter(failures), None)

@@ -8,7 +8,9 @@ or `write` raises `Misfit`), so the bytes, types and errors are torch's in every
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -342,7 +344,7 @@ def block_bytes(layout: Layout, rows: int) -> int:
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nonlocal total
         total += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
 
     layout.open(rows, allocate)
     return total
@@ -392,25 +394,68 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 # What can be told of a sample without knowing what it is: its bytes, its look.
 
 
-def size_of(sample: Any) -> int:
-    """Bytes a sample holds: arrays, tensors, text and bytes; 64 for anything else."""
+SMALL = 64
+"""Bytes that an object counts for which has none to show."""
+MANY = 32
+"""Members of a list that are looked at, evenly spread, to tell the bytes of all."""
+DEEP = 16
+"""Levels that are looked into: an object may hold itself."""
+
+
+def size_of(sample: Any, depth: int = DEEP) -> int:
+    """Bytes a sample holds: arrays, tensors, images, text; also within containers.
+
+    An estimate, in a few microseconds, and without an error whatever the sample is.
+    """
+    if type(sample) in NUMBERS:
+        return SMALL
+    if isinstance(sample, (bytes, bytearray, str)):
+        return len(sample)
+    try:
+        nbytes = _own_bytes(sample)
+        return _bytes_within(sample, depth) if nbytes is None else nbytes
+    except Exception:  # noqa: BLE001 code of the user's object: of no consequence here
+        return SMALL
+
+
+def _own_bytes(sample: Any) -> int | None:
+    """Bytes of what has a size of its own; None for a container, or anything else."""
+    if isinstance(sample, torch.Tensor) and sample.layout is not torch.strided:
+        # The values, and an index for each in every dimension: never too little.
+        per_value = sample.element_size() + 8 * sample.ndim
+        return sample._nnz() * per_value  # noqa: SLF001 there is no public name
     nbytes = getattr(sample, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
-    if isinstance(sample, (bytes, bytearray, str)):
-        return len(sample)
-    if isinstance(sample, (tuple, list)):
-        return sum(map(size_of, sample))
-    if isinstance(sample, dict):
-        return sum(map(size_of, sample.values()))
-    return 64
+    image = sys.modules.get("PIL.Image")
+    if image is not None and isinstance(sample, image.Image):
+        # libImaging/Storage.c: one byte a pixel with one band of 8 bits, else four.
+        bytes_per_pixel = 1 if sample.mode in ("1", "L", "P") else 4
+        return int(math.prod(sample.size) * bytes_per_pixel)
+    return None
+
+
+def _bytes_within(sample: Any, depth: int) -> int:
+    if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
+        members = [getattr(sample, each.name) for each in dataclasses.fields(sample)]
+    elif isinstance(sample, Mapping):
+        members = list(sample.values())
+    elif isinstance(sample, (tuple, list)):
+        members = sample[:: -(-len(sample) // MANY) or 1]  # type: ignore[assignment]
+    else:
+        return SMALL
+    if not members or depth == 0:
+        return 0
+    whole = len(sample) if isinstance(sample, (tuple, list)) else len(members)
+    return sum(size_of(each, depth - 1) for each in members) * whole // len(members)
 
 
 def describe(sample: Any) -> str:
     """Say what a sample is, in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
     shape = getattr(sample, "shape", None)
-    if shape is not None:
-        return f"{str(sample.dtype).removeprefix('torch.')} {list(shape)}"
+    dtype = getattr(sample, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
     if isinstance(sample, (tuple, list)):
         return f"({', '.join(map(describe, sample))})"
     if isinstance(sample, dict):

@@ -1,13 +1,12 @@
 """Stamped batches: what collate gives, with its `.plan` attached.
 
 A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples
-come as subclasses of their type that have one. Anything else keeps its type and gets
-the attribute if it can hold one.
+come as subclasses of their type that have one. Any other object is the user's own:
+nothing is written into it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +56,7 @@ def _without_plan(batch: Any) -> tuple[type, tuple[Any, ...]]:
 
 
 def stamped(data: Any, plan: BatchPlan) -> Any:
-    """Return the batch with its plan attached."""
+    """Return the batch with its plan attached, where it can be."""
     kind = type(data)
     if kind is list:
         data = StampedList(data)
@@ -66,8 +65,10 @@ def stamped(data: Any, plan: BatchPlan) -> Any:
     elif kind is tuple:
         data = StampedTuple(data)
     elif isinstance(data, tuple) and hasattr(kind, "_fields"):
-        data = _with_plan(kind)(*data)
-    with contextlib.suppress(AttributeError):
+        data = tuple.__new__(_with_plan(kind), data)
+    elif not isinstance(data, torch.Tensor):
+        return data
+    if not hasattr(kind, "plan"):  # a field, or an attribute of a tensor's subclass
         data.plan = plan
     return data
 

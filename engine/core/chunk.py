@@ -91,6 +91,8 @@ class Failure:
     """Index into the dataset of the sample in hand."""
     row: int
     """Its row of the batch."""
+    cut_short: bool = False
+    """Whether an iterable gave nothing more after it: nothing can replace the rest."""
 
     def annotated(self, epoch: int, step: int) -> BaseException:
         """Return the exception, with a note that says which sample it was."""

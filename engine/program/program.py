@@ -7,11 +7,12 @@ before the next does; a row whose function raised is set aside and the others go
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any, Protocol
 
 from ...errors import SampleError
@@ -98,13 +99,14 @@ class Work:
         else:
             self.samples = results
 
-    def fail(self, at: int, error: BaseException, stage: str) -> None:
+    def fail(
+        self, at: int, error: BaseException, stage: str, *, cut_short: bool = False
+    ) -> None:
         """Note that the sample `at` (counted within `samples`) raised."""
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several that are one
-        failure = Failure(
-            error, stage, int(self.chunk.indices[offset]), self.chunk.first_row + offset
-        )
+        index, row = int(self.chunk.indices[offset]), self.chunk.first_row + offset
+        failure = Failure(error, stage, index, row, cut_short)
         self.failures = [*(self.failures or ()), failure]
 
     def fail_all(self, error: BaseException, stage: str) -> None:
@@ -244,14 +246,19 @@ class ReadOn:
     """Ask an iterable for its next samples; one worker, in order.
 
     The iterator is opened when the first row of an epoch is wanted and dropped at its
-    end.
+    end. One that raised is asked again, for the next row. A generator cannot go on
+    then, nor can what reads from one: where nothing follows an error, that error is
+    noted for the end, too, lest the rest of the epoch be missing without a word.
     """
 
     stage: str
     dataset: Iterable[Any]
     _epoch: int = -1
+    _ended: bool = False
     _iterator: Iterator[Any] | None = None
     _skip: int = 0
+    _error: BaseException | None = None
+    """What the iterator raised, if it has given nothing since."""
 
     def enter(self, number: int) -> None:
         """There is one worker."""
@@ -260,32 +267,64 @@ class ReadOn:
         """Nothing is on its way."""
 
     def restart(self, skip: int = 0) -> None:
-        """Begin anew with the next row wanted, leaving out the first `skip` samples."""
-        self._epoch, self._iterator, self._skip = -1, None, skip
+        """Begin again with the next row wanted, leaving out the first `skip` rows."""
+        self._epoch, self._iterator, self._error, self._skip = -1, None, None, skip
 
     def run(self, work: Work) -> None:
-        epoch = work.chunk.context.epoch
+        epoch, wanted = work.chunk.context.epoch, len(work.chunk)
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._iterator = islice(self.dataset, self._skip, None)
-            self._skip = 0
-        wanted = len(work.chunk)
+            self._epoch, self._ended = epoch, False
+            self._iterator = self._error = None
         samples: list[Any] = []
-        while self._iterator is not None and len(samples) < wanted:
-            before = len(samples)
-            try:
-                samples.extend(islice(self._iterator, wanted - before))
-            except BaseException as error:  # noqa: BLE001 it is the trainer's
-                work.fail(len(samples), error, self.stage)
-                # A generator that raised is finished, so its epoch is, too.
-                self._iterator = None
-            else:
-                if len(samples) < wanted:
-                    self._iterator = None
-        work.ended = self._iterator is None
-        failed = len(work.failures or ())
-        work.dropped += wanted - len(samples) - failed
-        work.samples, work.offsets = samples, list(range(len(samples)))
+        offsets: list[int] = []
+        at = 0
+        while at < wanted and not self._ended:
+            error = self._read(samples, wanted - at)
+            offsets += range(at, at + len(samples) - len(offsets))
+            at = len(samples) + len(work.failures or ())
+            if error is not None:
+                work.fail(at, error, self.stage, cut_short=self._ended)
+                at += 1
+        work.ended = self._ended
+        work.dropped += wanted - at
+        work.samples, work.offsets = samples, offsets
+
+    def _read(self, samples: list[Any], count: int) -> BaseException | None:
+        """Add `count` samples, or fewer at the end; return the error of the next row.
+
+        `list.extend` keeps what an iterator gave before it raised. The iterator is
+        asked by `next` alone: the `iter` of some begins from the start.
+        """
+        before = len(samples)
+        try:
+            samples.extend(map(next, repeat(self._open(), count)))
+        except BaseException as error:  # noqa: BLE001 it is the trainer's
+            self._error = error
+            return error
+        if len(samples) > before:
+            self._error = None
+        self._ended = len(samples) < before + count
+        if self._ended:
+            self._iterator = None
+        if self._error is not None:
+            self._error.add_note(CUT_SHORT.format(self.stage))
+        return self._error
+
+    def _open(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(())  # it ends here if it cannot be opened
+            self._iterator = iter(self.dataset)
+            left_out, self._skip = self._skip, 0
+            for _ in range(left_out):
+                with contextlib.suppress(Exception):  # it had a row like any other
+                    next(self._iterator, None)
+        return self._iterator
+
+
+CUT_SHORT = (
+    "penstock: {} gave nothing more after this error, so the rest of its epoch would be"
+    " missing; let its iterator go on after an error (a generator cannot)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,14 +398,15 @@ class Filter(Calling):
 
     def finish(self, work: Work, results: Work) -> None:
         """Keep the samples whose answer is yes."""
+        answers = results.samples
+        apply(results, self.stage, map(bool, answers), len(answers))
         failed = {failure.row for failure in results.failures or ()}
         work.failures = [*(work.failures or ()), *(results.failures or ())]
         results.failures = None
         if failed:
             work.keep(work.samples, [row not in failed for row in work.rows()])
-        kept = [bool(flag) for flag in results.samples]
-        work.dropped += kept.count(False)
-        work.keep(work.samples, kept)
+        work.dropped += results.samples.count(False)
+        work.keep(work.samples, results.samples)
 
 
 def timed(operation: Operation, work: Work) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class CudaBus:
             tensor.record_stream(current)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()

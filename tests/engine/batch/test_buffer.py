@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import default_collate
 
 from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, donors, heap
@@ -17,6 +21,22 @@ from penstock.engine.batch.layout import Layout, describe, size_of
 from penstock.engine.core.chunk import Failure, InFlightBatch
 from support.core_script import Script
 from support.samples import assert_same
+
+
+@dataclass
+class Boxed:
+    """A sample of the user's own making."""
+
+    image: Any
+    name: str
+
+
+class Refusing:
+    """Raises at a look."""
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("not for you")
 
 
 def finish(
@@ -184,6 +204,13 @@ def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
         (1, 64),
         (object(), 64),
         ([], 0),
+        (Boxed(np.zeros(3), "ab"), 26),
+        (UserDict(a=np.zeros(3)), 24),
+        (Image.new("RGB", (10, 20)), 800),
+        (Image.new("L", (10, 20)), 200),
+        (torch.eye(3).to_sparse(), 3 * (4 + 16)),
+        (Refusing(), 64),
+        (["abc"] * 1000, 3000),
     ],
     ids=lambda value: type(value).__name__ if type(value) is object else repr(value),
 )
@@ -191,6 +218,38 @@ def test_the_bytes_of_a_sample_are_those_of_its_arrays_and_texts(
     sample: Any, nbytes: int
 ) -> None:
     assert size_of(sample) == nbytes
+
+
+def test_what_holds_itself_has_a_size() -> None:
+    knot: list[Any] = [np.zeros(1)]
+    knot.append(knot)
+    assert size_of(knot) > 0
+
+
+def test_a_long_list_is_not_looked_through() -> None:
+    looked = 0
+
+    class Counted(UserDict[str, int]):
+        def values(self) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().values()
+
+    assert size_of([Counted(a=1)] * 6400) == 6400 * 64
+    assert looked <= 64
+
+
+@pytest.mark.parametrize("sample", [np.ones(3), 1.5, torch.ones(2)], ids=repr)
+def test_a_batch_lies_in_host_memory_whatever_torchs_default_device(
+    sample: Any,
+) -> None:
+    with torch.device("meta"):
+        batch = data_of(finish(buffers(), [sample, sample]))
+    assert_same(batch, default_collate([sample, sample]))
+
+
+def test_a_sample_with_a_shape_and_no_dtype_is_described() -> None:
+    assert describe(SimpleNamespace(shape=(1, 2))) == "SimpleNamespace"
 
 
 def test_a_sample_is_described_by_dtype_and_shape() -> None:

@@ -28,11 +28,37 @@ class Labelled(NamedTuple):
 class Holder:
     """What a collate_fn of the user's may return."""
 
+    plan = "mine"
+
+
+class KeysAsAttributes(dict[str, Any]):
+    """As EasyDict, Munch and ml_collections have it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class Strict:
+    """As pydantic's models: no attribute that is not a field."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ValueError(name)
+
+
+class Planned(NamedTuple):
+    """A sample with a plan of its own."""
+
+    plan: Any
+
+
+class Boxes(torch.Tensor):
+    """A tensor with a plan of its own."""
+
+    plan = "mine"
+
 
 @pytest.mark.parametrize(
-    "data",
-    [[1, 2], (1, 2), {"a": 1}, Labelled(1, 2), OrderedDict(a=1), [], ()],
-    ids=repr,
+    "data", [[1, 2], (1, 2), {"a": 1}, Labelled(1, 2), [], ()], ids=repr
 )
 def test_containers_come_as_their_own_kind_with_a_plan(data: Any) -> None:
     batch = stamped(data, PLAN)
@@ -49,8 +75,30 @@ def test_a_tensor_gets_an_attribute_and_is_not_copied() -> None:
     assert not hasattr(batch.to(torch.float64), "plan")
 
 
-def test_an_object_of_the_users_gets_an_attribute() -> None:
-    assert stamped(Holder(), PLAN).plan is PLAN
+@pytest.mark.parametrize(
+    "data",
+    [Holder(), KeysAsAttributes(a=1), OrderedDict(a=1), Strict()],
+    ids=lambda data: type(data).__name__,
+)
+def test_nothing_is_written_into_an_object_of_the_users(data: Any) -> None:
+    before = dict(vars(data)), dict(data) if isinstance(data, dict) else None
+    assert stamped(data, PLAN) is data
+    assert (dict(vars(data)), dict(data) if before[1] else None) == before
+
+
+@pytest.mark.parametrize(
+    "data", [Planned("mine"), torch.zeros(1).as_subclass(Boxes)], ids=["field", "class"]
+)
+def test_a_plan_of_the_users_is_left_as_it_is(data: Any) -> None:
+    assert stamped(data, PLAN).plan == "mine"
+
+
+def test_a_namedtuple_is_made_without_a_call_of_its_own_constructor() -> None:
+    class Checked(Labelled):
+        def __new__(cls, image: Any) -> Any:
+            return super().__new__(cls, image, 0)
+
+    assert stamped(Checked(1), PLAN) == (1, 0)
 
 
 @pytest.mark.parametrize("data", [5, "text", np.zeros(2), None], ids=repr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.chunk import Chunk, Outcome
+from penstock.engine.core.chunk import Chunk, Failure, Outcome
 from penstock.engine.plan import Context
 from penstock.engine.program.program import (
     Filter,
@@ -263,7 +263,7 @@ class Stream:
             yield n
 
 
-def reader(stream: Stream) -> Callable[..., Outcome]:
+def reader(stream: Iterable[int]) -> Callable[..., Outcome]:
     """Return a function that reads `rows` more of an epoch."""
     operation = ReadOn("Dataset(ID:0) stream", stream)
     program = Program((operation,), places=False)
@@ -297,13 +297,101 @@ def test_an_iterable_is_opened_anew_for_each_epoch() -> None:
     assert stream.opened == 3
 
 
-def test_an_iterable_that_raises_ends_its_epoch_with_the_error() -> None:
+def test_a_generator_that_raises_ends_its_epoch_with_the_error() -> None:
     more = reader(Stream(9, breaks_at=2))
     outcome = more(5)
     assert outcome.outputs == [0, 1]
+    first, last = outcome.failures
+    assert (first.row, type(first.error), first.cut_short) == (2, OSError, False)
+    assert (last.row, last.error, last.cut_short) == (3, first.error, True)
+    assert "gave nothing more after this error" in last.error.__notes__[-1]
+    assert (outcome.ended, outcome.dropped) == (True, 1)
+
+
+def test_a_generator_that_raises_at_the_end_of_a_lease_is_cut_short_in_the_next() -> (
+    None
+):
+    more = reader(Stream(9, breaks_at=2))
+    (failure,) = more(3).failures
+    later = more(3)
+    assert [each.error for each in later.failures] == [failure.error]
+    assert (later.failures[0].cut_short, later.ended) == (True, True)
+
+
+class GoingOn:
+    """Raises for some samples and goes on, as a connection may; `iter` begins anew."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = -1
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at == 9:
+            raise StopIteration
+        if self.at in self.bad:
+            raise OSError(self.at)
+        return self.at
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 20])
+@pytest.mark.parametrize("bad", [{0}, {4}, {3, 4, 7}], ids=repr)
+def test_an_iterator_that_raised_is_asked_for_the_next_row(
+    rows: int, bad: set[int]
+) -> None:
+    more = reader(GoingOn(bad))
+    outputs: list[int] = []
+    failed: list[Failure] = []
+    while not (outcome := more(rows)).ended:
+        assert outcome.dropped == 0
+        outputs += outcome.outputs or []
+        failed += outcome.failures
+    outputs += outcome.outputs or []
+    failed += outcome.failures
+    assert outputs == [n for n in range(9) if n not in bad]
+    assert [failure.error.args for failure in failed] == [(n,) for n in sorted(bad)]
+    assert not any(failure.cut_short for failure in failed)
+
+
+def test_the_samples_around_one_that_raised_keep_their_rows() -> None:
+    outcome = reader(GoingOn({1}))(4)
+    assert (outcome.outputs, outcome.offsets) == ([0, 2, 3], [0, 2, 3])
+
+
+def test_a_place_is_counted_in_rows_also_in_those_that_raised() -> None:
+    more = reader(GoingOn({1}))
+    more.__dict__["operation"].restart(4)
+    assert more(2).outputs == [4, 5]
+
+
+class Closed:
+    def __iter__(self) -> Iterator[int]:
+        raise PermissionError
+
+
+def test_an_iterable_that_cannot_be_opened_fails_with_its_error() -> None:
+    first, last = reader(Closed())(3).failures
+    assert (first.row, type(first.error), first.cut_short) == (
+        0,
+        PermissionError,
+        False,
+    )
+    assert last.cut_short
+
+
+@pytest.mark.parametrize("bad", [0, 2, 3])
+def test_an_answer_without_a_truth_value_fails_its_row_alone(bad: int) -> None:
+    def predicate(n: int) -> Any:
+        return np.zeros(2) if n == bad else n % 2 == 0
+
+    outcome = run(read(), Filter("Filter(ID:1) f", predicate))
     (failure,) = outcome.failures
-    assert (failure.row, type(failure.error)) == (2, OSError)
-    assert (outcome.ended, outcome.dropped) == (True, 2)
+    assert (failure.index, type(failure.error)) == (bad, ValueError)
+    assert outcome.outputs == [n for n in (0, 2) if n != bad]
+    assert outcome.dropped == 4 - 1 - len(outcome.outputs)
 
 
 def test_an_iterable_resumes_by_leaving_out_what_was_had() -> None:
