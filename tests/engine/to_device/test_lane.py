@@ -286,8 +286,8 @@ def test_where_there_is_no_cuda_device_nothing_of_it_is_loaded(device: str) -> N
         f"pipe = ps.Pipeline.from_dataset(range(8)).batch(4).to_device({device!r});"
         "assert len(list(pipe)) == 2; pipe.close();"
         "assert threading.active_count() == 1, threading.enumerate();"
-        "print(*(n for n in sys.modules if n.startswith('penstock.engine.to_device.')))"
+        "print(*(n for n in sys.modules if n.startswith('penstock.engine.to_dev')))"
     )
     command = [sys.executable, "-P", "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["penstock.engine.to_device.device"]
+    assert told.stdout.split() == []
