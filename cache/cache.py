@@ -27,6 +27,7 @@ from .tiers import Claim, Claims, Found, Here, Opening
 
 __all__ = [
     "REPEATED",
+    "REPEATED_DRAWS",
     "Cache",
     "Lookup",
     "RandomUpstreamError",
@@ -36,6 +37,8 @@ __all__ = [
 
 REPEATED = 3
 """Samples that are computed twice, to see whether that makes a difference."""
+REPEATED_DRAWS = 64
+"""The same where the code reaches a generator: one call in ten may be random."""
 
 
 class RandomUpstreamError(ValueError):
@@ -144,8 +147,9 @@ class Lookup:
         here = self._here
         if self._claim is None or here.sure:
             return False
-        enough = here.counters.total("repeated") >= REPEATED
-        here.sure = enough or here.records(self.key[:8]) >= REPEATED
+        wanted = here.opening.repeated
+        enough = here.counters.total("repeated") >= wanted
+        here.sure = enough or here.records(self.key[:8]) >= wanted
         return not here.sure
 
     def _compare(self, found: Found, made: Any) -> None:

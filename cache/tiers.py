@@ -177,6 +177,8 @@ class Opening:
     """How many there are."""
     disk: Path | None
     disk_limit: int | None
+    repeated: int = 3
+    """Samples that are computed twice, to see whether that makes a difference."""
 
     @property
     def folder(self) -> Path | None:

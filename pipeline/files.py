@@ -70,6 +70,26 @@ class Store:
         """Whether it can be read in an event loop. A chain of file systems cannot."""
         return "::" not in self.url and bool(self.kind().async_impl)
 
+    def place(self) -> list[Any]:
+        """Return what tells it from other stores: host, account, ref; archive; options.
+
+        An archive on this machine is told by path, size and time of change.
+        """
+        from fsspec.utils import get_protocol
+
+        from ..cache.fingerprint.key import file_fingerprints
+
+        first, _, archive = self.url.partition("::")
+        found = [self.protocol, dict(self.options), archive]
+        found.append(self.kind()._get_kwargs_from_urls(first))  # noqa: SLF001 see _plain
+        last = archive.rpartition("::")[2]
+        if last and get_protocol(last) in ("file", "local"):
+            from fsspec.implementations.local import LocalFileSystem
+
+            path = str(LocalFileSystem._strip_protocol(last))  # noqa: SLF001 see _plain
+            found.append(file_fingerprints([path]))
+        return found
+
     def open(self) -> Any:
         """Return fsspec's instance; it shares one where that is safe for threads."""
         from fsspec.core import url_to_fs
@@ -133,14 +153,14 @@ class Files:
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`.
 
         Files of this machine are told by path, size and time of change; those of a
-        store by their URL alone: to look at each would take a request.
+        store by their URL alone: to look at each would take a request. Those of an
+        archive by it, too.
         """
         from ..cache.fingerprint.key import file_fingerprints, url_fingerprints
 
         if self.store.protocol in ("file", "local"):
             return file_fingerprints(self.paths, labels=self.labels)
-        place = f"{self.store.protocol}:{sorted(self.store.options.items())!r}"
-        return url_fingerprints(self.paths, place, labels=self.labels)
+        return url_fingerprints(self.paths, self.store.place(), labels=self.labels)
 
     def _here(self) -> Any:
         process, files = getattr(self._local, "opened", (None, None))

@@ -86,7 +86,7 @@ class Folder(Sequence[tuple[bytes, int]]):
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
         from ..cache.fingerprint.key import file_fingerprints
 
-        return file_fingerprints(self.paths, root=self.root, labels=self.labels)
+        return file_fingerprints(self.paths, labels=self.labels)
 
     def __repr__(self) -> str:
         return (

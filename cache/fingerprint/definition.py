@@ -1,82 +1,50 @@
-"""Functions and classes: whose they are, what their code does, and what it names.
+"""Whose a definition is, where it stands, and what its source reaches by name.
 
-What stands in site-packages or came with Python is a library's, and its version tells
-it from others. All else is the user's own (an editable install, too: its code changes
-and its version does not), and its code must be looked at.
+What stands in site-packages or came with Python is a library's, and versions tell it
+from others. All else is the user's own (an editable install, too: its code changes and
+its version does not).
 """
 
 from __future__ import annotations
 
-import dis
+import ast
 import importlib.metadata
 import importlib.util
+import linecache
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache, lru_cache
-from itertools import chain, zip_longest
-from types import (
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
 __all__ = [
     "PYTHON",
+    "Library",
+    "Reader",
     "address",
-    "attributes",
-    "binary",
-    "defaults",
-    "has_c_state",
-    "is_static",
-    "loaded",
     "module_name",
-    "named_by",
-    "own_attributes",
+    "names_of",
+    "reached",
     "release",
-    "steps",
+    "source_of",
 ]
 
 PYTHON = "python {}.{}".format(*sys.version_info)
-"""Whose byte code it is: that of each minor version is its own."""
+"""Of the minor version: a patch release changes no byte code."""
 
 INSTALLED = ("/site-packages/", "/dist-packages/")
-GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
-KIND_OF_CODE = 0x3FF
-"""Flags of a code's kind: varargs, generator, coroutine; above them stand futures."""
-
 OF_A_MODULE = frozenset(("__builtins__", "__file__", *vars(ModuleType("any"))))
 """Globals that say where a module is, and not what it does."""
-
-HEAP_TYPE = 1 << 9
-"""The flag of a class made at run time (Py_TPFLAGS_HEAPTYPE), as all in Python are."""
-
-NO_PART = frozenset(
-    (
-        "__annotate__",
-        "__annotate_func__",
-        "__annotations__",
-        "__annotations_cache__",
-        "__classdictcell__",
-        "__dataclass_fields__",  # what they do stands in the methods made of them
-        "__dataclass_params__",
-        "__doc__",
-        "__firstlineno__",
-        "__module__",
-        "__penstock_fingerprint__",  # what they return counts
-        "__qualname__",
-        "__static_attributes__",  # in the order of a set
-        "sample_fingerprints",
-    )
-)
-"""Attributes of a class that say nothing of what it does, or nothing stable."""
+DYNAMIC = frozenset(("eval", "exec", "globals"))
+"""Built-in functions that reach a module's globals without naming them."""
+DECODERS = ("numpy", "pillow", "simplejpeg", "torch")
+"""What our own operators give other results with, when it is another version."""
+Tail = tuple[str, ...]
 
 
 def module_name(value: Any) -> str:
@@ -86,11 +54,6 @@ def module_name(value: Any) -> str:
         name = getattr(getattr(value, "__self__", None), "__module__", None)
     # a spawned process runs the main script under a name of its own
     return "__main__" if name == "__mp_main__" else str(name or "")
-
-
-def loaded(name: str) -> ModuleType | None:
-    """Return a module, if it is loaded."""
-    return sys.modules.get(name)
 
 
 def address(value: Any) -> tuple[str, str] | None:
@@ -108,22 +71,18 @@ def address(value: Any) -> tuple[str, str] | None:
     return (module, name) if found is value else None
 
 
-def release(module: str) -> str | None:
-    """Return the version of the library a module is of; None: it is the user's own."""
-    return top_release(module.partition(".")[0])
-
-
 @cache
-def top_release(top: str) -> str | None:
-    """Return the version of a top-level package, found without importing it."""
+def release(module: str) -> str | None:
+    """Return the versions behind a library's module; None: it is the user's own."""
+    top = module.partition(".")[0]
     place = location(top)
-    if place in ("built-in", "frozen"):
-        return PYTHON
     if any(folder in place for folder in INSTALLED):
-        return version(top)
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
-    own = tuple(folder.replace("\\", "/") + "/" for folder in folders)
-    return PYTHON if place.startswith(own) else None
+        names = packages().get(top, ())
+        return versions(names) if names else digest_of_file(module, place)
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    own = tuple(path.replace("\\", "/") + "/" for path in paths)
+    is_python = place in ("built-in", "frozen") or place.startswith(own)
+    return PYTHON if is_python else None
 
 
 def location(top: str) -> str:
@@ -140,193 +99,206 @@ def location(top: str) -> str:
     return place.replace("\\", "/")
 
 
-def version(top: str) -> str | None:
-    """Return the version that the distribution of an installed package has."""
+@cache
+def packages() -> dict[str, list[str]]:
+    """Return the distributions by the packages that they hold."""
+    return dict(importlib.metadata.packages_distributions())
+
+
+def versions(names: Iterator[str] | list[str]) -> str:
+    """Return the versions of distributions and of all that they require."""
+    found: dict[str, str] = {}
+    waiting = [re.sub("[-_.]+", "-", name).lower() for name in names]
+    while waiting:
+        name = waiting.pop()
+        try:
+            one = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        # where it came from: one version of a repository may be many commits
+        found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
+        required = [each for each in one.requires or () if "extra ==" not in each]
+        wanted = DECODERS if name == "penstock" else map(bare_name, required)
+        waiting += set(wanted) - found.keys()
+    return repr(sorted(found.items()))
+
+
+def bare_name(requirement: str) -> str:
+    """Return the name in a requirement, as in `numpy` of `numpy>=2; python_version`."""
+    name = re.match(r"[\w.-]*", requirement)
+    return re.sub("[-_.]+", "-", name[0] if name else "").lower()
+
+
+def digest_of_file(module: str, place: str) -> str:
+    """Return the digest of a module that belongs to no distribution."""
     try:
-        return importlib.metadata.version(top)
-    except importlib.metadata.PackageNotFoundError:
-        names = distributions().get(top, ())
-    if names:
-        return importlib.metadata.version(names[0])
-    said = getattr(sys.modules.get(top), "__version__", None)
-    return None if said is None else str(said)
-
-
-@cache
-def binary(module: str) -> str:
-    """Return the digest of a module's file, for one that has no version; or ""."""
-    file = getattr(loaded(module), "__file__", None)
-    if not file:
+        file = getattr(sys.modules.get(module), "__file__", None) or place
+        with open(file, "rb") as opened:
+            return xxh3_128_hexdigest(opened.read())
+    except OSError:
         return ""
-    with open(file, "rb") as opened:
-        return xxh3_128_hexdigest(opened.read())
 
 
-@cache
-def distributions() -> Mapping[str, list[str]]:
-    """Return the distributions by the packages they hold."""
-    return importlib.metadata.packages_distributions()
+@lru_cache(256)
+def definitions(text: str) -> dict[str, list[Any]]:
+    """Return the definitions in a module's source, by their qualified names."""
+    found: dict[str, list[Any]] = defaultdict(list)
+
+    def look(parent: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(parent):
+            inner = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                name = prefix + getattr(child, "name", "<lambda>")
+                found[name].append(child)
+                inner = f"{name}.<locals>."
+            elif isinstance(child, ast.ClassDef):
+                inner = f"{prefix}{child.name}."
+            look(child, inner)
+
+    try:
+        look(ast.parse(text), "")
+    except SyntaxError:  # another file lies there by now
+        return {}
+    return found
 
 
-def steps(code: CodeType) -> tuple[str, list[Any]]:
-    """Return what a code does, as text, and the constants it does it with.
+def source_of(code: CodeType, space: dict[str, Any]) -> list[Any]:
+    """Return what the source has by the name of a code; several where lambdas share it.
 
-    Constants stand in the order of their use, so that docstrings, which nothing
-    uses, are not among them and shift none. Names of files, of the code, and line
-    numbers are left out.
+    Cells of notebooks and the main script are found as tracebacks find them.
     """
-    found = [e for e in dis.get_instructions(code) if e.opname != "EXTENDED_ARG"]
-    lines, constants = [], []
-    for each, after in zip_longest(found, found[1:]):
-        if after and after.opname == "STORE_NAME" and after.argval in NO_PART:
-            continue  # the docstring or line of a class in a function
-        if each.opcode in dis.hasconst:
-            constants.append(each.argval)
-        lines.append((each.opname, None if each.opcode in dis.hasconst else each.arg))
-    shape = (
-        PYTHON,
-        lines,
-        code.co_flags & KIND_OF_CODE,
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
-        (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
-        code.co_exceptiontable,
-    )
-    return repr(shape), constants
+    text = "".join(linecache.getlines(code.co_filename, space))
+    found = definitions(text).get(code.co_qualname, [])
+    return [each for each in found if first_line(each) == code.co_firstlineno] or found
 
 
-def named_by(function: FunctionType) -> dict[str, Any]:
-    """Return what a function's code, and code in it, takes from its module by name.
+def first_line(definition: Any) -> int:
+    """Return the line that a definition starts at, decorators included."""
+    starts = [definition, *getattr(definition, "decorator_list", ())]
+    return min(int(each.lineno) for each in starts)
 
-    `tools.resize` of a module `tools` of the user's own is `resize` in it: what it
-    leads to counts, not the whole module. What is not there (yet) is left out.
+
+class Reader(ast.NodeVisitor):
+    """Reads source for the names in it, and what is asked of each: `c.SIZE`."""
+
+    def __init__(self, definitions: list[ast.AST]) -> None:
+        self.tails: defaultdict[str, set[Tail]] = defaultdict(set)
+        """By name: attributes that are taken of it; () where it is used as it is."""
+        self.imports: list[tuple[str, str, str | None]] = []
+        """Of imports in functions: the name given, the module, and what of it."""
+        self.words: set[str] = set()
+        """Attributes and texts."""
+        self.imports_unknown = False
+        """Whether it imports by a name that is made as it runs."""
+        for each in definitions:
+            self.visit(each)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Note a name."""
+        self.tails[node.id].add(())
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Note a name and the attributes that follow it."""
+        tail: Tail = ()
+        inner: ast.expr = node
+        while isinstance(inner, ast.Attribute):
+            tail, inner = (inner.attr, *tail), inner.value
+        self.words.update(tail)
+        if isinstance(inner, ast.Name):
+            self.tails[inner.id].add(tail)
+        else:
+            self.visit(inner)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Note a text, which may be the name of an attribute."""
+        if isinstance(node.value, str):
+            self.words.add(node.value)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Note modules; `import a.b` gives the name `a`."""
+        for each in node.names:
+            name = each.asname or each.name.partition(".")[0]
+            self.imports.append((name, each.name, None))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Note what is taken of a module."""
+        module = "." * node.level + (node.module or "")
+        names = ((each.asname or each.name, module, each.name) for each in node.names)
+        self.imports.extend(names)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Note modules that are imported by a function."""
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+        if called in ("__import__", "import_module"):
+            match node.args[:1]:
+                case [ast.Constant(str(name))]:
+                    self.imports.append(("", name, None))
+                case _:
+                    self.imports_unknown = True
+        self.generic_visit(node)
+
+
+def reached(function: FunctionType, reader: Reader) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a function's code finds in modules, and what they are.
+
+    Of a user's module whose attributes are named, as in `c.SIZE`, that is these; else
+    the module as a whole, as for all that its code names where there is no source.
+    What is not there (yet) is left out.
     """
-    codes = nested(function.__code__)
-    return dict(chain.from_iterable(map(CodeReader(function.__globals__).read, codes)))
+    space, names = function.__globals__, set(names_of(function.__code__))
+    for name in sorted(names & space.keys() - OF_A_MODULE):
+        if name in reader.tails or name not in reader.words:
+            for tail in sorted(reader.tails.get(name, {()})):
+                yield followed(name, space[name], tail)
+    if names & DYNAMIC - space.keys():
+        yield "the module", sys.modules.get(str(space.get("__name__")))
+    for name, module, part in reader.imports:
+        tails = reader.tails.get(name, {()})
+        found = imported(module, part, str(space.get("__package__") or ""))
+        if "." in module and part is None and name == module.partition(".")[0]:
+            found = sys.modules.get(name, found)
+        for tail in sorted(tails):
+            yield followed(name, found, tail)
 
 
-def defaults(function: FunctionType) -> dict[str, Any]:
-    """Return the defaults of a function's parameters, by their names."""
-    code, values = function.__code__, function.__defaults__ or ()
-    last = code.co_varnames[: code.co_argcount][code.co_argcount - len(values) :]
-    return {**dict(zip(last, values, strict=True)), **(function.__kwdefaults__ or {})}
-
-
-def nested(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code and those of the functions and classes in it."""
-    yield code
+def names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in a code and those in it."""
+    yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from nested(constant)
+            yield from names_of(constant)
 
 
-class CodeReader:
-    """Reads a code for what it names: a global, the attribute of a module, an import.
+class Library(str):
+    """The full name of what a library has, as in `numpy.random.rand`."""
 
-    A name is followed by loads of its attributes, one instruction each.
-    """
-
-    def __init__(self, space: Mapping[str, Any]) -> None:
-        self._space = space
-        self._imported: ModuleType | None = None
-
-    def read(self, code: CodeType) -> Iterator[tuple[str, Any]]:
-        """Yield names and what they are now."""
-        followed: tuple[str, Any] | None = None
-        before: list[Any] = [0, None]  # of an import: its level, and names after `from`
-        for each in dis.get_instructions(code):
-            if each.opname in ATTRIBUTE and followed and is_own(followed[1]):
-                name, module = followed
-                followed = self._attribute(name, module, each.argval)
-                continue
-            if followed:
-                yield followed
-            followed = self._start(each, before)
-            before = [before[-1], each.argval]
-
-    def _start(
-        self, each: dis.Instruction, before: list[Any]
-    ) -> tuple[str, Any] | None:
-        if each.opname in GLOBAL and each.argval in self._space:
-            is_place = each.argval in OF_A_MODULE
-            return None if is_place else (each.argval, self._space[each.argval])
-        if each.opname == "IMPORT_NAME":
-            self._imported = self._module(each.argval, before[0] or 0)
-            bare = self._imported is not None and not before[1]
-            return (f"import {each.argval}", self._imported) if bare else None
-        if each.opname == "IMPORT_FROM" and self._imported is not None:
-            name = self._imported.__name__
-            return self._attribute(name, self._imported, each.argval)
-        return None
-
-    def _attribute(
-        self, path: str, module: ModuleType, name: str
-    ) -> tuple[str, Any] | None:
-        value = getattr(module, name, self)
-        return None if value is self else (f"{path}.{name}", value)
-
-    def _module(self, name: str, level: int) -> ModuleType | None:
-        """Return a module of the user's own, imported as the code would."""
-        package = str(self._space.get("__package__") or "")
-        try:
-            full = importlib.util.resolve_name("." * level + name, package)
-            own = release(full) is None
-            return importlib.import_module(full) if own else None
-        except Exception:  # noqa: BLE001 - it fails when it runs, or is caught there
-            return None
+    __slots__ = ()
 
 
-def is_own(value: Any) -> bool:
-    """Whether it is a module of the user's own."""
-    return isinstance(value, ModuleType) and release(value.__name__) is None
+def imported(module: str, part: str | None, package: str) -> Any:
+    """Return a module, or what it has by a name."""
+    try:
+        full = importlib.util.resolve_name(module, package)
+        if release(full) is not None:
+            return Library(f"{full}.{part or ''}")
+        found = importlib.import_module(full)
+        if part is None or part == "*":
+            return found
+        if not hasattr(found, part):
+            return importlib.import_module(f"{full}.{part}")
+        return getattr(found, part)
+    except Exception:  # noqa: BLE001 - it fails when it runs, or is caught there
+        return f"{module} cannot be imported"
 
 
-def own_attributes(owner: type | ModuleType) -> dict[str, Any]:
-    """Return what makes a class or module: functions, classes, of a class values too.
-
-    Of a module those that are defined in it.
-    """
-    if isinstance(owner, ModuleType):
-        kinds, name = (FunctionType, type), owner.__name__
-        found = vars(owner).items()
-        return {k: v for k, v in found if isinstance(v, kinds) and v.__module__ == name}
-    return {
-        name: value
-        for name, value in vars(owner).items()
-        if name not in NO_PART
-        and not name.startswith("_abc_")
-        and not isinstance(value, MemberDescriptorType | GetSetDescriptorType)
-        and type(value).__name__ != "_tuplegetter"  # a namedtuple's, for `_fields`
-    }
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """Return what an object holds in its `__dict__` and slots."""
-    found = dict(getattr(value, "__dict__", ()))
-    for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            is_private = name.startswith("__") and not name.endswith("__")
-            full = f"_{owner.__name__.lstrip('_')}{name}" if is_private else name
-            if full not in ("__dict__", "__weakref__") and hasattr(value, full):
-                found[full] = getattr(value, full)
-    return {k: v for k, v in found.items() if not str(k).startswith("_abc_")}
-
-
-@lru_cache(1024)
-def has_c_state(kind: type) -> bool:
-    """Whether objects of a class hold what neither `__dict__` nor slots show.
-
-    A class written in Python that adds to none but `object` has one or the other; of a
-    class written in C, and of all that build on it, no more is known.
-    """
-    first = kind
-    while first.__base__ not in (None, object):
-        first = first.__base__
-    if first in (object, SimpleNamespace):
-        return False
-    return is_static(first) or not {"__dict__", "__slots__"} & set(vars(first))
-
-
-def is_static(kind: type) -> bool:
-    """Whether a class was compiled as a whole: none in Python is."""
-    return not kind.__flags__ & HEAP_TYPE
+def followed(name: str, value: Any, tail: Tail) -> tuple[str, Any]:
+    """Return what the attributes of a module lead to, and what it is called."""
+    for at, part in enumerate(tail):
+        if not isinstance(value, ModuleType):
+            break
+        if release(value.__name__) is not None:
+            return name, Library(".".join((value.__name__, *tail[at:])))
+        if not hasattr(value, part):
+            break
+        name, value = f"{name}.{part}", getattr(value, part)
+    return name, value

@@ -1,28 +1,68 @@
 """A digest of what a value is: the same in every process and on every machine.
 
 Two values have one digest if they are of the same type and hold the same; two functions
-if their code does the same with the same constants, defaults, closures and globals.
+if their code is the same, and all that it reaches by name or is bound to. Whatever has
+no rule here is digested by what it is copied by (`__reduce_ex__`).
 """
 
 from __future__ import annotations
 
+import ast
+import copyreg
 import functools
+import inspect
+import sys
 import types
-from enum import Enum
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+from xxhash import xxh3_128_digest
+
 from . import definition
-from .definition import address, module_name, release
-from .values import NAMED, VALUES, content, described, parts, shown
-from .walk import Rule, Undigestible, Walk, leaf, node
+from .definition import PYTHON, Library, Reader, address, module_name, release
+from .walk import (
+    Rule,
+    Undigestible,
+    Walk,
+    leaf,
+    mapping,
+    node,
+    pairs,
+    sequence,
+    unordered,
+)
 
 __all__ = [
     "Undigestible",
+    "begun",
     "digest",
+    "rule_of",
     "said_fingerprint",
 ]
 
 SAID = "__penstock_fingerprint__"
+NO_PART = frozenset(
+    (
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations__",  # they stand in the source
+        "__annotations_cache__",
+        "__classdictcell__",
+        "__dataclass_fields__",  # what they do stands in the methods made of them
+        "__dataclass_params__",
+        "__firstlineno__",
+        "__module__",
+        SAID,  # what it returns counts
+        "__qualname__",
+        "__slotnames__",  # what copying looked up
+        "__static_attributes__",  # in the order of a set
+        "sample_fingerprints",
+    )
+)
+"""Attributes of a class that say nothing of what it does, or nothing stable."""
 
 
 def digest(value: Any, name: str) -> bytes:
@@ -36,9 +76,13 @@ def digest(value: Any, name: str) -> bytes:
 
     Raises:
         Undigestible: it holds what has no meaning in another run: an open file, a lock,
-            a generator, what code in C keeps to itself.
+            a generator, what code in C keeps to itself; or it is nested too deeply.
     """
-    walk = Walk(name, rule_of)
+    return begun(value, Walk(name, rule_of))
+
+
+def begun(value: Any, walk: Walk) -> bytes:
+    """Return the digest of a value; the walk says afterwards what it came by."""
     try:
         return walk.root(value)
     except RecursionError:
@@ -57,7 +101,7 @@ def said_fingerprint(value: Any) -> bytes | None:
     kind: type = type(value)
     if isinstance(value, type):
         return None
-    if not (says(kind) or SAID in getattr(value, "__dict__", {})):
+    if inspect.getattr_static(value, SAID, None) is None:
         is_face = module_name(kind).partition(".")[0] == "datasets"
         said = getattr(value, "_fingerprint", None) if is_face else None
         return said.encode() if isinstance(said, str) else None
@@ -71,22 +115,24 @@ def said_fingerprint(value: Any) -> bytes | None:
     return said.encode() if isinstance(said, str) else said
 
 
-@functools.lru_cache(1024)
-def says(kind: type) -> bool:
-    """Whether objects of a class have a fingerprint by it."""
-    return any(SAID in vars(owner) for owner in kind.__mro__)
+# Libraries
 
 
-def place(module: str, name: str) -> bytes:
-    """Return the digest of what a library has by a name."""
-    version = release(module) or definition.binary(module)
-    return leaf("library", f"{module}:{name} of {version}")
+def library(walk: Walk, name: str) -> bytes:
+    """By its full name and the versions behind it."""
+    walk.libraries.add(name)
+    return leaf("library", f"{name} of {release(name)}")
 
 
-def in_library(value: Any) -> bytes | None:
+def in_library(walk: Walk, value: Any) -> bytes | None:
     """Return the digest of what a library has by a name, or None if none has."""
     where = address(value)
-    return place(*where) if where and release(where[0]) is not None else None
+    if where is None or release(where[0]) is None:
+        return None
+    return library(walk, ".".join(where))
+
+
+# Code
 
 
 def function(walk: Walk, value: types.FunctionType) -> bytes:
@@ -94,31 +140,163 @@ def function(walk: Walk, value: types.FunctionType) -> bytes:
     where = address(value)
     if where is None:
         return function_body(walk, value)
-    library = in_library(value)
-    return library or walk.later(":".join(where), value, function_body)
+    return in_library(walk, value) or walk.later(":".join(where), value, function_body)
 
 
 def function_body(walk: Walk, value: types.FunctionType) -> bytes:
-    """By its code and all that this finds: globals, defaults, closure, attributes."""
+    """By its code, what this reaches, and what is bound to it."""
     said = said_fingerprint(value)
     if said is not None:
         return leaf("said", said)
-    made_in = str(value.__globals__.get("__name__", ""))
-    cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
-    if release(made_in) is None:
-        does = code(walk, value.__code__)
-        named = definition.named_by(value)
-    else:  # a closure that a library made: of the user's own is what it closes over
-        does = place(made_in, value.__code__.co_qualname)
-        named = {}
+    outer, walk.in_code = walk.in_code, True
+    bound: dict[str, dict[Any, Any]] = {
+        "default": dict(enumerate(value.__defaults__ or ())),
+        "default ": value.__kwdefaults__ or {},
+        "closure cell": dict(
+            zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        ),
+    }
+    if value.__globals__ is vars(functools) and "registry" in vars(value):
+        bound = {
+            "registry": vars(value)["registry"]
+        }  # of singledispatch, which remembers types
+    else:
+        bound[""] = vars(value)
+    parts = [walk.members(each, f".<{name}> ") for name, each in bound.items()]
+    found = node("function", does(walk, value), *parts)
+    walk.in_code = outer
+    return found
+
+
+def does(walk: Walk, value: types.FunctionType) -> bytes:
+    """Return the digest of a function's source and code, and all that these reach.
+
+    A closure that a library made is the library's: the user's is what it closes over.
+    The code counts beside its source: lambdas of a line differ by it alone, and a file
+    may have been edited since it was imported.
+    """
+    made_in, code = str(value.__globals__.get("__name__", "")), value.__code__
+    if release(made_in) is not None:
+        return library(walk, f"{made_in}.{code.co_qualname}")
+    source = definition.source_of(code, value.__globals__)
+    reader = Reader(source)
+    if reader.imports_unknown:
+        raise walk.undigestible("function that imports by a name made as it runs")
+    walk.words |= reader.words | set(definition.names_of(code))
+    walk.ctx.update("".join(tail[:1]) for tail in reader.tails.get("ctx", ()))
+    if not source and "ctx" in code.co_varnames:
+        walk.ctx.add("")
+    reached = definition.reached(value, reader)
+    names = [(name, walk.visit(each, f".<global> {name}")) for name, each in reached]
     return node(
-        "function",
-        does,
-        walk.members(named, ".<global> "),
-        walk.members(definition.defaults(value), ".<default> "),
-        walk.members(cells, ".<closure cell> "),
-        walk.members(vars(value)),
+        "does",
+        leaf("source", repr([ast.unparse(each) for each in source])),
+        code_(walk, code),
+        *(part for name, found in names for part in (leaf("name", name), found)),
     )
+
+
+def code_(walk: Walk, value: types.CodeType) -> bytes:
+    """By its bytes, names and constants; not by where it stands."""
+    constants: Any = value.co_consts
+    if not value.co_flags & inspect.CO_OPTIMIZED:
+        # a class in a function: it holds its line, and names in the order of a set
+        constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
+        constants.discard(value.co_firstlineno)
+    shape = (
+        PYTHON,
+        (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount),
+        (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars),
+        (value.co_flags, value.co_code, value.co_exceptiontable),
+    )
+    return node("code", leaf("shape", repr(shape)), walk.visit(constants, ""))
+
+
+def class_(walk: Walk, value: type) -> bytes:
+    """By its place in a library, else by what makes it."""
+    if release(module_name(value)) is not None and not is_local(value):
+        return library(walk, f"{module_name(value)}.{value.__qualname__}")
+    where = address(value)
+    if where is None:
+        return class_body(walk, value)
+    return walk.later(":".join(where), value, class_body)
+
+
+def is_local(value: type) -> bool:
+    """Whether a class was made at run time, and is found nowhere."""
+    is_made = value.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
+    return bool(is_made) and address(value) is None
+
+
+def class_body(walk: Walk, value: type) -> bytes:
+    """By its name, its bases and its own attributes."""
+    outer, walk.in_code = walk.in_code, True
+    name = leaf("class", f"{module_name(value)}:{value.__qualname__}")
+    above = [walk.visit(base, ".<base>") for base in (type(value), *value.__bases__)]
+    own = {
+        name: each
+        for name, each in vars(value).items()
+        if name not in NO_PART
+        and not name.startswith("_abc_")
+        and not isinstance(
+            each, types.MemberDescriptorType | types.GetSetDescriptorType
+        )
+        and type(each).__name__ != "_tuplegetter"  # a namedtuple's, for `_fields`
+    }
+    hints = {
+        key: each if isinstance(each, str) else getattr(each, "__qualname__", "")
+        for key, each in vars(value).get("__annotations__", {}).items()
+    }
+    found = node("class", name, *above, walk.members(own), leaf("hints", repr(hints)))
+    walk.in_code = outer
+    return found
+
+
+def module(walk: Walk, value: types.ModuleType) -> bytes:
+    """By its name, and one of the user's own by all that is in it."""
+    name = value.__name__
+    if release(name) is not None:
+        return library(walk, name)
+    return walk.later(name, value, module_body)
+
+
+def module_body(walk: Walk, value: types.ModuleType) -> bytes:
+    """By its globals, but for those that say where it is."""
+    outer, walk.in_code = walk.in_code, True
+    names = vars(value).keys() - definition.OF_A_MODULE
+    own = {name: vars(value)[name] for name in names if not name.startswith("__")}
+    found = walk.members(own)
+    walk.in_code = outer
+    return found
+
+
+def builtin(walk: Walk, value: Any) -> bytes:
+    """A function or descriptor made in C: by its name; a bound one by its object."""
+    owner = getattr(value, "__self__", None)
+    name = str(getattr(value, "__qualname__", value.__name__))
+    if owner is None or isinstance(owner, types.ModuleType | type):
+        return library(walk, f"{module_name(value)}.{name}")
+    return bound(walk, value)
+
+
+def bound(walk: Walk, value: Any) -> bytes:
+    """A method of an object: by both; one that a library offers as a function: by name.
+
+    Such are those of `random`: the state of its generator is no part of the code.
+    """
+    owner, name = value.__self__, value.__name__
+    home = module_name(type(owner))
+    offered = getattr(sys.modules.get(home), name, None)
+    if type(offered) is type(value) and offered == value and release(home):
+        return library(walk, f"{home}.{name}")
+    method = getattr(value, "__func__", None)
+    what = leaf("name", name) if method is None else walk.visit(method, f".{name}")
+    return node("method", walk.visit(owner, ".__self__"), what)
+
+
+def cached(walk: Walk, value: Any) -> bytes:
+    """By the function that `functools.cache` or its kin remembers the results of."""
+    return in_library(walk, value) or walk.visit(value.__wrapped__, "")
 
 
 def cell(walk: Walk, value: types.CellType) -> bytes:
@@ -130,108 +308,128 @@ def cell(walk: Walk, value: types.CellType) -> bytes:
     return walk.visit(content, "")
 
 
-def code(walk: Walk, value: types.CodeType) -> bytes:
-    """By what it does and the constants that it uses."""
-    text, constants = definition.steps(value)
-    return node("code", leaf("steps", text), walk.each(constants))
+# Values
 
 
-def class_(walk: Walk, value: type) -> bytes:
-    """By its place in a library, else by what makes it."""
-    module, where = module_name(value), address(value)
-    if release(module) is not None and (where or definition.is_static(value)):
-        return place(module, value.__qualname__)
-    if where is None:
-        return class_body(walk, value)
-    return walk.later(":".join(where), value, class_body)
+def ndarray(walk: Walk, value: np.ndarray[Any, Any]) -> bytes:
+    """By its type, shape and elements, however they lie in memory."""
+    kind = leaf("array", repr((value.dtype, value.shape)))
+    if value.dtype.hasobject:
+        return node("array", kind, sequence(walk, "objects", value.ravel().tolist()))
+    flat = np.ascontiguousarray(value).reshape(-1)
+    has_bytes = flat.size and flat.itemsize
+    raw = flat.view(np.uint8).data if has_bytes else b""
+    return node("array", kind, xxh3_128_digest(raw))
 
 
-def class_body(walk: Walk, value: type) -> bytes:
-    """By its name, its bases and its own attributes."""
-    name = leaf("class", f"{module_name(value)}:{value.__qualname__}")
-    above = (walk.visit(base, ".<base>") for base in (type(value), *value.__bases__))
-    return node("class", name, *above, walk.members(definition.own_attributes(value)))
+def tensor(walk: Walk, value: torch.Tensor) -> bytes:
+    """By its type, shape and elements, wherever it is.
 
-
-def module(walk: Walk, value: types.ModuleType) -> bytes:
-    """By its place, and one of the user's own by the functions and classes in it."""
-    if release(value.__name__) is not None:
-        return place(value.__name__, "")
-    return node(
-        "module",
-        leaf("name", value.__name__),
-        walk.members(definition.own_attributes(value)),
-    )
-
-
-def builtin(walk: Walk, value: Any) -> bytes:
-    """A function or descriptor made in C: by its name; a bound one by its object."""
-    owner = getattr(value, "__self__", None)
-    name = str(getattr(value, "__qualname__", value.__name__))
-    if owner is None or isinstance(owner, types.ModuleType | type):
-        return place(module_name(value), name)
-    return bound(walk, value)
-
-
-def bound(walk: Walk, value: Any) -> bytes:
-    """A method of an object: by both; one that a library offers as a function: by name.
-
-    Such are those of `random`: the state of its generator is no part of the code.
+    Those of other kinds (sparse, nested, quantized) hold more, and "meta" ones less.
     """
-    owner, name = value.__self__, value.__name__
-    home = module_name(type(owner))
-    offered = getattr(definition.loaded(home), name, None)
-    if type(offered) is type(value) and offered == value and release(home):
-        return place(home, name)
-    method = getattr(value, "__func__", None)
-    does = leaf("name", name) if method is None else walk.visit(method, f".{name}")
-    return node("method", walk.visit(owner, ".__self__"), does)
+    is_plain = value.layout == torch.strided and value.device.type != "meta"
+    if not is_plain or value.is_nested or value.is_quantized:
+        raise walk.undigestible(f"Tensor of a special kind ({value.layout})")
+    here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    kind = leaf("tensor", repr((here.dtype, tuple(here.shape), value.requires_grad)))
+    raw = here.reshape(-1).view(torch.uint8).numpy()
+    return node("tensor", kind, xxh3_128_digest(np.ascontiguousarray(raw).data))
+
+
+def state_of(walk: Walk, state: Any) -> bytes:
+    """What an object is given back when it is copied: its attributes, most often."""
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state = {**(state[0] or {}), **state[1]}  # of `__dict__`, of slots
+    if isinstance(state, dict):
+        return walk.members(state)
+    return walk.visit(state, ".<state>")
 
 
 def object_(walk: Walk, value: Any) -> bytes:
-    """By its class and its attributes, if that is all that it holds."""
+    """By its name in a library, or by what a copy of it is made of."""
+    found = in_library(walk, value) if callable(value) else None
+    if found is not None:
+        return found
     kind: type = type(value)
-    library = in_library(value) if callable(value) else None
-    if library is not None:
-        return library
-    if kind.__module__ == "typing":
-        return leaf("typing", repr(value))
-    if kind is not object and definition.has_c_state(kind):
-        raise walk.undigestible(kind.__name__)
-    return node("object", *described(walk, value))
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except RecursionError:
+        raise
+    except Exception:  # noqa: BLE001 - a user's `__getstate__` may raise anything
+        raise walk.undigestible(kind.__name__) from None
+    if isinstance(parts, str):
+        return library(walk, f"{module_name(value) or module_name(kind)}.{parts}")
+    maker, given, state, listed, paired = (*parts, None, None, None)[:5]
+    if maker is copyreg.__newobj__:  # type: ignore[attr-defined]
+        maker, *given = given
+    items = list(paired or ())
+    if issubclass(kind, OrderedDict):
+        held = pairs(walk, [key for key, _ in items], [each for _, each in items])
+    else:
+        held = mapping(walk, dict(items))
+    return node(
+        "object",
+        walk.visit(maker, ".<class>"),
+        walk.each(given),
+        state_of(walk, state),
+        sequence(walk, "items", list(listed or ())),
+        held,
+    )
 
 
-def cached(walk: Walk, value: Any) -> bytes:
-    """By the function that `functools.cache` or its kin remembers the results of."""
-    return in_library(value) or node("cached", walk.visit(value.__wrapped__, ""))
+def set_(walk: Walk, value: set[Any] | frozenset[Any]) -> bytes:
+    """By its items, in any order."""
+    return node(
+        "frozenset" if isinstance(value, frozenset) else "set", *unordered(walk, value)
+    )
 
 
-RULES: dict[type, Rule] = {
-    **VALUES,
+def parts(*names: str) -> Rule:
+    """Return the rule for what is made of some attributes."""
+
+    def rule(walk: Walk, value: Any) -> bytes:
+        found = {name: getattr(value, name) for name in names}
+        return node(type(value).__qualname__, walk.members(found))
+
+    return rule
+
+
+RULES: Mapping[type, Rule] = {
+    # values
+    dict: mapping,
+    list: lambda walk, value: sequence(walk, "list", value),
+    tuple: lambda walk, value: sequence(walk, "tuple", value),
+    memoryview: lambda walk, value: ndarray(walk, np.asarray(value)),
+    np.memmap: lambda walk, value: ndarray(walk, np.asarray(value)),
+    np.ndarray: ndarray,
     # code
+    Library: lambda walk, value: library(walk, str(value)),
+    classmethod: parts("__func__"),
     functools._lru_cache_wrapper: cached,  # noqa: SLF001 - it has no other name
     functools.cached_property: parts("func"),  # has a lock besides
-    functools.partial: content(functools.partial, parts("func", "args", "keywords")),
-    classmethod: parts("__func__"),
     property: parts("fget", "fset", "fdel"),
     staticmethod: parts("__func__"),
-    type: class_,
     types.BuiltinFunctionType: builtin,
     types.CellType: cell,
     types.ClassMethodDescriptorType: builtin,
-    types.CodeType: code,
+    types.CodeType: code_,
     types.FunctionType: function,
-    types.GenericAlias: shown,
     types.GetSetDescriptorType: builtin,
+    types.MappingProxyType: lambda walk, value: mapping(walk, dict(value)),
     types.MemberDescriptorType: builtin,
     types.MethodDescriptorType: builtin,
     types.MethodType: bound,
     types.MethodWrapperType: builtin,
-    types.ModuleType: module,
-    types.UnionType: shown,
     types.WrapperDescriptorType: builtin,
-    object: object_,
 }
+INHERITED: Mapping[type, Rule] = {
+    frozenset: set_,
+    functools.partial: parts("func", "args", "keywords"),
+    set: set_,
+    torch.Tensor: tensor,
+}
+"""Rules for types that others build on: with these, and what they add."""
 
 
 @functools.lru_cache(1024)
@@ -239,17 +437,22 @@ def rule_of(kind: type) -> Rule:
     """Return how values of a type are digested."""
     if kind in RULES:
         return RULES[kind]
-    # an enumeration of ints is one first
-    order = (Enum, *kind.__mro__) if issubclass(kind, Enum) else kind.__mro__
-    names = (f"{each.__module__}.{each.__qualname__}" for each in order)
-    found = (
-        RULES.get(each, NAMED.get(name))
-        for each, name in zip(order, names, strict=True)
-    )
-    own = next(rule for rule in found if rule is not None)
+    if issubclass(kind, type):
+        return class_
+    if issubclass(kind, types.ModuleType):
+        return module
+    base = next((each for each in kind.__mro__ if each in INHERITED), object)
+    own = INHERITED.get(base, object_)
 
     def rule(walk: Walk, value: Any) -> bytes:
         said = said_fingerprint(value)
-        return own(walk, value) if said is None else leaf("said", said)
+        if said is not None:
+            return leaf("said", said)
+        found = own(walk, value)
+        if own is object_ or kind is base:
+            return found
+        return node(
+            "sub", walk.visit(kind, ".<class>"), found, walk.members(vars(value))
+        )
 
     return rule

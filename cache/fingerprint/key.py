@@ -10,21 +10,26 @@ share a key is 3 in a million (n^2 / 2^65); sample numbers never do.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, repeat
 from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_digest, xxh3_128_digest
+from xxhash import xxh3_64_digest, xxh3_128, xxh3_128_digest
 
-from .digest import Undigestible, digest, said_fingerprint
+from .digest import Undigestible, begun, digest, rule_of, said_fingerprint
+from .walk import Walk
 
 __all__ = [
     "Fingerprint",
@@ -34,8 +39,8 @@ __all__ = [
     "url_fingerprints",
 ]
 
-FORMAT = "penstock cache 1"
-"""Goes up when what is digested, or how, is not what it was."""
+FORMAT = "penstock cache 2"
+"""Goes up when what is digested, or how, is not what it was: old keys match no more."""
 
 SAMPLE = struct.Struct("<q")
 FILE = struct.Struct("<qq")
@@ -45,6 +50,18 @@ CHUNK = 256
 SLOW_STAT_S = 50e-6
 """On a local disk a look at a file takes 2 us, and 6 us where threads share the GIL; on
 a network file system some 300 us, and almost all of it is a wait."""
+
+BOGUS_NS = (315_532_800 + 86_400) * 10**9
+"""Times of change up to 1980, where DOS begins, are none: archives write them."""
+COMMON = 0.1
+"""A time of change that so many files of a data set share was given to them."""
+
+CHANGING = frozenset(("epoch", "step", "strength"))
+"""What a `ctx` has another of in a later epoch; its image size is in the key."""
+DRAWS = re.compile(
+    r"rand|shuffle|bernoulli|multinomial|uuid|secrets|time\.|now", re.IGNORECASE
+)
+"""Names of what libraries draw by, or tell the time."""
 
 PerSample = NDArray[np.uint64]
 """`uint64 [n, 2]`: 128 bits of each sample's own."""
@@ -60,6 +77,10 @@ class Fingerprint:
     """What makes it so: "dataset.handle (TextIOWrapper)"; None: later runs find it."""
     samples: PerSample | None = field(default=None, repr=False)
     """What tells each sample, if the data set says so; None: its number does."""
+    reads: tuple[str, ...] = ()
+    """What the functions read of `ctx` that is another in a later epoch, as `epoch`."""
+    draws: tuple[str, ...] = ()
+    """What they reach that may be random, as `numpy.random.rand`."""
 
 
 def fingerprint(
@@ -81,19 +102,30 @@ def fingerprint(
         ValueError: `sample_fingerprints()` is not one row of two a sample.
     """
     said = said_fingerprint(dataset)
-    samples = None
+    walks = [Walk(name, rule_of) for name in ("dataset", *(n for n, _ in functions))]
+    samples, because, parts = None, None, [said or b""]
     try:
         samples = per_sample(dataset) if said is None else None
         # of what is told sample by sample the rest may change from run to run
         source = dataset if samples is None else type(dataset)
-        parts = [digest(source, "dataset") if said is None else said]
-        parts += [digest(function, name) for name, function in functions]
+        if said is None:
+            parts = [begun(source, walks[0])]
+        for walk, (_, function) in zip(walks[1:], functions, strict=True):
+            walk.in_code = True
+            parts.append(begun(function, walk))
     except Undigestible as error:
         because = f"{error.path} ({error.what})"
-        return Fingerprint(os.urandom(16), because, samples)
     length = length_of(dataset) if said is None and samples is None else None
     whole = [FORMAT, version, length, said is None, *parts]
-    return Fingerprint(digest(whole, "cache"), None, samples)
+    found = os.urandom(16) if because else digest(whole, "cache")
+    reads = {word for walk in walks[1:] for word in read_of_ctx(walk)}
+    draws = {name for walk in walks for name in walk.libraries if DRAWS.search(name)}
+    return Fingerprint(found, because, samples, (*sorted(reads),), (*sorted(draws),))
+
+
+def read_of_ctx(walk: Walk) -> frozenset[str]:
+    """Return what of a `ctx` changes and is read; where it is passed on, perhaps."""
+    return CHANGING & (walk.ctx | (walk.words if "" in walk.ctx else set()))
 
 
 def per_sample(dataset: Any) -> PerSample | None:
@@ -155,29 +187,41 @@ class Keys:
 
 
 def file_fingerprints(
-    paths: Sequence[str], *, root: str = "", labels: Sequence[Any] | None = None
+    paths: Sequence[str], *, labels: Sequence[Any] | None = None
 ) -> PerSample:
     """Return what tells each file from others, and from what it was: `uint64 [n, 2]`.
 
-    That is xxh3_128 of its path, size, time of its last change, and label. A file that
-    is not there has size -1: it fails when it is read.
+    That is xxh3_128 of its real path, size, time of its last change, and label; of its
+    content, too, where that time was given to it, as archives, images of containers
+    and checkouts do: then a file of the same size may take its place and show nothing.
+    A file that is not there has size -1: it fails when it is read.
 
     Args:
         paths: of the files.
-        root: where paths count from, so that the folder may move as a whole.
         labels: what else each sample is made of: the number of a class changes when a
             class is added before it, though no file does.
 
     Raises:
         Undigestible: a label that has no digest.
     """
-    folder = os.fsencode(os.path.join(root, "")) if root else b""
-    names = (os.fsencode(path).removeprefix(folder) for path in paths)
-    return hashed(map(add, states(paths), names), len(paths), labels)
+    found = by_threads(state, paths)
+    times = Counter(state[8:] for state in found)
+    common = max(2, COMMON * len(paths))
+    given = [
+        at
+        for at, each in enumerate(found)
+        if times[each[8:]] >= common or -1 < FILE.unpack(each)[1] <= BOGUS_NS
+    ]
+    for at, content in zip(
+        given, by_threads(content_of, [paths[at] for at in given]), strict=True
+    ):
+        found[at] += content
+    names = (xxh3_128_digest(real(path)) for path in paths)
+    return hashed(map(add, names, found), len(paths), labels)
 
 
 def url_fingerprints(
-    paths: Sequence[str], place: str, *, labels: Sequence[Any] | None = None
+    paths: Sequence[str], place: Any, *, labels: Sequence[Any] | None = None
 ) -> PerSample:
     """Return what tells each object of a store from others: `uint64 [n, 2]`.
 
@@ -185,20 +229,20 @@ def url_fingerprints(
     an object that changes under its path is not noticed.
 
     Raises:
-        Undigestible: a label that has no digest.
+        Undigestible: a label, or a value in `place`, that has no digest.
     """
-    store = xxh3_128_digest(place.encode())
+    store = digest(place, "storage")
     return hashed((store + os.fsencode(path) for path in paths), len(paths), labels)
 
 
 def hashed(
     names: Iterable[bytes], length: int, labels: Sequence[Any] | None
 ) -> PerSample:
-    """Return xxh3_128 of names, which hold no zero byte after the 16th, and labels."""
+    """Return xxh3_128 of names and labels."""
     found = bytearray()
     ends = repeat(b"", length) if labels is None else map(spelled, labels)
     for name, end in zip(names, ends, strict=True):
-        found += xxh3_128_digest(b"%b\0%b" % (name, end))
+        found += xxh3_128_digest(xxh3_128_digest(name) + end)
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
 
 
@@ -209,26 +253,47 @@ def spelled(label: Any) -> bytes:
     return digest(label, "label")
 
 
-def states(paths: Sequence[str]) -> list[bytes]:
-    """Return size and time of change of files; by threads if each look is a wait."""
+def real(path: str) -> bytes:
+    """Return the absolute path of a file, links followed; folders are looked at once."""
+    if os.path.islink(path):
+        return os.fsencode(os.path.realpath(path))
+    folder, name = os.path.split(path)
+    return os.fsencode(os.path.join(real_folder(folder, os.getcwd()), name))
+
+
+@cache
+def real_folder(folder: str, _here: str) -> str:
+    return os.path.realpath(folder)
+
+
+def by_threads(look: Callable[[str], bytes], paths: Sequence[str]) -> list[bytes]:
+    """Look at files; by threads if each look is a wait."""
+
+    def several(chunk: Sequence[str]) -> list[bytes]:
+        return [look(path) for path in chunk]
+
     chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
     start_s = time.perf_counter()
-    first = look(paths[:CHUNK])
+    first = several(paths[:CHUNK])
     if time.perf_counter() - start_s < SLOW_STAT_S * len(first):
-        return [*first, *look(paths[CHUNK:])]
+        return [*first, *several(paths[CHUNK:])]
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        return [*first, *chain.from_iterable(pool.map(look, chunks[1:]))]
-
-
-def look(paths: Sequence[str]) -> list[bytes]:
-    """Return size and time of change of files, 16 bytes each."""
-    return [state(path) for path in paths]
+        return [*first, *chain.from_iterable(pool.map(several, chunks[1:]))]
 
 
 def state(path: str) -> bytes:
-    """Return them of one file."""
+    """Return the size and time of change of a file, 16 bytes."""
     try:
         status = os.stat(path)
     except OSError:
-        return FILE.pack(-1, 0)
+        return FILE.pack(-1, -1)
     return FILE.pack(status.st_size, status.st_mtime_ns)
+
+
+def content_of(path: str) -> bytes:
+    """Return the digest of what a file holds, 16 bytes; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, xxh3_128).digest()
+    except OSError:
+        return b""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...cache.cache import Cache
+from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint.key import Keys, fingerprint
 from ...cache.tiers import Opening
 from ...errors import SpecError, check
@@ -23,7 +23,12 @@ __all__ = [
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
     "%s is for this run alone: %s cannot be told apart from another by what it holds;"
-    " give the data set a `__penstock_fingerprint__`, and later runs will find it"
+    " give what holds it a `__penstock_fingerprint__`, or make it when it is used, and"
+    " later runs will find the cache"
+)
+CHANGES = (
+    "a function before {} reads ctx.{}, which is another in a later epoch, while what"
+    " stands before a cache is computed once; put that function behind .cache()"
 )
 
 
@@ -72,6 +77,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     _check_mixture(source, maps, name)
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
+    check(not found.reads, CHANGES.format(name, " and ctx.".join(found.reads)))
     if found.private_because is not None:
         LOGGER.warning(PRIVATE, name, found.private_because)
     steps = (f"{type(source.dataset).__name__}({len(source.dataset)})", *_labels(maps))
@@ -80,6 +86,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         about=" > ".join(steps),
         codec=stage.codec,
         samples=len(source.dataset),
+        repeated=REPEATED_DRAWS if found.draws else REPEATED,
         disk=stage.disk,
         disk_limit=stage.disk_limit,
     )

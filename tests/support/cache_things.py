@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import linecache
 import math
 import multiprocessing
 import re
@@ -152,7 +153,9 @@ def loaded(
     """Load code as a module of the user's own, under one name however often."""
     module = types.ModuleType(name)
     patch.setitem(sys.modules, name, module)
-    source = compile(code, f"{name}.py", "exec")
+    file = f"<{name}>"
+    patch.setitem(linecache.cache, file, (0, None, code.splitlines(True), file))
+    source = compile(code, file, "exec")
     exec(source, vars(module))  # noqa: S102 - as an import would
     return module
 

@@ -55,7 +55,8 @@ def test_another_process_with_another_hash_seed_finds_the_same() -> None:
     code = (
         "import json; from support.cache_things import *; print(json.dumps(digests()))"
     )
-    variables = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": SUPPORT}
+    path = os.pathsep.join((SUPPORT, os.environ.get("PYTHONPATH", "")))
+    variables = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
     command = [sys.executable, "-P", "-c", code]
     printed = subprocess.check_output(command, env=variables, text=True)
     assert json.loads(printed) == cache_things.digests()
@@ -245,7 +246,7 @@ def generator() -> Iterator[int]:
     ("value", "path", "what"),
     [
         (threading.Lock(), "data", "lock"),
-        ([1, {"a": iter([])}], "data[1]['a']", "list_iterator"),
+        ([1, {"a": generator()}], "data[1]['a']", "generator"),
         (Compose([generator()]), "data.transforms[0]", "generator"),
         (functools.partial(max, threading.RLock()), "data.args[0]", "RLock"),
         (
@@ -253,7 +254,7 @@ def generator() -> Iterator[int]:
             "data[0]",
             SPARSE,
         ),
-        ({"t": threading.Thread()}, "data['t']", "Thread"),
+        ({"t": threading.Event()}, "data['t']._cond._lock", "lock"),
         ({1, 2, threading.Lock()}, "data[...]", "lock"),
         ({Row("a"): ctypes.pointer(ctypes.c_int(1))}, "data[Row]", "LP_c_int"),
         ([sys._getframe()], "data[0]", "frame"),  # noqa: SLF001 - it has no other name

@@ -169,14 +169,52 @@ def test_files_are_told_by_path_size_time_and_label(tmp_path: Path) -> None:
     assert [*(labels[0] != labels[1]).all(axis=1)] == [False, True, False]
 
 
-def test_a_folder_that_moves_as_a_whole_keeps_its_keys(tmp_path: Path) -> None:
-    found = []
-    for root in (tmp_path / "here", tmp_path / "there"):
-        root.mkdir()
-        (root / "a").write_bytes(b"1")
-        os.utime(root / "a", ns=(1, 1))
-        found.append(file_fingerprints([str(root / "a")], root=str(root)))
-    assert np.array_equal(*found)
+def test_folders_that_look_alike_are_told_apart_by_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_bytes(b"1")
+        os.utime(tmp_path / name / "a", (2e9, 2e9))
+    found = [
+        file_fingerprints([str(tmp_path / name / "a")]) for name in ["train", "val"]
+    ]
+    assert (found[0] != found[1]).all()
+    monkeypatch.chdir(tmp_path / "val")
+    assert np.array_equal(file_fingerprints(["a"]), found[1])
+    (tmp_path / "now").symlink_to("train")
+    (tmp_path / "link").symlink_to("val/a")
+    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[0])
+    assert np.array_equal(file_fingerprints([str(tmp_path / "link")]), found[1])
+
+
+@pytest.mark.parametrize("at_s", [0, 1, 315_532_800, 1_700_000_000, 1_700_000_000.5])
+def test_files_whose_times_were_given_to_them_are_told_by_content(
+    tmp_path: Path, at_s: float
+) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(40)]
+
+    def put(path: str, content: bytes) -> None:
+        Path(path).write_bytes(content)
+        os.utime(path, (at_s, at_s))
+
+    for path in paths:
+        put(path, b"old")
+    before = file_fingerprints(paths)
+    put(paths[7], b"new")
+    changed = (file_fingerprints(paths) != before).all(axis=1)
+    assert [*changed.nonzero()[0]] == [7]
+
+
+def test_files_with_times_of_their_own_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(40)]
+    for at, path in enumerate(paths):
+        Path(path).write_bytes(b"1")
+        os.utime(path, ns=(10**18 + at // 3, 10**18 + at // 3))
+    monkeypatch.setattr(key, "content_of", None)
+    assert file_fingerprints(paths).shape == (40, 2)
 
 
 def test_files_on_a_slow_disk_are_looked_at_by_threads_in_order(
