@@ -98,7 +98,7 @@ class Description:
         return cls((stage,), shard, schedule=schedule)
 
     @classmethod
-    def from_files(
+    def from_files(  # noqa: PLR0913 all are said by name
         cls,
         urls: Urls,
         labels: Sequence[Any] | None = None,
@@ -107,7 +107,10 @@ class Description:
         num_parallel_workers: Workers = None,
         executor: Executor = "auto",
         name: str | None = None,
+        retries: int = 4,
+        backoff: float = 0.5,
         timeout: float | None = None,
+        max_bytes: int | str = "1GiB",
         shard: Shard | None = None,
         schedule: Scheduled | None = None,
     ) -> Self:
@@ -124,7 +127,13 @@ class Description:
             num_parallel_workers: reads in flight: n, or (lo, hi).
             executor: "auto", "inline", "thread", "process" or "async".
             name: what the log calls this stage.
-            timeout: seconds a file may take, as for `map`.
+            retries: how often a remote read is tried again where that may help: after
+                a lost connection, a stall of a minute, a short body, a status of 5xx,
+                408, 425 or 429.
+            backoff: seconds up to which is waited before the first of these, twice as
+                long before each further one.
+            timeout: seconds a file may take with all its retries, as for `map`.
+            max_bytes: of a remote file: a body is not read beyond it.
             shard: this rank's share of the global batches (default: as found: see
                 `Shard.found`).
             schedule: what changes while training; `.batch()` then takes no size.
@@ -132,10 +141,11 @@ class Description:
         Raises:
             SpecError: no file, files of several file systems, or not a label a file.
         """
-        from .files import find_files
+        from .files import Patience, find_files
 
+        patience = Patience(retries, backoff, parse_bytes(max_bytes))
         stage = SourceStage(
-            find_files(urls, labels, storage_options, executor),
+            find_files(urls, labels, storage_options, executor, patience),
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             name=name,

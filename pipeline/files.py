@@ -1,28 +1,43 @@
 """Files by URL, read whole through fsspec: of a disk, a web server, an object store.
 
 fsspec knows some file systems that can wait without a thread. Those are read in the
-event loop of their segment (`AsyncFiles`), all others by threads (`Files`).
+event loop of their segment (`AsyncFiles`), all others by threads (`Files`). What fails
+for a reason that may pass is read again (`Patience`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 import threading
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.recipe import Executor
-from ..errors import SpecError, check
-from ..system.printing import Bare
+from ..errors import BudgetError, SpecError, check
+from ..system.printing import Bare, call
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 __all__ = [
     "AsyncFiles",
     "Files",
+    "Patience",
     "Store",
     "Urls",
     "find_files",
@@ -34,6 +49,109 @@ Urls = Url | Sequence[Url]
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a read of a remote file is tried, and how much it may bring.
+
+    Raises:
+        SpecError: a number is out of range.
+    """
+
+    retries: int = 4
+    backoff: float = 0.5
+    """Seconds up to which is waited before the first retry; doubled for each further
+    one, up to `MAX_WAIT_S`. How long within it is drawn, so that readers spread."""
+    max_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        check(
+            type(self.retries) is int and self.retries >= 0,
+            f"`retries` must be an int >= 0, got {self.retries!r}; 0 tries once",
+        )
+        check(
+            type(self.backoff) in (int, float) and self.backoff >= 0,
+            f"`backoff` must be seconds >= 0, got {self.backoff!r}; 0.5 is usual",
+        )
+
+    def read(self, function: Callable[[str], bytes], path: str) -> bytes:
+        """Return what `function(path)` returns in the end."""
+        from tenacity import Retrying
+
+        return self.checked(Retrying(**self._rules())(function, path), path)
+
+    async def await_read(
+        self, function: Callable[[str], Awaitable[bytes]], path: str
+    ) -> bytes:
+        """The same, in an event loop."""
+        from tenacity import AsyncRetrying
+
+        content: bytes = await AsyncRetrying(**self._rules())(function, path)
+        return self.checked(content, path)
+
+    def checked(self, content: bytes, path: str) -> bytes:
+        """Return the content of a file, if it may be so large."""
+        self.check_size(len(content), path)
+        return content
+
+    def check_size(self, nbytes: int, path: str) -> None:
+        """Raise `BudgetError` where a file, or what came of it, is too large."""
+        if nbytes > self.max_bytes:
+            raise BudgetError(
+                f"{path} has {nbytes} bytes or more, and a file may have"
+                f" {self.max_bytes}; if it is right, say"
+                f" from_files(..., max_bytes={nbytes}) or more"
+            )
+
+    def _rules(self) -> dict[str, Any]:
+        from tenacity import (
+            retry_if_exception,
+            stop_after_attempt,
+            wait_random_exponential,
+        )
+
+        return {
+            "stop": stop_after_attempt(1 + self.retries),
+            "wait": wait_random_exponential(multiplier=self.backoff, max=MAX_WAIT_S),
+            "retry": retry_if_exception(may_pass),
+            "before_sleep": tell_of_retry,
+            "reraise": True,
+        }
+
+    def __str__(self) -> str:
+        """Return what differs from the default, as `from_files` takes it."""
+        return call("", self)[1:-1]
+
+
+PATIENCE = Patience()
+MAX_WAIT_S = 20.0
+STALLED_S = 60.0
+"""A connection that brings nothing for so long is given up, and tried again."""
+LATER = frozenset((408, 425, 429))
+"""Answers below 500 that ask to come again."""
+LOGGER = logging.getLogger("penstock")
+
+
+class ShortBodyError(OSError):
+    """A server sent less than the whole file."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what went wrong with a remote read may go well the next time."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status >= 500 or status in LATER
+    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
+    aiohttp = sys.modules.get("aiohttp")  # not there: nobody can have raised its errors
+    passing = (OSError,) if aiohttp is None else (OSError, aiohttp.ClientError)
+    return isinstance(error, passing) and not isinstance(error, lasting)
+
+
+def tell_of_retry(state: RetryCallState) -> None:
+    """Log that a read is tried again."""
+    error = None if state.outcome is None else state.outcome.exception()
+    LOGGER.info("reading %s: %r; trying again", state.args[0], error)
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """A file system as text: what it takes to open it, anywhere."""
 
@@ -41,6 +159,7 @@ class Store:
     """Of a file on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What fsspec calls storage options."""
+    patience: Patience = PATIENCE
 
     @property
     def protocol(self) -> str:
@@ -65,6 +184,14 @@ class Store:
                 "URL of a protocol that fsspec knows, and install what it asks for"
             )
             raise SpecError(text) from error
+
+    def is_web(self) -> bool:
+        """Whether it is read by HTTP."""
+        return "::" not in self.url and "https" in self.kind().protocol
+
+    def is_remote(self) -> bool:
+        """Whether a read may fail for reasons that pass."""
+        return self.protocol not in ("file", "local", "memory")
 
     def can_wait(self) -> bool:
         """Whether it can be read in an event loop. A chain of file systems cannot."""
@@ -94,29 +221,64 @@ class Store:
         """Return fsspec's instance; it shares one where that is safe for threads."""
         from fsspec.core import url_to_fs
 
-        return url_to_fs(self.url, **self.options)[0]
+        return url_to_fs(self.url, **self._opened_with())[0]
 
     def open_in_loop(self) -> Any:
         """Return an instance of the running loop's own."""
         from fsspec.core import url_to_fs
 
-        options = dict(self.options)
-        if "https" in self.kind().protocol:
-            options.setdefault("get_client", unlimited_client)
         own = {"asynchronous": True, "skip_instance_cache": True}
-        return url_to_fs(self.url, **options, **own)[0]
+        return url_to_fs(self.url, **self._opened_with(), **own)[0]
+
+    def _opened_with(self) -> dict[str, Any]:
+        web = {"get_client": unlimited_client} if self.is_web() else {}
+        return {**web, **self.options}
 
 
 async def unlimited_client(**settings: Any) -> Any:
     """Return an HTTP client that opens a connection for every request in flight.
 
-    How many these are is what `num_parallel_workers` says; aiohttp stops at 100.
+    How many these are is what `num_parallel_workers` says; aiohttp stops at 100. A
+    large file may take its time, as long as something comes.
     """
     import aiohttp
 
     if "connector" not in settings:
         settings["connector"] = aiohttp.TCPConnector(limit=0)
+    limits = aiohttp.ClientTimeout(sock_connect=STALLED_S, sock_read=STALLED_S)
+    settings.setdefault("timeout", limits)
     return aiohttp.ClientSession(**settings)
+
+
+async def download(files: Any, patience: Patience, url: str) -> bytes:
+    """Read a file from a web server, whole, and never more than it may have.
+
+    Args:
+        files: fsspec's HTTP file system.
+        patience: says how large a file may be.
+        url: of the file.
+
+    Raises:
+        ShortBodyError: less came than the server said.
+        BudgetError: it is too large.
+    """
+    session = await files.set_session()
+    async with session.get(files.encode_url(url), **files.kwargs) as response:
+        files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
+        length = response.content_length
+        if "Content-Encoding" in response.headers:
+            length = None  # of what is sent, not of what it holds
+        patience.check_size(length or 0, url)
+        content = bytearray()
+        async for part in response.content.iter_any():
+            content += part
+            patience.check_size(len(content), url)
+    if response.status in (204, 206) or length not in (None, len(content)):
+        raise ShortBodyError(
+            f"{url}: {len(content)} bytes came, of {length or 'more'}, with status"
+            f" {response.status}"
+        )
+    return bytes(content)
 
 
 class Files:
@@ -144,7 +306,20 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        return self._sample(index, self._here().cat_file(self.paths[index]))
+        path = self.paths[index]
+        if not self.store.is_remote():
+            return self._sample(index, self._here().cat_file(path))
+        return self._sample(index, self.store.patience.read(self._read, path))
+
+    def _read(self, path: str) -> bytes:
+        files = self._here()
+        if not self.store.is_web():
+            content: bytes = files.cat_file(path)
+            return content
+        from fsspec.asyn import sync
+
+        whole: bytes = sync(files.loop, download, files, self.store.patience, path)
+        return whole
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.paths, self.labels, self.shown)
@@ -196,8 +371,11 @@ class AsyncFiles(Files):
             session = Session(self.store, lambda: self._sessions.pop(loop))
             self._sessions[loop] = session
         files = session.files or await session.begin()
-        content = await files._cat_file(self.paths[index])  # noqa: SLF001 its async API
-        return self._sample(index, content)
+        read = files._cat_file  # noqa: SLF001 its async API
+        if self.store.is_web():
+            read = partial(download, files, self.store.patience)
+        patience = self.store.patience
+        return self._sample(index, await patience.await_read(read, self.paths[index]))
 
 
 class Session:
@@ -241,6 +419,7 @@ def find_files(
     labels: Sequence[Any] | None,
     options: Mapping[str, Any] | None,
     executor: Executor,
+    patience: Patience = PATIENCE,
 ) -> Files:
     """Return the files at `urls`, listed now and opened when they are read.
 
@@ -250,7 +429,7 @@ def find_files(
     """
     if isinstance(urls, (str, os.PathLike)):
         shown: object = os.fspath(urls)
-        store = Store(os.fspath(urls), options or {})
+        store = Store(os.fspath(urls), options or {}, patience)
         paths = _matches(store)
     else:
         listed = [_text(url) for url in urls]
@@ -260,7 +439,7 @@ def find_files(
             'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
         )
         shown = Bare(f"<{len(listed)} urls>")
-        store = Store(listed[0], options or {})
+        store = Store(listed[0], options or {}, patience)
         paths = _paths(store, listed)
     check(
         labels is None or len(labels) == len(paths),
@@ -274,7 +453,8 @@ def find_files(
         f'which {store.protocol!r} is not; leave it out, or use executor="thread"',
     )
     kind = AsyncFiles if can_wait and executor in ("auto", "async") else Files
-    given = (shown,) if labels is None else (shown, Bare(f"<{len(labels)} labels>"))
+    told = "" if labels is None else f"<{len(labels)} labels>"
+    given = (shown, *map(Bare, filter(None, (told, str(patience)))))
     return kind(store, paths, labels, given)
 
 

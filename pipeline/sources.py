@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from ..errors import SpecError
+from ..errors import SpecError, check
 from .files import Files
 
 __all__ = [
@@ -31,6 +32,8 @@ SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 )
 """Files taken for images, in any case of letters."""
+URL = re.compile(r"[A-Za-z][\w+.-]+:/")
+"""Its beginning, also where a `Path` made one slash of two."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class Folder(Sequence[tuple[bytes, int]]):
         """
         top = Path(root)
         if not top.is_dir():
+            check(
+                not URL.match(str(root)),
+                f"`from_folder` reads folders of this machine, got {str(root)!r}; give"
+                ' from_files a pattern, as in from_files("s3://bucket/train/*/*.jpg"),'
+                " and labels, or mount the store as a folder",
+            )
             raise SpecError(
                 f"`from_folder` needs a folder, got {str(root)!r}, which "
                 f"{'is a file' if top.exists() else 'does not exist'}; give the folder "

@@ -12,9 +12,10 @@ import fsspec.asyn
 import pytest
 
 import penstock as ps
+import penstock.pipeline.files
 from penstock.pipeline.files import AsyncFiles, Files, find_files
 from support.datasets import KINDS
-from support.http_store import HttpStore, served
+from support.http_store import Fault, HttpStore, served
 
 CONTENTS = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
 
@@ -229,9 +230,112 @@ def test_a_server_that_does_not_answer_is_waited_for_as_long_as_said() -> None:
             list(pipe)
 
 
+PASSING: list[Fault] = [503, 500, 429, 408, "reset", "short", 206]
+LASTING = [400, 403, 410]
+SOON: dict[str, Any] = {"backoff": 0.001}
+
+
+def alone(pipe: ps.Pipeline) -> ps.Pipeline:
+    """Nothing is read ahead for the next epoch."""
+    return pipe.options(persistent_workers=False)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_may_pass_is_tried_again_until_it_has(fault: Fault, kind: Any) -> None:
+    faults = {"021.bin": [fault] * 3, "003.bin": [fault]}
+    with served(CONTENTS, faults=faults) as store:
+        pipe = ps.Pipeline.from_files(below(store.url), executor=kind, **SOON)
+        assert contents(alone(pipe.batch(8))) == [*CONTENTS.values()]
+        assert (
+            store.asked["021.bin"] == 4 or fault == "reset"
+        )  # aiohttp asks again, too
+        assert store.asked["001.bin"] == 1
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_does_not_pass_is_an_error_after_as_many_tries_as_said(
+    fault: Fault, kind: Any
+) -> None:
+    with served(CONTENTS, faults={"001.bin": [fault] * 9}) as store:
+        pipe = ps.Pipeline.from_files(
+            below(store.url)[:2], executor=kind, retries=2, **SOON
+        )
+        with (
+            alone(pipe.batch(2)) as batches,
+            pytest.raises(Exception, match=r".") as caught,
+        ):
+            list(batches)
+        assert store.asked["001.bin"] == 3 or fault == "reset"
+    assert "sample index 1" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("status", LASTING)
+def test_what_lasts_is_not_tried_again(status: int, kind: Any) -> None:
+    with served(CONTENTS, faults={"001.bin": [status] * 9}) as store:
+        pipe = ps.Pipeline.from_files(below(store.url)[:2], executor=kind)
+        with (
+            alone(pipe.batch(2)) as batches,
+            pytest.raises(Exception, match=str(status)),
+        ):
+            list(batches)
+        assert store.asked["001.bin"] == 1
+
+
+def test_all_tries_together_take_as_long_as_said() -> None:
+    with served(CONTENTS, faults={"001.bin": ["stall"] * 9}) as store:
+        pipe = ps.Pipeline.from_files(below(store.url)[:2], timeout=0.3)
+        with (
+            alone(pipe.batch(2)) as batches,
+            pytest.raises(TimeoutError, match=r"0\.3 s"),
+        ):
+            list(batches)
+
+
+def test_a_connection_that_stalls_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(penstock.pipeline.files, "STALLED_S", 0.1)
+    with served(CONTENTS, faults={"001.bin": ["stall"]}) as store:
+        pipe = ps.Pipeline.from_files(below(store.url)[:2], **SOON).batch(2)
+        assert contents(pipe) == [*CONTENTS.values()][:2]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_body_is_not_read_beyond_its_bound(
+    kind: Any,
+    packed: bool,  # noqa: FBT001
+) -> None:
+    large = bytes(10_000_000)
+    with served({"large.bin": large}, packed=packed) as store:
+        urls = [f"{store.url}/large.bin"]
+        pipe = ps.Pipeline.from_files(urls, executor=kind, max_bytes="1MB")
+        with (
+            alone(pipe.batch(1)) as batches,
+            pytest.raises(ps.BudgetError, match="max_bytes"),
+        ):
+            list(batches)
+        assert store.asked["large.bin"] == 1
+        pipe = ps.Pipeline.from_files(urls, executor=kind, max_bytes="10MB")
+        assert contents(pipe.batch(1)) == [large]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/train", "https://a/b", "gs://b/c"])
+def test_a_folder_of_a_store_is_refused_by_name_and_cure(url: str) -> None:
+    for root in (url, Path(url)):
+        with pytest.raises(ps.SpecError, match=r"folders of this machine.*from_files"):
+            ps.Pipeline.from_folder(root)
+
+
 @pytest.mark.parametrize(
     ("urls", "settings", "text"),
     [
+        (["/a"], {"retries": -1}, "`retries` must be an int >= 0, got -1"),
+        (["/a"], {"backoff": "1"}, "`backoff` must be seconds >= 0, got '1'"),
+        (["/a"], {"max_bytes": "much"}, "a size must be"),
         ([], {}, "at least one URL.*was the listing"),
         ("*.nothing", {}, "found no file that matches '\\*.nothing'; `\\*` matches"),
         (".", {}, "matches '.', only folders; .*\\*\\*"),
@@ -259,6 +363,8 @@ def test_it_prints_as_what_made_it(folder: Path, monkeypatch: Any) -> None:
     listed = ps.Pipeline.from_files(below(folder), range(40), name="raw")
     assert repr(listed) == "Pipeline.from_files(<40 urls>, <40 labels>, name='raw')"
     assert repr(ps.Pipeline.from_files("*.bin")) == "Pipeline.from_files('*.bin')"
+    told = repr(ps.Pipeline.from_files("*.bin", retries=1, max_bytes=9, name="raw"))
+    assert told == "Pipeline.from_files('*.bin', retries=1, max_bytes=9, name='raw')"
 
 
 def test_files_travel_as_text(folder: Path) -> None:

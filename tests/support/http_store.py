@@ -1,15 +1,24 @@
-"""A web server on this machine that is slow to answer, as a store far away is."""
+"""A web server on this machine that is slow to answer, as a store far away is.
+
+It fails, too, as such stores do: see `Fault`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 from aiohttp import web
 
-__all__ = ["HttpStore", "served"]
+__all__ = ["Fault", "HttpStore", "served"]
+
+Fault = int | Literal["reset", "short", "stall"]
+"""A status, without a body; or a connection that ends before anything is sent, or after
+half of it; or one that sends half, and then nothing."""
 
 ACCEPTED_S = 0.05
 """From a connection's first sign to its protocol, however busy the machine is."""
@@ -33,9 +42,20 @@ async def settled() -> None:
 class HttpStore:
     """Serves files from memory, and counts the requests in flight."""
 
-    def __init__(self, files: Mapping[str, bytes], latency_s: float) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        latency_s: float,
+        faults: Mapping[str, Iterable[Fault]],
+        *,
+        packed: bool,
+    ) -> None:
         self.files = files
         self.latency_s = latency_s
+        self.faults = {name: iter(each) for name, each in faults.items()}
+        self.packed = packed
+        self.asked: Counter[str] = Counter()
+        """Requests for each file."""
         self.url = ""
         self.inside = 0
         self.most = 0
@@ -43,16 +63,43 @@ class HttpStore:
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.inside += 1
         self.most = max(self.most, self.inside)
         with suppress(TimeoutError):  # who is gone is not waited for when it stops
             await asyncio.wait_for(self._stop.wait(), self.latency_s)
         self.inside -= 1
-        content = self.files.get(request.path.lstrip("/"))
+        name = request.path.lstrip("/")
+        self.asked[name] += 1
+        content = self.files.get(name)
         if content is None:
             return web.Response(status=404)
-        return web.Response(body=content)
+        fault = next(self.faults.get(name, iter(())), None)
+        if fault is None:
+            response = web.Response(body=content)
+            if self.packed:
+                response.enable_compression()
+            return response
+        return await self.fail(request, content, fault)
+
+    async def fail(
+        self, request: web.Request, content: bytes, fault: Fault
+    ) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        half = content[: len(content) // 2]
+        if isinstance(fault, int):
+            return web.Response(status=fault, body=half if fault == 206 else None)
+        if fault == "reset":
+            transport.abort()
+            return web.Response()
+        response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+        await response.prepare(request)
+        await response.write(half)
+        if fault == "stall":
+            await self._stop.wait()
+        transport.close()
+        return response
 
     async def serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -79,9 +126,22 @@ class HttpStore:
 
 
 @contextmanager
-def served(files: Mapping[str, bytes], latency_s: float = 0.01) -> Iterator[HttpStore]:
-    """Serve these files for the length of the block."""
-    store = HttpStore(files, latency_s)
+def served(
+    files: Mapping[str, bytes],
+    latency_s: float = 0.01,
+    faults: Mapping[str, Iterable[Fault]] | None = None,
+    *,
+    packed: bool = False,
+) -> Iterator[HttpStore]:
+    """Serve these files for the length of the block.
+
+    Args:
+        files: what they hold.
+        latency_s: before each answer.
+        faults: of the answers to come, by file.
+        packed: whether bodies are compressed on their way.
+    """
+    store = HttpStore(files, latency_s, faults or {}, packed=packed)
     ready = threading.Event()
     thread = threading.Thread(target=store.run, args=(ready,), name="http store")
     thread.start()
