@@ -146,17 +146,17 @@ def test_a_batch_that_a_forked_child_holds_stays_as_it_was(host: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(800, 64), **WORKERS["3 processes"]).batch(8)
     with pipe.options(host=host) as pipe:
         loop = iter(pipe)
-        batch = [next(loop) for _ in range(4)][-1]
+        held = [next(loop) for _ in range(4)][-1:]
 
         def look(end: End) -> None:
-            end.tell(digest([batch]))
+            end.tell(digest(held))
             end.hear()
-            end.tell(digest([batch]))
+            end.tell(digest(held))
 
         with forked(look) as child:
             before = child.hear()
-            assert before == digest([batch])
-            del batch
+            assert before == digest(held)
+            held.clear()
             for later in loop:
                 del later
             child.tell("look again")

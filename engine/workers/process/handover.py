@@ -20,7 +20,6 @@ import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,9 +206,10 @@ class Unpacker:
         died: list[int] = []
         shared: list[int] = []
         while self._died:
-            key = self._died.popleft().key
-            del self._marks[key]
-            (shared if key in self._shared else died).append(key)
+            mark = self._died.popleft()
+            if self._marks.get(mark.key) is mark:  # else it has come again since
+                del self._marks[mark.key]
+                (shared if mark.key in self._shared else died).append(mark.key)
         self._shared -= set(shared)
         return Returned(tuple(died), tuple(shared))
 

@@ -193,6 +193,8 @@ def test_a_message_carries_tensors_however_they_lie(tensor: torch.Tensor) -> Non
 
 def test_memory_that_comes_twice_is_held_by_both(ferry: Ferry) -> None:
     tensor = ferry.made_in_place(1.0)
+    packed, descriptors = ferry.packer.pack(tensor)
+    ferry.unpacker.unpack(packed, deque(map(os.dup, descriptors)))  # and dies at once
     first, second = ferry.carry(tensor)[1], ferry.carry(tensor)[1]
     del tensor, second
     for value in range(2, 5):
