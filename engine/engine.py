@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,14 @@ NO_SLAB = (
     "no shared memory for a batch (%s): rows come from worker processes through pipes, "
     "which takes longer; free some memory, or raise the container's limit"
 )
+STUCK = (
+    "the pipeline is closed, but %d of its threads are still in the functions they run "
+    "(%s). A thread cannot be interrupted, so each goes on until its function returns "
+    'or the program ends. Where a function may hang, use executor="process", whose '
+    "workers are killed"
+)
+CLOSE_S = 1.2
+"""How long all workers together may take to end, so that `close` takes 2 s at most."""
 STUCK_S = 0.5
 """No thread holds a lock for long; one that does cannot go on."""
 
@@ -235,6 +244,8 @@ class Engine:
         """
         if self._closed or os.getpid() != self._owner:
             return
+        until_s = time.monotonic() + CLOSE_S
+        stuck: list[str] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self._slabs.close)
             stack.callback(self._probe.close)
@@ -243,11 +254,14 @@ class Engine:
             if isinstance(reader, ReadOn):
                 stack.callback(reader.restart)  # lets go of the iterator
             for segment in self.segments:
-                stack.callback(segment.close)
+                stack.callback(segment.close, until_s, stuck)
             with self.engine_lock.lock:
                 self.engine_lock.close()
         self.engine_lock.notify_others()
         self._closed = True
+        if stuck:
+            names = (f"{name} ({count})" for name, count in Counter(stuck).items())
+            LOGGER.warning(STUCK, len(stuck), ", ".join(names))
 
     def is_free(self) -> bool:
         """Whether no thread is stuck within a lock of ours; if so, it may be this one.

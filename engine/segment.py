@@ -166,10 +166,15 @@ class Segment:
             self._leaving.remove(pool)
         return not self._leaving
 
-    def close(self) -> None:
-        """Stop the workers and wait for them. The gate is closed already."""
+    def close(self, until_s: float, stuck: list[str]) -> None:
+        """Stop the workers and wait for them. The engine lock is closed already.
+
+        Args:
+            until_s: when to give up, by the monotonic clock.
+            stuck: takes the names of threads that have not ended by then.
+        """
         for pool in (self._pool, *self._leaving):
-            pool.close()
+            stuck += pool.close(until_s)
 
     def knobs(self) -> Iterable[Knob]:
         """Return what may be changed while it runs; inline there is nothing."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.engine.workers import coroutines
+from penstock.engine import engine
 from support.coroutines import hand_on, pipe_of
 from support.datasets import Sample
 from support.functions import BadSample, fails_on, indices
@@ -182,7 +182,7 @@ def test_what_coroutines_began_ends_with_them() -> None:
 def test_one_that_will_not_be_cancelled_does_not_keep_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coroutines, "JOIN_S", 0.1)
+    monkeypatch.setattr(engine, "CLOSE_S", 0.1)
     reached, refused, released = (threading.Event() for _ in range(3))
 
     async def stubborn(sample: Sample) -> Sample:

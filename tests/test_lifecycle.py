@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -102,6 +103,38 @@ def test_close_stops_the_workers_and_the_loop(kind: str) -> None:
     with pytest.raises(ps.PenstockError, match="closed; iterate it again"):
         next(loop)
     pipe.close()
+
+
+def test_close_is_prompt_and_names_the_threads_that_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stuck, released = threading.Semaphore(0), threading.Event()
+
+    def hangs(sample: Sample) -> Sample:
+        if sample[1] >= 16:
+            stuck.release()
+            released.wait()
+        return sample
+
+    async def hangs_too(sample: Sample) -> Sample:
+        return hangs(sample)
+
+    ps.set_prefetch_size(8)
+    pipe = ps.Pipeline.from_dataset(Numbers(400), executor="thread")
+    pipe = pipe.map(hangs, executor="thread", num_parallel_workers=3, name="wait")
+    pipe = pipe.map(hangs_too, executor="async", name="await").batch(8)
+    loop = iter(pipe)
+    next(loop)
+    for _ in range(3):
+        assert stuck.acquire(timeout=20)
+    start_s = time.monotonic()
+    pipe.close()
+    took_s = time.monotonic() - start_s
+    released.set()
+    assert took_s < 2.0
+    (record,) = [r for r in caplog.records if "still in the functions" in r.message]
+    assert "3 of its threads" in record.message
+    assert "penstock Map(ID:1) wait (3)" in record.message
 
 
 def test_a_closed_pipeline_may_be_iterated_again(kind: str) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 from ...system.wakeup import Wakeup
 from ..core.chunk import Lease
@@ -20,8 +21,8 @@ from ..core.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, sink_of
-from .threads import JOIN_S, use_one_torch_thread
+from .pool import PoolStatistics, join_all, sink_of
+from .threads import use_one_torch_thread
 
 __all__ = [
     "Coroutines",
@@ -90,14 +91,12 @@ class Coroutines:
             self._retiring = True
             self._wakeup.notify()
 
-    def close(self) -> None:
-        """Wait until all coroutines, which the closed gate has cancelled, have ended.
+    def close(self, until_s: float = inf) -> list[str]:
+        """Wait for all coroutines, which the closed engine lock has cancelled, to end.
 
-        One that goes on nevertheless cannot be stopped: after `JOIN_S` it is left to
-        its thread, which ends when it does.
+        One that goes on nevertheless is left to its thread, which ends when it does.
         """
-        if threading.current_thread() is not self._thread:
-            self._thread.join(JOIN_S)
+        return join_all([self._thread], until_s)
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""

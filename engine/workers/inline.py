@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..program.program import Program
@@ -57,9 +59,10 @@ class Inline:
         self._left = True
         self._connector.leave(self._meter)
 
-    def close(self) -> None:
+    def close(self, until_s: float = inf) -> list[str]:  # noqa: ARG002 it ends at once
         """Leave the connector, if it has not yet."""
         self.retire()
+        return []
 
     def statistics(self) -> PoolStatistics:
         """Return its size."""

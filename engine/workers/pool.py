@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from ..batch.buffer import BatchBuffer
@@ -12,6 +16,7 @@ from ..program.program import Program
 __all__ = [
     "PoolStatistics",
     "WorkerPool",
+    "join_all",
     "sink_of",
 ]
 
@@ -43,8 +48,15 @@ class WorkerPool(Protocol):
         """Ask all to leave after the lease in hand; returns at once. For good."""
         ...
 
-    def close(self) -> None:
-        """Stop, and wait until all are gone. The gate is closed already."""
+    def close(self, until_s: float = inf) -> list[str]:
+        """Stop, and wait until all are gone. The engine lock is closed already.
+
+        Args:
+            until_s: when to give up on those that are stuck, by the monotonic clock.
+
+        Returns:
+            The names of the threads that go on: one cannot be interrupted.
+        """
         ...
 
     def statistics(self) -> PoolStatistics:
@@ -54,6 +66,16 @@ class WorkerPool(Protocol):
     def threads(self) -> list[str]:
         """Return the folders in /proc of the threads that work; none if it is yours."""
         ...
+
+
+def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
+    """Wait for other threads to end; return the names of those that do not in time."""
+    me = threading.current_thread()
+    others = [each for each in threads if each is not me and each.ident is not None]
+    for thread in others:
+        left_s = max(0.0, until_s - time.monotonic())
+        thread.join(min(left_s, threading.TIMEOUT_MAX))
+    return [thread.name for thread in others if thread.is_alive()]
 
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:

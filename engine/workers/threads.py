@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from math import inf
 
 import torch
 
@@ -12,15 +13,11 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, sink_of
+from .pool import PoolStatistics, join_all, sink_of
 
 __all__ = [
     "Threads",
 ]
-
-JOIN_S = 10.0
-"""How long `close` waits for functions in progress; a thread cannot be interrupted."""
-
 
 _torch_threads = threading.Lock()
 """Taken around a fork: the child would wait for ever for who is not there."""
@@ -88,14 +85,11 @@ class Threads:
         """Send all home at their next `take`."""
         self.resize(0)
 
-    def close(self) -> None:
-        """Wait for the threads, whom the closed gate sends home."""
-        me = threading.current_thread()
+    def close(self, until_s: float = inf) -> list[str]:
+        """Wait for the threads, which the closed engine lock retires."""
         with self._engine_lock.lock:
             threads = list(self._threads)
-        for thread in threads:
-            if thread is not me and thread.ident is not None:
-                thread.join(JOIN_S)
+        return join_all(threads, until_s)
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""

@@ -45,7 +45,7 @@ __all__ = [
     "main",
 ]
 
-END_S = 1.0
+END_S = 0.5
 """How long the fork server may take to end when told to, before it is made to."""
 FAILED = 1 << 8
 """As waitpid tells of a process that exits with status 1."""
@@ -106,7 +106,7 @@ class ForkServer:
         return ours, status_page
 
     def renew(self) -> None:
-        """Start another from the trainer as it is now; old workers are to be stopped."""
+        """Start another from the trainer as it is now; old workers are to stop."""
         with self._lock:
             self.generation += 1  # first: workers that end now were stopped
             ending = self._server

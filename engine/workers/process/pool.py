@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
+from math import inf
 
 from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
@@ -32,7 +33,7 @@ from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import PoolStatistics, sink_of
+from ..pool import PoolStatistics, join_all, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
 from .fork_server import ForkServer, Post
@@ -46,11 +47,6 @@ __all__ = [
     "ChildSet",
     "ProcessPool",
 ]
-
-# Who works for a segment in processes: workers, and the children that carry them.
-#
-# A worker is a lease at a time, told apart by its instrument. A child is a process; where
-# the segment is thread-safe it carries several workers, each in a thread of its own.
 
 LOGGER = logging.getLogger("penstock")
 NO_MORE = (
@@ -219,7 +215,7 @@ killed template takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
 """As many deaths one counts for that ended by itself before it was at work: the next
 will do the same."""
-STORE_S = 2.0
+STORE_S = 1.0
 """How long all together may take at the end to store what is on its way to a cache. One
 that is in the middle of a sample goes on until that is done."""
 
@@ -284,10 +280,9 @@ class ProcessPool:
             self._asked, self._leaving = 0, True
             self._wakeup.notify()
 
-    def close(self) -> None:
+    def close(self, until_s: float = inf) -> list[str]:
         """Wait until the selector thread has ended all children."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        return join_all([self._thread], until_s)
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""
