@@ -30,20 +30,17 @@ class Delivery:
 
 
 class Feed(Protocol):
-    """StatusPage over one epoch's batches after the other."""
+    """Hands over one epoch's batches after the other."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
-        ...
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; what is in flight for elsewhere is dropped."""
-        ...
 
     @property
     def cursor(self) -> Cursor:
         """Where the next batch starts."""
-        ...
 
 
 class Faults:

@@ -1,6 +1,9 @@
 """What several threads must not share, looked for in a dataset or a function.
 
-Types are known by name, so no library is loaded to look for its objects.
+Types are known by name, so no library is loaded to look for its objects. None of the
+user's code runs: a property may open a file, a `__getattr__` may raise. So attributes
+are taken from where the interpreter keeps them, and containers are read by the built-in
+types' own methods. How much is looked at is bounded, however large the object is.
 """
 
 from __future__ import annotations
@@ -150,13 +153,6 @@ def _type_name(thing: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     return NAMELESS.get(name, name).removeprefix("builtins.")
 
-
-# What an object is made of, by names as code would write them.
-#
-# Whoever looks into a user's dataset or function must run none of it: a property may open
-# a file, a `__getattr__` may raise. So attributes are taken from where the interpreter
-# keeps them and containers are read by the built-in types' own methods. How much is
-# looked at is bounded, however large the object is.
 
 MEMBERS = 32
 """Of a container, from its start: what these are, the others are most likely too."""
@@ -335,7 +331,8 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
     for name in dict.fromkeys(_part_names(function.__code__)):
         value = function.__globals__.get(name)
         # A function of another module is that module's matter, as the module itself is.
-        if type(value) is not types.FunctionType or _host_peers(function, value):
+        around = function.__globals__
+        if not (type(value) is types.FunctionType and value.__globals__ is not around):
             yield f".<globals>.{name}", value
 
 
@@ -345,7 +342,3 @@ def _part_names(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
             yield from _part_names(inner)
-
-
-def _host_peers(one: types.FunctionType, other: types.FunctionType) -> bool:
-    return one.__globals__ is other.__globals__

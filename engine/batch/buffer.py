@@ -95,13 +95,13 @@ class Buffers:
         return BatchBuffer(self, plan)
 
     def finish(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
-        """Make the batch of a flight whose rows are done: runs the user's collate."""
+        """Make a batch whose rows are done: runs the user's collate."""
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
         # What cut an iterable short was raised before, unless it was substituted.
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
-        in_flight.failures.clear()  # the frames of a traceback hold the flight: no cycle
+        in_flight.failures.clear()  # a traceback's frames hold it: no cycle
         fatal = self._fatal(failures, plan)
         if fatal is not None:
             return FailedBatch(fatal.annotated(plan.epoch, plan.step))

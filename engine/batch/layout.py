@@ -4,6 +4,7 @@ A layout is a tree of the containers of a sample with a *leaf* for each array or
 It gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch
 at once; what it does not know is left to default_collate itself (`learn` returns None,
 or `write` raises `Misfit`), so the bytes, types and errors are torch's in every case.
+What can be told of any sample, its bytes and its look, is told here, too.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,34 +67,36 @@ ALIGN = 64
 """Leaves of a batch in one block of memory start on a cache line each."""
 
 
-class Layout(Protocol):
+class Layout(ABC):
     """One node of the tree. Frozen, so it travels to other processes as it is."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def row_bytes(self) -> int:
         """Bytes one sample takes in the batch."""
-        ...
 
     @property
     def solid(self) -> bool:
         """Whether all of it lies in memory from `allocate`, none in Python objects."""
-        ...
+        return True
 
+    @abstractmethod
     def open(self, rows: int, allocate: Allocate) -> Any:
         """Return the batch's memory, empty, in the shape of the batch."""
-        ...
 
+    @abstractmethod
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
         """Put samples into rows `first`, `first` + 1, ... of `memory`."""
-        ...
 
     def read(self, memory: Any, row: int) -> Any:
         """Return the sample that lies in `row` (a view)."""
-        ...
+        return memory[row]
 
     def seal(self, memory: Any) -> Any:
         """Return the batch, all rows written, as default_collate has it."""
-        ...
+        return memory
 
 
 def same(facts: list[Any], fact: Any) -> None:
@@ -105,7 +109,7 @@ def same(facts: list[Any], fact: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayLeaf:
+class ArrayLeaf(Layout):
     """A numpy array of at least one dimension: stacked, as `as_tensor` + `stack` do."""
 
     dtype: np.dtype[Any]
@@ -114,10 +118,6 @@ class ArrayLeaf:
     @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def solid(self) -> bool:
-        return True
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
@@ -146,12 +146,9 @@ class ArrayLeaf:
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory.numpy()[row]
 
-    def seal(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory
-
 
 @dataclass(frozen=True, slots=True)
-class TensorLeaf:
+class TensorLeaf(Layout):
     """A dense CPU tensor: stacked."""
 
     dtype: torch.dtype
@@ -160,10 +157,6 @@ class TensorLeaf:
     @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def solid(self) -> bool:
-        return True
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows, *self.shape), self.dtype)
@@ -175,15 +168,9 @@ class TensorLeaf:
                 raise Misfit
         torch.stack(list(samples), out=memory[first : first + len(samples)])
 
-    def read(self, memory: torch.Tensor, row: int) -> Any:
-        return memory[row]
-
-    def seal(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory
-
 
 @dataclass(frozen=True, slots=True)
-class NumberLeaf:
+class NumberLeaf(Layout):
     """A Python int, float or bool: int64, float64 or bool, as torch has it."""
 
     kind: type
@@ -191,10 +178,6 @@ class NumberLeaf:
     @property
     def row_bytes(self) -> int:
         return NUMBERS[self.kind].itemsize
-
-    @property
-    def solid(self) -> bool:
-        return True
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
         return allocate((rows,), NUMBERS[self.kind])
@@ -210,12 +193,9 @@ class NumberLeaf:
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory[row].item()
 
-    def seal(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory
-
 
 @dataclass(frozen=True, slots=True)
-class ObjectLeaf:
+class ObjectLeaf(Layout):
     """Text or bytes: a list, as default_collate leaves them."""
 
     kind: type
@@ -235,15 +215,9 @@ class ObjectLeaf:
         same(list(map(type, samples)), self.kind)
         memory[first : first + len(samples)] = samples
 
-    def read(self, memory: list[Any], row: int) -> Any:
-        return memory[row]
-
-    def seal(self, memory: list[Any]) -> list[Any]:
-        return memory
-
 
 @dataclass(frozen=True, slots=True)
-class SequenceNode:
+class SequenceNode(Layout):
     """A tuple, list or namedtuple: collated member by member.
 
     A plain tuple becomes a list, a list stays one and a namedtuple its own type, as
@@ -262,8 +236,7 @@ class SequenceNode:
         return all(member.solid for member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> Any:
-        opened = [member.open(rows, allocate) for member in self.members]
-        return self.kind(*opened) if hasattr(self.kind, "_fields") else opened
+        return self._together([each.open(rows, allocate) for each in self.members])
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
         # Like default_collate, by the first sample's type: others need its length
@@ -281,21 +254,25 @@ class SequenceNode:
 
     def read(self, memory: Any, row: int) -> Any:
         parts = zip(self.members, memory, strict=True)
-        read = [member.read(part, row) for member, part in parts]
-        return self.kind(*read) if hasattr(self.kind, "_fields") else self.kind(read)
+        read = self._together([member.read(part, row) for member, part in parts])
+        return tuple(read) if self.kind is tuple else read
 
     def seal(self, memory: Any) -> Any:
         parts = zip(self.members, memory, strict=True)
         # default_collate hands on the columns of a sequence as zip makes them.
-        sealed = [
-            tuple(part) if isinstance(member, ObjectLeaf) else member.seal(part)
-            for member, part in parts
-        ]
-        return self.kind(*sealed) if hasattr(self.kind, "_fields") else sealed
+        return self._together(
+            [
+                tuple(part) if isinstance(member, ObjectLeaf) else member.seal(part)
+                for member, part in parts
+            ]
+        )
+
+    def _together(self, parts: list[Any]) -> Any:
+        return self.kind(*parts) if hasattr(self.kind, "_fields") else parts
 
 
 @dataclass(frozen=True, slots=True)
-class MappingNode:
+class MappingNode(Layout):
     """A dict: collated key by key, in the order of the first sample's keys."""
 
     members: tuple[tuple[Any, Layout], ...]
@@ -389,9 +366,6 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
         and not tensor.requires_grad
         and not tensor.is_quantized
     )
-
-
-# What can be told of a sample without knowing what it is: its bytes, its look.
 
 
 SMALL = 64

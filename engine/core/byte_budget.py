@@ -1,4 +1,4 @@
-"""Credits: the bytes that batches in flight may hold, one purse for a whole process.
+"""Credits: the bytes that batches in flight may hold, one budget for a whole process.
 
 A batch is charged an estimate when its first row is handed out, in ticket order, trued
 up as its rows are finished, and let go when the trainer takes it. The oldest batch of a
@@ -57,9 +57,9 @@ class ByteBudget:
             return self._take_refused()
 
     def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
-        """Charge `nbytes` if they fit; without `poke`, in any case.
+        """Charge `nbytes` if they fit; without `notify`, in any case.
 
-        One who is refused will be poked when bytes come free.
+        One who is refused is notified when bytes come free.
         """
         with self.lock:
             if notify is not None and self._held + nbytes > self._limit:
@@ -69,7 +69,7 @@ class ByteBudget:
             return True
 
     def rest(self, suspend: Callable[[], None]) -> None:
-        """A pipeline is between two epochs: `park` takes back what it prefetched."""
+        """A pipeline is between two epochs: `suspend` gives up what it prefetched."""
         with self.lock:
             self._resting.add(suspend)
 
@@ -79,12 +79,12 @@ class ByteBudget:
             self._resting.discard(suspend)
 
     def resting(self) -> list[Callable[[], None]]:
-        """Return whom to park where others are short, once the caller holds no lock."""
+        """Return whom to suspend where others are short, once no lock is held."""
         with self.lock:
             return list(self._resting)
 
     def release(self, nbytes: int) -> list[Callable[[], None]]:
-        """Give back; return whom to poke, once the caller holds no lock."""
+        """Give back; return whom to notify, once the caller holds no lock."""
         with self.lock:
             self._held -= nbytes
             return self._take_refused() if self._refused else []
@@ -105,7 +105,7 @@ class ByteBudget:
 
 _byte_budget: ByteBudget | None = None
 _making = threading.Lock()
-"""Guards the making of `_purse`."""
+"""Guards the making of `_byte_budget`."""
 
 
 def process_byte_budget() -> ByteBudget:
@@ -123,7 +123,7 @@ def _resize(limit_bytes: int) -> None:
 
 
 def _after_fork() -> None:
-    """Give a forked child its own purse: it runs none of the parent's pipelines."""
+    """Give a forked child its own budget: it runs none of the parent's pipelines."""
     global _making, _byte_budget
     _making, _byte_budget = threading.Lock(), None
 
@@ -153,7 +153,7 @@ class Reservation:
 
 
 class Reservations:
-    """One pipeline's dealings with the purse. Guarded by its engine's lock."""
+    """What one pipeline has of the budget. Guarded by its engine's lock."""
 
     def __init__(self, byte_budget: ByteBudget, notify: Callable[[], None]) -> None:
         self.byte_budget = byte_budget

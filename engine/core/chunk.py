@@ -1,4 +1,4 @@
-"""What is handed over: a chunk of planned rows, the lease on it, and its outcome."""
+"""What is handed over: a batch in flight, its chunks of planned rows, and their leases."""
 
 from __future__ import annotations
 
@@ -156,16 +156,12 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
     return found
 
 
-# A flight: one batch on its way from the plan to the trainer.
-
-
 class RowBuffer(Protocol):
-    """Where a batch's rows go; the flow only carries it."""
+    """Where a batch's rows go; the core only carries it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its memory, if that is open."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -219,11 +219,9 @@ class Batches(Protocol):
 
     def batch(self, step: int) -> BatchPlan:
         """Return the batch of a global step."""
-        ...
 
     def rows(self, plan: BatchPlan, /) -> Rows:
         """Return this rank's samples of it."""
-        ...
 
 
 @dataclass(slots=True, eq=False, repr=False)

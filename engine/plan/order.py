@@ -1,4 +1,7 @@
-"""Which sample stands where in an epoch: a chain of steps, each traced in O(1)."""
+"""Which sample stands where in an epoch: a chain of steps, each traced in O(1).
+
+A shuffled order, too, is computed where it is looked at, and stored nowhere.
+"""
 
 from __future__ import annotations
 
@@ -253,8 +256,6 @@ def selection(
     chosen.flags.writeable = False
     return chosen
 
-
-# A shuffled order that is computed where it is looked at, and stored nowhere.
 
 # Up to this length the permutation is made by sorting, which is exactly uniform; a
 # network over so few values would show (an even number of halves yields even

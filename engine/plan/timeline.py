@@ -1,4 +1,12 @@
-"""The batches of all epochs as a few runs of equal size: each one found in O(log)."""
+"""The batches of all epochs as a few runs of equal size: each one found in O(log).
+
+What a batch is like is a pure function of where it stands, never of a clock. A schedule
+answers two questions. `at`: what is in force for the batch that starts here?
+`next_change`: until where, at least, does its global size hold? The second makes
+lengths and random access exact without walking over the steps. What does not change how
+many batches there are (image size, learning rate, momentum) may differ at every step and
+needs no change announced.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +28,6 @@ __all__ = [
     "Span",
     "Timeline",
 ]
-
-# What a batch is like, as a pure function of where it stands: never of a clock.
-#
-# A schedule answers two questions. `at`: what is in force for the batch that starts here?
-# `next_change`: until where, at least, does its global size hold? The second makes
-# lengths and random access exact without walking over the steps (see `timeline`).
-# Everything that does not change how many batches there are (image size, learning rate,
-# momentum) may differ at every step and needs no change announced.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A program whose functions are coroutine functions, run in an event loop.
 
 The rows of a chunk are awaited one after the other: what waits long is leased row by
-row (flow.py sizes leases by time), and many leases wait at once.
+row (core.py sizes leases by time), and many leases wait at once.
 """
 
 from __future__ import annotations

@@ -36,15 +36,12 @@ __all__ = [
     "Work",
 ]
 
-# The rows of a chunk while they are worked on: samples, failures, who watches.
-
 
 class Sink(Protocol):
     """Takes the rows of a batch."""
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         """Put one sample into each of `rows`; return the bytes they take."""
-        ...
 
 
 class Watch(Protocol):
@@ -52,7 +49,6 @@ class Watch(Protocol):
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Hand `items` through, noting the row each belongs to as it is taken."""
-        ...
 
 
 @dataclass(slots=True)
@@ -123,19 +119,15 @@ class Operation(Protocol):
     @property
     def stage(self) -> str:
         """As the log and errors show it."""
-        ...
 
     def enter(self, number: int) -> None:
         """Be told that this is worker process `number`, before its first chunk."""
-        ...
 
     def run(self, work: Work) -> None:
         """Do it to all rows of `work`."""
-        ...
 
     def leave(self) -> None:
         """Be told that this worker process is about to end."""
-        ...
 
 
 FAILED = object()

@@ -27,11 +27,9 @@ class DeviceEvent(Protocol):
 
     def query(self) -> bool:
         """Whether all before it is done. Does not wait."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until it is."""
-        ...
 
 
 class Bus(Protocol):
@@ -42,18 +40,15 @@ class Bus(Protocol):
 
     def side(self) -> AbstractContextManager[Any]:
         """Within it, what torch does on the device is issued on the bus."""
-        ...
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Issue a copy of a tensor of the host; return it as it will be. In `side`.
 
         From memory that is not pinned it is done, for the host, when this returns.
         """
-        ...
 
     def mark(self) -> DeviceEvent:
         """Return the place after all that was issued so far."""
-        ...
 
     def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
         """Let the trainer's stream have tensors of the bus, from `mark` on.
@@ -61,7 +56,6 @@ class Bus(Protocol):
         Their memory, when they have died, is not used again before that stream is
         through with them.
         """
-        ...
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return pinned host memory, `uint8 [nbytes]`.
@@ -69,19 +63,15 @@ class Bus(Protocol):
         Raises:
             RuntimeError: there is none to be had.
         """
-        ...
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the host lies in pinned memory."""
-        ...
 
     def register(self, address: int, nbytes: int) -> bool:
         """Pin memory that is there already; return whether it could be done."""
-        ...
 
     def unregister(self, address: int) -> None:
         """Undo it, once nothing issued before reads from there."""
-        ...
 
 
 PORTABLE = 1

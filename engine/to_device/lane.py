@@ -41,7 +41,7 @@ class Ahead(NamedTuple):
 
 
 class Lane:
-    """StatusPage a host's batches over on the device. For the trainer's thread.
+    """Hands a host's batches over on the device. For the trainer's thread.
 
     Args:
         bus: to the device.

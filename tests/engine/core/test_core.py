@@ -165,6 +165,21 @@ def test_rows_left_over_by_a_split_wake_another_worker() -> None:
     assert one.asleep == [0, 0]
 
 
+def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None:
+    one = course([1], [1])
+    one.set_workers(0, 2)
+    one.set_prefetch(0, 4)
+    one.take(0)
+    one.take(0)
+    one.settle(0, Settling())
+    one.take(0)
+    assert one.asleep == [2]  # nobody knows yet what a batch holds
+    one.deliver(0)
+    assert one.asleep == [1]
+    one.take(0)
+    assert one.asleep == [0]
+
+
 def test_unfinished_rows_go_back_to_the_front() -> None:
     one = course([6], [1])
     one.core.segments[0].learn(LEASE_NS // 3, LEASE_NS // 3, 1)
