@@ -24,7 +24,7 @@ import typer
 
 from . import config
 from .cache.housekeeping import NoCacheError, clear, entries, verify
-from .errors import PenstockError, SpecError
+from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
 from .system.resources import effective_cpus
 
@@ -50,8 +50,10 @@ def run_script(
     Raises:
         SpecError: there is no such script.
     """
-    if not module and not Path(target).is_file():
-        raise SpecError(f"there is no script {target!r}; `-m` runs a module")
+    check(
+        module or Path(target).is_file(),
+        f"there is no script {target!r}; `-m` runs a module",
+    )
     with tempfile.TemporaryDirectory(prefix="penstock-run_script-") as folder:
         files = prefix or str(Path(folder) / "run_script")
         torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .errors import SpecError, checked_seed
+from .errors import check, checked_seed
 from .system.resources import Budget, parse_bytes
 
 __all__ = [
@@ -113,8 +113,10 @@ def get_seed() -> int:
 
 def set_cpu_budget(cores: float) -> None:
     """Let all pipelines of this process use so many cores (default: all it may)."""
-    if not isinstance(cores, (int, float)) or not cores > 0:
-        raise SpecError(f"`cores` must be > 0, got {cores!r}")
+    check(
+        isinstance(cores, (int, float)) and cores > 0,
+        f"`cores` must be > 0, got {cores!r}",
+    )
     _set(cpu_budget=float(cores))
 
 
@@ -156,6 +158,8 @@ def _set(**changes: object) -> None:
 
 
 def _count(name: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SpecError(f"`{name}` must be an int >= {least}, got {value!r}")
+    check(
+        isinstance(value, int) and not isinstance(value, bool) and value >= least,
+        f"`{name}` must be an int >= {least}, got {value!r}",
+    )
     return value

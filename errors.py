@@ -63,10 +63,9 @@ def checked_seed(seed: int) -> int:
         value = operator.index(seed)
     except TypeError:
         value = -1
-    if not 0 <= value < 2**64:
-        message = (
-            f"`seed` must be an int, >= 0 and < 2**64, got {seed!r}; "
-            "pass for instance seed=0"
-        )
-        raise SpecError(message)
+    check(
+        0 <= value < 2**64,
+        f"`seed` must be an int, >= 0 and < 2**64, got {seed!r}; "
+        "pass for instance seed=0",
+    )
     return value

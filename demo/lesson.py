@@ -46,11 +46,10 @@ def cached_photos(progress: Callable[[int, int], None]) -> Path:
     try:
         return draw_photos(folder, PHOTOS, quality=QUALITY, progress=progress)
     except OSError as error:
-        message = (
+        raise SpecError(
             f"the photos of the demo must be drawn into {folder}, got {error}; set "
             "XDG_CACHE_HOME to a folder with 30 MB to spare, or pass --data DIR"
-        )
-        raise SpecError(message) from error
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node=4 --max-restarts=3 examples/elastic_resume.py
     torchrun --standalone --nproc-per-node=2 examples/elastic_resume.py  # goes on there
 
-A checkpoint holds the model, the optimiser and the pipeline's state, which is the same
+All is kept in `--folder`, else in a folder among the temporary ones, from which the next
+run goes on. A checkpoint holds the model, the optimiser and the pipeline's state, which is the same
 on every rank and fits any number of them: the global batches that follow are the same,
 shared out among whoever is there. Each step's samples are written to `steps.jsonl`, so
 that you can look: every sample of an epoch is there once.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -134,10 +136,15 @@ def join() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
+def temporary() -> Path:
+    """Return a folder that all ranks of all attempts agree on."""
+    return Path(tempfile.gettempdir()) / f"penstock_elastic_{os.getuid()}"
+
+
 def main() -> None:
     """Parse the command line, and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("elastic_run"))
+    parser.add_argument("--folder", type=Path, default=temporary())
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.05)

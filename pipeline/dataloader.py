@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
-from ..errors import SpecError
+from ..errors import check
 from .session import Epoch, Loop, Slot
 
 if TYPE_CHECKING:
@@ -128,8 +128,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__init__(dataset, *args, **kwargs)
         own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
         for name, value in own.items():
-            if value is not None and type(value) is not bool:
-                raise SpecError(f"`{name}` must be True, False or None, got {value!r}")
+            check(
+                value is None or type(value) is bool,
+                f"`{name}` must be True, False or None, got {value!r}",
+            )
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps

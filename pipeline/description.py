@@ -14,7 +14,7 @@ from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
 from ..engine.plan import Order, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
-from ..errors import SpecError, check
+from ..errors import check
 from ..system.resources import parse_bytes
 from .sources import Folder, is_iterable
 from .stages import (
@@ -292,8 +292,10 @@ class Description:
             SpecError: no tier is given; or what comes before is random, filtered or
                 iterable, so that there is nothing to find a sample by.
         """
-        if not isinstance(disk, (str, os.PathLike, type(None))):
-            raise SpecError(f"`disk` must be the path of a folder, got {disk!r}")
+        check(
+            isinstance(disk, (str, os.PathLike, type(None))),
+            f"`disk` must be the path of a folder, got {disk!r}",
+        )
         stage = CacheStage(
             parse_bytes(ram) if ram else 0,
             None if disk is None else Path(disk),

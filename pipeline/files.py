@@ -179,11 +179,10 @@ class Store:
         try:
             return get_filesystem_class(self.protocol)
         except (ImportError, ValueError) as error:
-            text = (
+            raise SpecError(
                 f"`from_files` cannot read {self.url!r}: {error}; give a path, or a "
                 "URL of a protocol that fsspec knows, and install what it asks for"
-            )
-            raise SpecError(text) from error
+            ) from error
 
     def is_web(self) -> bool:
         """Whether it is read by HTTP."""
@@ -275,8 +274,8 @@ async def download(files: Any, patience: Patience, url: str) -> bytes:
             patience.check_size(len(content), url)
     if response.status in (204, 206) or length not in (None, len(content)):
         raise ShortBodyError(
-            f"{url}: {len(content)} bytes came, of {length or 'more'}, with status"
-            f" {response.status}"
+            f"{url} came in part: {len(content)} bytes, where the server announced"
+            f" {length}, with status {response.status}"
         )
     return bytes(content)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .. import config
 from ..engine.plan import BatchPlan, Cursor, Shard
 from ..engine.recipe import AS_SHIPPED, Options
-from ..errors import SpecError
+from ..errors import check
 from .description import Description
 from .session import Epoch, Slot
 from .stages import Defaults, Stage
@@ -113,8 +113,10 @@ class Pipeline(Description):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop at the start of this epoch."""
-        if type(epoch) is not int or epoch < 0:
-            raise SpecError(f"`epoch` must be an int >= 0, got {epoch!r}")
+        check(
+            type(epoch) is int and epoch >= 0,
+            f"`epoch` must be an int >= 0, got {epoch!r}",
+        )
         self._epoch, self._next, self._run = epoch, None, None
 
     @property

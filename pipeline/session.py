@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from .. import config
 from ..engine.plan import Cursor
-from ..errors import PenstockError, SpecError
+from ..errors import PenstockError, check
 
 if TYPE_CHECKING:
     from ..autotune.policies.per_regime import Values
@@ -186,12 +186,12 @@ class Slot:
         from ..autotune.log import announce
 
         names = [segment.name for segment in recipe.segments]
-        if not saved.operators & set(names):
-            raise SpecError(
-                f"the autotune result is of another pipeline: it knows"
-                f" {sorted(saved.operators)}, this one has {names}; load the file of a"
-                " run of this pipeline"
-            )
+        check(
+            saved.operators & set(names),
+            f"the autotune result is of another pipeline: it knows"
+            f" {sorted(saved.operators)}, this one has {names}; load the file of a"
+            " run of this pipeline",
+        )
         cores = config.budget().cpu_cores
         if saved.fits(cores):
             self._loaded, self._found = saved, None

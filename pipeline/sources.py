@@ -70,8 +70,7 @@ class Folder(Sequence[tuple[bytes, int]]):
             )
         found = [(c.name, list_images(c)) for c in sorted(top.iterdir()) if c.is_dir()]
         classes = [(name, files) for name, files in found if files]
-        if not classes:
-            raise SpecError(empty(top, [name for name, _ in found]))
+        check(classes, empty(top, [name for name, _ in found]))
         names, paths, labels = [], [], []
         for label, (name, files) in enumerate(classes):
             names.append(name)

@@ -140,17 +140,15 @@ def claim(root: Path, recipe: PhotoRecipe) -> None:
     if not names:
         write_whole(manifest, recipe.manifest().encode())
     elif MANIFEST not in names:
-        message = (
+        raise SpecError(
             f"`folder` must be empty or drawn by this function, got {root} with other "
             "files in it; give a new folder"
         )
-        raise SpecError(message)
     elif (there := manifest.read_text()) != recipe.manifest():
-        message = (
+        raise SpecError(
             "`folder` must be empty or drawn with the same arguments, got "
             f"{root} with {there}; give another folder, or remove this one"
         )
-        raise SpecError(message)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import SpecError
+from ..errors import check
 
 __all__ = [
     "Budget",
@@ -50,18 +50,16 @@ class Budget:
     """True where `cpu_cores` are all there are, and so cannot be exceeded."""
 
     def __post_init__(self) -> None:
-        if not self.cpu_cores > 0:
-            msg = (
-                f"the CPU budget must be above 0 cores, got {self.cpu_cores};"
-                " leave it out to use what affinity and cgroup allow"
-            )
-            raise SpecError(msg)
-        if self.memory_bytes < 1:
-            msg = (
-                f"the memory budget must be >= 1 byte, got {self.memory_bytes};"
-                " leave it out to use a quarter of the free memory"
-            )
-            raise SpecError(msg)
+        check(
+            self.cpu_cores > 0,
+            f"the CPU budget must be above 0 cores, got {self.cpu_cores};"
+            " leave it out to use what affinity and cgroup allow",
+        )
+        check(
+            self.memory_bytes >= 1,
+            f"the memory budget must be >= 1 byte, got {self.memory_bytes};"
+            " leave it out to use a quarter of the free memory",
+        )
 
     @classmethod
     def of_machine(
@@ -87,16 +85,15 @@ def parse_bytes(size: int | str) -> int:
         SpecError: it is no size, or less than one byte.
     """
     match = QUANTITY.fullmatch(str(size)) if not isinstance(size, bool) else None
-    factor = UNITS.get(match[2].upper()) if match else None
-    if match is None or factor is None or float(match[1]) * factor < 1:
-        msg = (
-            f"a size must be a number of bytes >= 1 or a text such as '4GB' or"
-            f" '512MiB', got {size!r}; units are KB, MB, GB, TB and KiB, MiB, GiB, TiB"
-        )
-        raise SpecError(msg)
-    return (
-        int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+    number, unit = match.groups() if match else ("0", "")
+    factor = UNITS.get(unit.upper(), 0)
+    nbytes = int(number) * factor if number.isdigit() else int(float(number) * factor)
+    check(
+        nbytes >= 1,
+        f"a size must be a number of bytes >= 1 or a text such as '4GB' or"
+        f" '512MiB', got {size!r}; units are KB, MB, GB, TB and KiB, MiB, GiB, TiB",
     )
+    return nbytes
 
 
 def effective_cpus(proc: Path = PROC, cgroup: Path = CGROUP) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint.key import Keys, fingerprint
 from ...cache.tiers import Opening
-from ...errors import SpecError, check
+from ...errors import check
 from ...system.printing import name_of
 from ..files import AsyncFiles, Files
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
@@ -58,12 +58,12 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
     ]
     if not plain or executor_of(source) != "async":
         return stages
-    if not isinstance(source.dataset, AsyncFiles):
-        raise SpecError(
-            f"{name_of(plain[0].function)} is a plain function between a data set that"
-            " is awaited and a cache; write it with async def, or put the cache before"
-            " it"
-        )
+    check(
+        isinstance(source.dataset, AsyncFiles),
+        f"{name_of(plain[0].function)} is a plain function between a data set that"
+        " is awaited and a cache; write it with async def, or put the cache before"
+        " it",
+    )
     files = source.dataset
     threaded = Files(files.store, files.paths, files.labels, files.shown)
     executor = "auto" if source.executor == "async" else source.executor

@@ -12,7 +12,7 @@ from ...engine.plan.timeline import Schedule
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
-from ...errors import SpecError
+from ...errors import SpecError, check
 from ..description import order_of
 from ..schedule import Scheduled
 from ..sources import identity_of
@@ -129,11 +129,11 @@ def _work(stages: Sequence[Stage]) -> list[Numbered]:
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
     """Whether batches can only be made of what is left over at run time."""
     repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
-    if repack and shard.size > 1:
-        raise SpecError(
-            f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
-            "which could end at different steps; use select() with the indices to keep"
-        )
+    check(
+        not repack or shard.size == 1,
+        f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
+        "which could end at different steps; use select() with the indices to keep",
+    )
     return repack
 
 
@@ -157,11 +157,11 @@ def _plan(
 ) -> Plan:
     schedule: Schedule
     if scheduled is not None:
-        if repack:
-            raise SpecError(
-                "a schedule needs batches that are planned, and filter() and iterable"
-                " datasets have none; use select() with the indices to keep"
-            )
+        check(
+            not repack,
+            "a schedule needs batches that are planned, and filter() and iterable"
+            " datasets have none; use select() with the indices to keep",
+        )
         schedule = scheduled.resolve(shard.size)
     else:
         size = batch.global_size or (batch.size or 0) * shard.size
@@ -178,13 +178,13 @@ def check_microbatches(plan: Plan, count: int) -> None:
     """Raise `SpecError` where some batch is not `count` equal parts on every rank."""
     whole = plan.shard.size * count
     for run in plan.timeline.runs:
-        if run.size % whole:
-            raise SpecError(
-                f"{count} microbatches on {plan.shard.size} ranks need batches that"
-                f" {whole} divides, got {run.size} (in force from epoch {run.epoch})"
-            )
-    if plan.shard.size == 1 and not plan.drop_last:
-        raise SpecError(
-            "microbatches are of equal sizes, which an epoch's short last batch has"
-            " not; say batch(..., drop_last=True)"
+        check(
+            run.size % whole == 0,
+            f"{count} microbatches on {plan.shard.size} ranks need batches that"
+            f" {whole} divides, got {run.size} (in force from epoch {run.epoch})",
         )
+    check(
+        plan.shard.size > 1 or plan.drop_last,
+        "microbatches are of equal sizes, which an epoch's short last batch has"
+        " not; say batch(..., drop_last=True)",
+    )

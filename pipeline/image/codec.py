@@ -105,11 +105,10 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
         return None
     limit = PIL.Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
-        message = (
+        raise ValueError(
             f"an image may have {2 * limit} pixels (twice PIL.Image.MAX_IMAGE_PIXELS), "
             f"got {height} x {width}; if you trust the file, raise that limit"
         )
-        raise ValueError(message)
     return height, width
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...errors import SpecError
+from ...errors import SpecError, check
 from .codec import decode_reduced, image_size
 from .geometry import (
     Box,
@@ -151,11 +151,10 @@ class center_crop:
         image = require_image(value)
         height, width, _ = image.shape
         if min(height, width) < self.size:
-            message = (
+            raise ValueError(
                 f"`center_crop({self.size})` needs {self.size} pixels on both sides, "
                 f"got {height} x {width}; put resize_short_side({self.size}) before it"
             )
-            raise ValueError(message)
         # A copy, so that the batch does not keep the whole photo alive.
         return central_box(height, width, self.size, self.size).cut(image).copy()
 
@@ -188,12 +187,11 @@ class decode_random_resized_crop:
     def __post_init__(self) -> None:
         check_crop(self.size, self.scale, self.ratio)
         check_probability("flip", self.flip)
-        if not self.reducing_gap >= 1:
-            message = (
-                f"`reducing_gap` must be >= 1, got {self.reducing_gap}; below that the "
-                "crop would be decoded smaller than `size`"
-            )
-            raise SpecError(message)
+        check(
+            self.reducing_gap >= 1,
+            f"`reducing_gap` must be >= 1, got {self.reducing_gap}; below that the "
+            "crop would be decoded smaller than `size`",
+        )
 
     def __call__(
         self,
@@ -227,11 +225,10 @@ def wanted_size(size: int | None, ctx: SizedContext | None) -> int:
     if size is None:
         size = None if ctx is None else ctx.image_size
     if size is None:
-        message = (
+        raise SpecError(
             "`size` is None and the context has no `image_size`; give the operator a "
             "size, or the pipeline a schedule with image sizes"
         )
-        raise SpecError(message)
     return size
 
 
@@ -239,29 +236,29 @@ def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
     """Raise `SpecError` unless a random resized crop can be made of these."""
     if size is not None:
         check_size(size)
-    if not 0 < scale[0] <= scale[1] <= 1:
-        message = (
-            f"`scale` must be (least, greatest) with 0 < least <= greatest <= 1, got "
-            f"{scale}; (0.08, 1.0) is usual"
-        )
-        raise SpecError(message)
-    if not 0 < ratio[0] <= ratio[1]:
-        message = (
-            "`ratio` must be (least, greatest) with 0 < least <= greatest, got "
-            f"{ratio}; (3/4, 4/3) is usual"
-        )
-        raise SpecError(message)
+    check(
+        0 < scale[0] <= scale[1] <= 1,
+        f"`scale` must be (least, greatest) with 0 < least <= greatest <= 1, got "
+        f"{scale}; (0.08, 1.0) is usual",
+    )
+    check(
+        0 < ratio[0] <= ratio[1],
+        "`ratio` must be (least, greatest) with 0 < least <= greatest, got "
+        f"{ratio}; (3/4, 4/3) is usual",
+    )
 
 
 def check_size(size: object) -> None:
     """Raise `SpecError` unless `size` is a side in pixels."""
-    if not isinstance(size, int) or size < 1:
-        message = f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual"
-        raise SpecError(message)
+    check(
+        isinstance(size, int) and size >= 1,
+        f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual",
+    )
 
 
 def check_probability(name: str, value: float) -> None:
     """Raise `SpecError` unless `value` is within 0 and 1."""
-    if not 0 <= value <= 1:
-        message = f"`{name}` must be a probability, 0 to 1, got {value}; 0.5 is usual"
-        raise SpecError(message)
+    check(
+        0 <= value <= 1,
+        f"`{name}` must be a probability, 0 to 1, got {value}; 0.5 is usual",
+    )

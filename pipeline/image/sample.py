@@ -54,11 +54,10 @@ def require_image(value: object) -> Image:
         and value.size > 0
     ):
         return value
-    message = (
+    raise SampleError(
         f"an image must be a numpy array uint8 [H, W, 3], got {described(value)}; "
         f"put `.map(ps.image.decode)` before this for files; {CURE}"
     )
-    raise SampleError(message)
 
 
 def described(value: object) -> str:

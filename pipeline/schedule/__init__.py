@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import SpecError
+from ...errors import check
 from .curves import Constant, Curve, Function, Ramp, Stages, Unit, as_curve, table_of
 from .policy import parse
 from .scheduled import Coupling, Scheduled
@@ -118,11 +118,10 @@ def stages(
     names = {name for row in rows for name in row} - {"until"}
     curves: dict[str, Any] = {}
     for name in sorted(names):
-        if not rows or name not in rows[0]:
-            raise SpecError(
-                f"the first stage must say `{name}`, as a later one does; got"
-                f" {rows[:1]!r}"
-            )
+        check(
+            rows and name in rows[0],
+            f"the first stage must say `{name}`, as a later one does; got {rows[:1]!r}",
+        )
         table, value = {}, None
         for start, row in zip(starts, rows, strict=True):
             value = row.get(name, value)
@@ -159,11 +158,11 @@ def of(
         SpecError: no batch size or two, or a value that is neither number nor curve.
     """
     given = batch_size if global_batch_size is None else global_batch_size
-    if given is None or (batch_size is None) == (global_batch_size is None):
-        raise SpecError(
-            "a schedule needs `batch_size`, of one rank, or `global_batch_size`, of"
-            f" all; got {batch_size!r} and {global_batch_size!r}"
-        )
+    check(
+        (batch_size is None) != (global_batch_size is None),
+        "a schedule needs `batch_size`, of one rank, or `global_batch_size`, of"
+        f" all; got {batch_size!r} and {global_batch_size!r}",
+    )
     return Scheduled(
         as_curve("batch_size", given),
         global_batch_size is None,

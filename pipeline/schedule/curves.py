@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
 from ...engine.plan import Change, Place
-from ...errors import SpecError
+from ...errors import SpecError, check
 
 __all__ = [
     "Constant",
@@ -76,11 +76,11 @@ class Stages:
     def __post_init__(self) -> None:
         check_unit(self.unit)
         ascending = all(a < b for a, b in pairwise(self.starts))
-        if not self.starts or self.starts[0] != 0 or not ascending:
-            raise SpecError(
-                "a table of stages must begin at 0 and go up, got starts"
-                f" {list(self.starts)}; write {{0: first, 30: second, ...}}"
-            )
+        check(
+            self.starts and self.starts[0] == 0 and ascending,
+            "a table of stages must begin at 0 and go up, got starts"
+            f" {list(self.starts)}; write {{0: first, 30: second, ...}}",
+        )
 
     def at(self, place: Place) -> float:
         now = count(place, self.unit)
@@ -116,13 +116,15 @@ class Ramp:
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
-        if not 0 <= self.begin < self.end:
-            raise SpecError(
-                f"a ramp must end after it begins, got begin={self.begin} and"
-                f" end={self.end} {self.unit}; begin is 0 or more"
-            )
-        if self.multiple_of is not None and self.multiple_of < 1:
-            raise SpecError(f"`multiple_of` must be >= 1, got {self.multiple_of}")
+        check(
+            0 <= self.begin < self.end,
+            f"a ramp must end after it begins, got begin={self.begin} and"
+            f" end={self.end} {self.unit}; begin is 0 or more",
+        )
+        check(
+            self.multiple_of is None or self.multiple_of >= 1,
+            f"`multiple_of` must be >= 1, got {self.multiple_of}",
+        )
 
     def at(self, place: Place) -> float:
         return self._value(count(place, self.unit), place)
@@ -175,11 +177,11 @@ class Function:
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
-        if self.until is not None and not 0 <= self.until <= MAX_CHANGES:
-            raise SpecError(
-                f"`until` must be 0 to {MAX_CHANGES} {self.unit}, got {self.until};"
-                " count in epochs, or use a ramp"
-            )
+        check(
+            self.until is None or 0 <= self.until <= MAX_CHANGES,
+            f"`until` must be 0 to {MAX_CHANGES} {self.unit}, got {self.until};"
+            " count in epochs, or use a ramp",
+        )
 
     def at(self, place: Place) -> float:
         return self.function(self._argument(place))
@@ -260,5 +262,6 @@ def change(unit: Unit, value: int) -> Change:
 
 def check_unit(unit: str) -> None:
     """Raise `SpecError` where this is no unit."""
-    if unit not in get_args(Unit):
-        raise SpecError(f"`unit` must be one of {get_args(Unit)}, got {unit!r}")
+    check(
+        unit in get_args(Unit), f"`unit` must be one of {get_args(Unit)}, got {unit!r}"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from ...errors import SpecError
+from ...errors import SpecError, check
 
 __all__ = [
     "Stage",
@@ -37,10 +37,10 @@ def parse(policy: str) -> list[Stage]:
         if match is None:
             raise SpecError(f"{part!r} is no stage of a policy; {EXAMPLE}")
         end, image, batch = map(int, match.groups())
-        if end <= (stages[-1][0] if stages else 0) or image < 1 or batch < 1:
-            raise SpecError(
-                f"the stages of a policy must end one after the other, with sizes of 1"
-                f" or more, got {part.strip()!r} in {policy!r}; {EXAMPLE}"
-            )
+        check(
+            end > (stages[-1][0] if stages else 0) and min(image, batch) >= 1,
+            f"the stages of a policy must end one after the other, with sizes of 1"
+            f" or more, got {part.strip()!r} in {policy!r}; {EXAMPLE}",
+        )
         stages.append((end, image, batch))
     return stages

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...engine.plan import Change, Place, Setting
 from ...engine.plan.timeline import Timeline
-from ...errors import SpecError
+from ...errors import check
 from .curves import Constant, Curve, Ramp, Stages
 
 __all__ = [
@@ -43,11 +43,11 @@ class Scheduled:
     """Where its last stage ends, if it says so: what `preview` goes up to."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exponent <= 1:
-            raise SpecError(
-                "`coupling` must be 'none', 'linear', 'sqrt' or a power from 0 to 1,"
-                f" got {self.coupling!r}"
-            )
+        check(
+            0 <= self.exponent <= 1,
+            "`coupling` must be 'none', 'linear', 'sqrt' or a power from 0 to 1,"
+            f" got {self.coupling!r}",
+        )
 
     @property
     def exponent(self) -> float:
@@ -172,11 +172,11 @@ class Scaled:
 
 def whole(name: str, value: float) -> int:
     """Return a size as an int, or raise `SpecError`."""
-    if value != int(value) or value < 1:
-        raise SpecError(
-            f"`{name}` must be a whole number >= 1 everywhere, got {value!r};"
-            " give a ramp `multiple_of=`"
-        )
+    check(
+        value == int(value) and value >= 1,
+        f"`{name}` must be a whole number >= 1 everywhere, got {value!r};"
+        " give a ramp `multiple_of=`",
+    )
     return int(value)
 
 
