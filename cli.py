@@ -33,61 +33,6 @@ __all__ = [
     "run_script",
 ]
 
-# `penstock run_script`: somebody's script, unchanged, with torch's DataLoader replaced.
-
-
-def run_script(
-    target: str, arguments: Sequence[str], *, module: bool, prefix: str
-) -> None:
-    """Run a script as Python would, tuned, and tell at its end what was found.
-
-    Args:
-        target: its path, or the module's name.
-        arguments: what it finds in `sys.argv` behind its own name.
-        module: whether `target` is a module.
-        prefix: of the autotune files; empty: they are temporary.
-
-    Raises:
-        SpecError: there is no such script.
-    """
-    check(
-        module or Path(target).is_file(),
-        f"there is no script {target!r}; `-m` runs a module",
-    )
-    with tempfile.TemporaryDirectory(prefix="penstock-run_script-") as folder:
-        files = prefix or str(Path(folder) / "run_script")
-        torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
-        torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
-        config.set_enable_autotune(enable=True, filepath_prefix=files)
-        try:
-            _as_main(target, arguments, module=module)
-        finally:
-            config.set_enable_autotune(enable=False)
-            if (rank := rank_of_process()) == 0:
-                sys.stderr.write(_told(Path(f"{files}_{rank}.jsonl")))
-
-
-def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run it as `python target` would; how it ends is passed on."""
-    if module:
-        sys.argv = [target, *arguments]
-        sys.path.insert(0, "")
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [target, *arguments]
-        sys.path.insert(0, str(Path(target).resolve().parent))
-        runpy.run_path(target, run_name="__main__")
-
-
-def _told(log: Path) -> str:
-    from .autotune.report import read_report
-
-    found = "nothing: no DataLoader was iterated in a way that penstock can tune."
-    if log.exists():
-        found = str(read_report(log))
-    return f"\n--- penstock: what was found ---\n{found}\n"
-
-
 MIB, GIB = 1 << 20, 1 << 30
 TOLD_EVERY = 10_000
 """Records, while a cache is verified."""
@@ -185,9 +130,60 @@ def run(
     ] = "",
 ) -> None:
     """Run a training script as it is, with its DataLoaders tuned."""
-    # MOVED
-
     run_script(target, context.args, module=module, prefix=log)
+
+
+def run_script(
+    target: str, arguments: Sequence[str], *, module: bool, prefix: str
+) -> None:
+    """Run a script as Python would, tuned, and tell at its end what was found.
+
+    It is unchanged, with torch's DataLoader replaced.
+
+    Args:
+        target: its path, or the module's name.
+        arguments: what it finds in `sys.argv` behind its own name.
+        module: whether `target` is a module.
+        prefix: of the autotune files; empty: they are temporary.
+
+    Raises:
+        SpecError: there is no such script.
+    """
+    check(
+        module or Path(target).is_file(),
+        f"there is no script {target!r}; `-m` runs a module",
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
+        files = prefix or str(Path(folder) / "run")
+        torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
+        torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
+        config.set_enable_autotune(enable=True, filepath_prefix=files)
+        try:
+            _as_main(target, arguments, module=module)
+        finally:
+            config.set_enable_autotune(enable=False)
+            if (rank := rank_of_process()) == 0:
+                sys.stderr.write(_told(Path(f"{files}_{rank}.jsonl")))
+
+
+def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
+    """Run it as `python target` would; how it ends is passed on."""
+    sys.argv = [target, *arguments]
+    if module:
+        sys.path.insert(0, "")
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(target).resolve().parent))
+        runpy.run_path(target, run_name="__main__")
+
+
+def _told(log: Path) -> str:
+    from .autotune.report import read_report
+
+    found = "nothing: no DataLoader was iterated in a way that penstock can tune."
+    if log.exists():
+        found = str(read_report(log))
+    return f"\n--- penstock: what was found ---\n{found}\n"
 
 
 @app.command()

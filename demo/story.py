@@ -1,4 +1,8 @@
-"""The demo from its start to its last line."""
+"""The demo from its start to its last line.
+
+`tell` is the story; `train` its loop, cut into windows that are measured; `Screen` shows
+progress on a terminal, and plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,150 +34,6 @@ __all__ = [
     "train",
     "whole",
 ]
-
-# Where the demo is told: lines and, below them on a terminal, how far it is.
-
-LOGGER = logging.getLogger("penstock.autotune")
-PACE_S = 1.0
-"""Between two lines of progress where there is no bar."""
-REFRESHES_PER_S = 4
-
-Show = Callable[[float, str], None]
-"""Is told how much is done, 0 to 1, and in words."""
-
-
-class Screen:
-    """Standard output: lines from any thread, and one bar at a time."""
-
-    def __init__(self) -> None:
-        terminal = sys.stdout.isatty()
-        self._console = Console(file=sys.stdout, force_terminal=terminal)
-
-    def say(self, line: str) -> None:
-        """Print a line, above the bar if there is one."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def progress(self, what: str) -> Iterator[Show]:
-        """Show how far something is, until the `with` ends."""
-        if not self._console.is_terminal:
-            yield self._lines(what)
-            return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[words]}"),
-        )
-        with Progress(
-            *columns,
-            console=self._console,
-            refresh_per_second=REFRESHES_PER_S,
-            transient=True,
-        ) as bar:
-            task = bar.add_task(what, total=1.0, words="")
-            yield lambda done, words: bar.update(task, completed=done, words=words)
-
-    @contextmanager
-    def decisions(self) -> Iterator[None]:
-        """Print what the autotuner logs, as it falls."""
-        handler, level = _Lines(self), LOGGER.level
-        LOGGER.addHandler(handler)
-        LOGGER.setLevel(logging.INFO)
-        try:
-            yield
-        finally:
-            LOGGER.setLevel(level)
-            LOGGER.removeHandler(handler)
-
-    def _lines(self, what: str) -> Show:
-        last_s = -PACE_S
-
-        def show(done: float, words: str) -> None:
-            nonlocal last_s
-            now_s = time.monotonic()
-            if now_s - last_s >= PACE_S or done >= 1:
-                last_s = now_s
-                self.say(f"{what}: {words}")
-
-        return show
-
-
-class _Lines(logging.Handler):
-    """Prints a logger's records on a screen."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
-        self._screen = screen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._screen.say(f"[autotune] {self.format(record)}")
-
-
-# The demo's loop: training without end, cut into windows that are measured.
-
-WINDOW_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class DemoWindow:
-    """A second or so of training."""
-
-    begin: Reading
-    end: Reading
-    loss: float
-    """Mean over its steps."""
-
-    @property
-    def seen(self) -> Observation:
-        """What the pipeline's monitor saw."""
-        return difference(self.begin, self.end)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples trained on, a second of the clock."""
-        return self.seen.rows_per_s
-
-    @property
-    def wait_share(self) -> float:
-        """Exposed wait as a share of the step, 0 to 1."""
-        return self.seen.trainer.wait_share
-
-    def __str__(self) -> str:
-        return (
-            f"{self.samples_per_s:.0f} samples/s, trainer wait "
-            f"{100 * self.wait_share:.0f}%, loss {self.loss:.2f}"
-        )
-
-
-def whole(windows: Sequence[DemoWindow]) -> DemoWindow:
-    """Return neighbouring windows, at least one, as one."""
-    loss = fmean(window.loss for window in windows)
-    return DemoWindow(windows[0].begin, windows[-1].end, loss)
-
-
-def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
-    """Train, epoch after epoch; yield each window as it ends.
-
-    Closing the iterator stops the pipeline's workers. The first batch, which waits for
-    the workers to start, is in no window.
-    """
-    begin: Reading | None = None
-    losses: list[float] = []
-    for images, labels in endless(pipe):
-        losses.append(lesson.step(images, labels))
-        now = pipe.stats()
-        assert now is not None
-        if begin is None or now.time_s - begin.time_s >= WINDOW_S:
-            if begin is not None:
-                yield DemoWindow(begin, now, fmean(losses))
-            begin, losses = now, []
-
-
-def endless(pipe: Pipeline) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other."""
-    while True:
-        yield from pipe
-
 
 AS_SET_SHARE = 0.2
 """Of the time: on one worker a stage. The rest is tuned."""
@@ -275,3 +135,143 @@ def last_line(before: DemoWindow, after: DemoWindow) -> str:
         f"demo: gain {new / old:.1f}x ({old:.0f} -> {new:.0f} samples/s), trainer wait "
         f"{100 * before.wait_share:.0f}% -> {100 * after.wait_share:.0f}%"
     )
+
+
+WINDOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoWindow:
+    """A second or so of training."""
+
+    begin: Reading
+    end: Reading
+    loss: float
+    """Mean over its steps."""
+
+    @property
+    def seen(self) -> Observation:
+        """What the pipeline's monitor saw."""
+        return difference(self.begin, self.end)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples trained on, a second of the clock."""
+        return self.seen.rows_per_s
+
+    @property
+    def wait_share(self) -> float:
+        """Exposed wait as a share of the step, 0 to 1."""
+        return self.seen.trainer.wait_share
+
+    def __str__(self) -> str:
+        return (
+            f"{self.samples_per_s:.0f} samples/s, trainer wait "
+            f"{100 * self.wait_share:.0f}%, loss {self.loss:.2f}"
+        )
+
+
+def whole(windows: Sequence[DemoWindow]) -> DemoWindow:
+    """Return neighbouring windows, at least one, as one."""
+    loss = fmean(window.loss for window in windows)
+    return DemoWindow(windows[0].begin, windows[-1].end, loss)
+
+
+def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
+    """Train, epoch after epoch; yield each window as it ends.
+
+    Closing the iterator stops the pipeline's workers. The first batch, which waits for
+    the workers to start, is in no window.
+    """
+    begin: Reading | None = None
+    losses: list[float] = []
+    for images, labels in endless(pipe):
+        losses.append(lesson.step(images, labels))
+        now = pipe.stats()
+        assert now is not None
+        if begin is None or now.time_s - begin.time_s >= WINDOW_S:
+            if begin is not None:
+                yield DemoWindow(begin, now, fmean(losses))
+            begin, losses = now, []
+
+
+def endless(pipe: Pipeline) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other."""
+    while True:
+        yield from pipe
+
+
+LOGGER = logging.getLogger("penstock.autotune")
+PACE_S = 1.0
+"""Between two lines of progress where there is no bar."""
+REFRESHES_PER_S = 4
+
+Show = Callable[[float, str], None]
+"""Is told how much is done, 0 to 1, and in words."""
+
+
+class Screen:
+    """Standard output: lines from any thread, and one bar at a time."""
+
+    def __init__(self) -> None:
+        terminal = sys.stdout.isatty()
+        self._console = Console(file=sys.stdout, force_terminal=terminal)
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bar if there is one."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Show]:
+        """Show how far something is, until the `with` ends."""
+        if not self._console.is_terminal:
+            yield self._lines(what)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[words]}"),
+        )
+        with Progress(
+            *columns,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_S,
+            transient=True,
+        ) as bar:
+            task = bar.add_task(what, total=1.0, words="")
+            yield lambda done, words: bar.update(task, completed=done, words=words)
+
+    @contextmanager
+    def decisions(self) -> Iterator[None]:
+        """Print what the autotuner logs, as it falls."""
+        handler, level = _Lines(self), LOGGER.level
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            LOGGER.setLevel(level)
+            LOGGER.removeHandler(handler)
+
+    def _lines(self, what: str) -> Show:
+        last_s = -PACE_S
+
+        def show(done: float, words: str) -> None:
+            nonlocal last_s
+            now_s = time.monotonic()
+            if now_s - last_s >= PACE_S or done >= 1:
+                last_s = now_s
+                self.say(f"{what}: {words}")
+
+        return show
+
+
+class _Lines(logging.Handler):
+    """Prints a logger's records on a screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.say(f"[autotune] {self.format(record)}")

@@ -1,6 +1,3 @@
-"""The engine: plans batches, loads them with workers that may change, hands them over.
-
-README.md has the map.
-"""
+"""What users write, and compiling it into what the engine runs; README.md has the map."""
 
 __all__: list[str] = []

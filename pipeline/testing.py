@@ -1,6 +1,6 @@
-"""Test photos, drawn: a folder of JPEGs that decode and learn like a small photo set.
+"""For tests of pipelines: photos, drawn, and a check that a resume is exact.
 
-A picture is a sky over a ground, strewn with overlapping leaves whose sizes follow a
+The photos are a folder of JPEGs that decode and learn like a small photo set. One is a sky over a ground, strewn with overlapping leaves whose sizes follow a
 power law. Such "dead leaves" have the statistics of natural images: edges at every
 scale and a spectrum that falls as 1/f, on which the size of a JPEG and the time to
 decode it depend (Lee, Mumford, Huang: "Occlusion models for natural images", IJCV
@@ -247,9 +247,6 @@ def noise_tile(number: int) -> Plane:
     noise = np.fft.irfft2(np.fft.rfft2(white) / frequency, s=(TILE, TILE))
     tile: Plane = (noise / noise.std()).astype(np.float32)
     return tile
-
-
-# A check for anybody's pipeline: does it go on exactly where a state was taken?
 
 
 def assert_exact_resume(

@@ -80,10 +80,10 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     check(not found.reads, CHANGES.format(name, " and ctx.".join(found.reads)))
     if found.private_because is not None:
         LOGGER.warning(PRIVATE, name, found.private_because)
-    steps = (f"{type(source.dataset).__name__}({len(source.dataset)})", *_labels(maps))
+    read = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
         name,
-        about=" > ".join(steps),
+        about=" > ".join([read, *(each.label for each in maps)]),
         codec=stage.codec,
         samples=len(source.dataset),
         repeated=REPEATED_DRAWS if found.draws else REPEATED,
@@ -91,10 +91,6 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         disk_limit=stage.disk_limit,
     )
     return Cache(opening, Keys(found), found.digest.hex(), stage.ram)
-
-
-def _labels(maps: Sequence[MapStage]) -> list[str]:
-    return [each.label for each in maps]
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:

@@ -21,7 +21,7 @@ from ..stages import (
     CacheStage,
     Defaults,
     FilterStage,
-    MapStage,
+    PerSample,
     ShuffleStage,
     SourceStage,
     Stage,
@@ -50,20 +50,23 @@ def compile_recipe(
     stages = read_in_threads(stages)
     source = stages[0]
     assert isinstance(source, SourceStage)
-    batch = _batch(stages)
-    if batch is None:
+    found = (each for each in enumerate(stages) if isinstance(each[1], BatchStage))
+    number, batch = next(found, (0, None))
+    if not isinstance(batch, BatchStage):
         raise SpecError(
             "the pipeline has no batch size; end it with .batch(n) before iterating"
         )
-    work = _work(stages)
-    repack = _repacks(source, work, shard)
-    order = order_of(stages)
-    number = next(n for n, stage in enumerate(stages) if stage is batch)
     name = f"Batch(ID:{number})"
+    work: list[Numbered] = [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (PerSample, CacheStage))
+    ]
+    repack = _repacks(source, work, shard)
     buffers = Buffers(
         name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
     )
-    plan = _plan(order, batch, shard, scheduled, repack=repack)
+    plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
     return Recipe(
         plan,
@@ -117,15 +120,6 @@ def compile_drawn(
     return replace(recipe, plan=DrawnPlan(), segments=(segment,))
 
 
-def _work(stages: Sequence[Stage]) -> list[Numbered]:
-    """Return the stages that do something to samples, with their numbers."""
-    return [
-        (number, stage)
-        for number, stage in enumerate(stages)
-        if isinstance(stage, (SourceStage, MapStage, FilterStage, CacheStage))
-    ]
-
-
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
     """Whether batches can only be made of what is left over at run time."""
     repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
@@ -141,10 +135,6 @@ def _seed(stages: Sequence[Stage], defaults: Defaults) -> int:
     """Return the seed of random functions: that of the shuffle, if there is one."""
     seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
     return seeds[-1] if seeds else defaults.seed
-
-
-def _batch(stages: Sequence[Stage]) -> BatchStage | None:
-    return next((stage for stage in stages if isinstance(stage, BatchStage)), None)
 
 
 def _plan(

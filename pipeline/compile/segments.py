@@ -58,19 +58,17 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     """Return what the neighbours that make one segment are to be worked on by."""
     asked = map(executor_of, stages)
     said: Executor = next((each for each in asked if each != "auto"), "auto")
-    source = stages[0] if isinstance(stages[0], SourceStage) else None
-    if source is not None and source.iterable:  # read by one worker
+    source = stages[0]
+    if _is_read_on(source):  # by one worker
         return Kind("thread" if said == "auto" else said)
-    declared = source is None or source.thread_safe is not False
+    declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
     found = filter(None, map(_find_in, stages))
     finding = next(found, None) if declared else None
     safe = declared and finding is None
-    if said == "process":
-        return Kind(said, safe)
-    if said == "thread":
-        return Kind(said, safe, finding)
+    if said != "auto":
+        return Kind(said, safe, finding if said == "thread" else None)
     return Kind(_automatic(stages, safe=safe), safe, finding)
 
 
@@ -119,7 +117,7 @@ def fused(
         defaults: what is taken where nothing is said.
         caches: by the number of their stage.
     """
-    start = 1 + max((at for at, (_, s) in enumerate(work) if is_cache(s)), default=0)
+    start = 1 + max(last_cache(work), 0)
     groups: list[list[Numbered]] = [list(work[:start])]
     for numbered in work[start:]:
         assert not isinstance(numbered[1], CacheStage)
@@ -128,7 +126,9 @@ def fused(
         else:
             groups[-1].append(numbered)
     last = len(groups) - 1
-    samples = _samples(groups[0])
+    source = work[0][1]
+    assert isinstance(source, SourceStage)
+    samples = None if source.iterable else len(source.dataset)
     segments = []
     for at, group in enumerate(groups):
         name = batch_name if at == last else None
@@ -142,11 +142,10 @@ def fused(
     return tuple(segments)
 
 
-def _samples(group: Sequence[Numbered]) -> int | None:
-    """Return how many samples the source has; None: it does not say."""
-    source = _samplers(group)[0]
-    assert isinstance(source, SourceStage)
-    return None if source.iterable else len(source.dataset)
+def last_cache(stages: Sequence[Numbered]) -> int:
+    """Return which of these stages is the last that stores samples; -1: none."""
+    caches = (at for at, (_, s) in enumerate(stages) if isinstance(s, CacheStage))
+    return max(caches, default=-1)
 
 
 def is_repeatable(operation: Operation) -> bool:
@@ -157,11 +156,6 @@ def is_repeatable(operation: Operation) -> bool:
         case Read() | Cached():
             return True
     return False
-
-
-def is_cache(stage: PerSample | CacheStage) -> bool:
-    """Whether it stores samples, rather than making them."""
-    return isinstance(stage, CacheStage)
 
 
 def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
@@ -207,7 +201,9 @@ def _segment(
         all(stage.tune for stage in stages),
         kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
-        movable=all(_movable(stage) for stage in stages),
+        movable=all(
+            executor_of(each) == "auto" and not _is_read_on(each) for each in stages
+        ),
     )
 
 
@@ -244,7 +240,7 @@ def _workers(
 ) -> tuple[int, tuple[int, int]]:
     """Return where the worker count starts, and its bounds."""
     source = stages[0]
-    if executor == "inline" or (isinstance(source, SourceStage) and source.iterable):
+    if executor == "inline" or _is_read_on(source):
         return 1, (1, 1)
     given: Workers = next(
         (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
@@ -258,19 +254,16 @@ def _workers(
     return given or usual, (1, max(most, given or usual))
 
 
-def _movable(stage: PerSample) -> bool:
-    """Whether its workers may be of any kind: an iterable's place is in one process."""
-    iterable = isinstance(stage, SourceStage) and stage.iterable
-    return executor_of(stage) == "auto" and not iterable
+def _is_read_on(stage: PerSample) -> bool:
+    """Whether it is an iterable, whose place is in one process."""
+    return isinstance(stage, SourceStage) and stage.iterable
 
 
 def _operations(
     group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
     """Return what is done to samples; all up to the last cache is one operation."""
-    last = max(
-        (at for at, (_, stage) in enumerate(group) if is_cache(stage)), default=-1
-    )
+    last = last_cache(group)
     steps: list[Step] = []
     sized = False
     for number, stage in group[: last + 1]:

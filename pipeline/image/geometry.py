@@ -1,4 +1,8 @@
-"""Which part of a photo is taken: boxes, drawn at random or central. Pure."""
+"""Which part of a photo is taken, and how it is resized and mirrored. Pure.
+
+Boxes are drawn at random, or central. Pixels are `uint8 [H, W, 3]`; torch works on them
+outside the GIL.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +105,6 @@ def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
     if height <= width:
         return short, max(short, short * width // height)
     return max(short, short * height // width), short
-
-
-# Resizing and mirroring of `uint8 [H, W, 3]` by torch, outside the GIL.
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:

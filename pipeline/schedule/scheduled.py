@@ -75,8 +75,6 @@ class Scheduled:
             epochs: up to which it goes; None: to where the schedule ends, or the epoch
                 after its last change.
         """
-        # MOVED
-
         return preview(self.resolve(world), samples, epochs or self.end_epoch)
 
 
