@@ -6,10 +6,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished
-from .core.chunk import Failure
+from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
-from .plan import BatchPlan, Cursor, DrawnPlan, Plan
+from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
+from .program.randomness import SampleRandom
 
 __all__ = [
     "Delivery",
@@ -19,6 +22,10 @@ __all__ = [
     "PlannedFeed",
     "RepackFeed",
 ]
+
+
+NEAR = 16
+"""Samples before a tail that are tried where all of its own failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ class PlannedFeed:
         in_flight, finished = self._engine.pop()
         self._left -= 1
         plan = in_flight.plan
+        if isinstance(finished, FailedBatch) and finished.failures:
+            finished = self._filled(in_flight, finished)
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
@@ -122,6 +131,44 @@ class PlannedFeed:
         plan = self._note(plan, finished)
         self._last = plan
         return Delivery(finished.data, plan)
+
+    def _filled(
+        self, in_flight: InFlightBatch, failed: FailedBatch
+    ) -> Finished | FailedBatch:
+        """Fill an epoch's short tail whose rows all failed, from the batches before it.
+
+        It may have but one row, so that says little of the data; a regular batch that
+        fails whole is raised. Which sample fills it follows from the plan and the data.
+        """
+        plan = in_flight.plan
+        whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
+        if not (plan.last and plan.batch and plan.n_rows < whole):
+            return failed
+        order = self._plan.order
+        with self._engine.still():  # nobody else is at the dataset meanwhile
+            for position in range(plan.start - 1, -1, -1)[:NEAR]:
+                sample = self._made(order.at(plan.epoch, np.array([position])), plan)
+                if sample:
+                    buffer = self._engine.recipe.buffers.of(plan)
+                    buffer.place(range(plan.n_rows), sample * plan.n_rows)
+                    in_flight = replace(in_flight, buffer=buffer)
+                    finished = self._engine.recipe.buffers.finish(in_flight)
+                    return replace(finished, failures=failed.failures)
+        return failed
+
+    def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
+        """Make one sample as its workers would; None or nothing: it cannot be had."""
+        recipe = self._engine.recipe
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        samples: list[Any] | None = None
+        for segment in recipe.segments:
+            if segment.executor == "async":  # it takes their loop
+                return None
+            random = SampleRandom(recipe.seed)
+            samples = segment.program.run(chunk, samples, None, random).outputs
+            if not samples:
+                break
+        return samples
 
     def _note(self, plan: BatchPlan, finished: Finished) -> BatchPlan:
         if not finished.failures:

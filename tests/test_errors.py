@@ -288,6 +288,22 @@ def test_substitutes_are_the_batchs_next_rows_and_are_marked(kind: Kind) -> None
     assert values == list(indices(batches))
 
 
+def test_a_tail_without_a_healthy_row_is_filled_with_the_nearest_sample_before(
+    kind: Kind,
+) -> None:
+    def refuse(sample: Any) -> Any:
+        if sample[1] in (9, 10):  # a tail of one row, and the sample before it
+            raise ValueError(sample[1])
+        return sample
+
+    pipe = ps.Pipeline.from_dataset(Numbers(11), **kind).map(refuse, **kind)
+    with pipe.batch(5, on_error="substitute", error_budget=1.0) as pipe:
+        for _ in range(2):
+            *_, middle, tail = list(pipe)
+            assert middle[1].tolist() == [5, 6, 7, 8, 5]
+            assert (tail[1].tolist(), tail.plan.substituted) == ([8], (0,))
+
+
 def test_the_stamp_of_the_pipeline_shows_substitutes_too(kind: Kind) -> None:
     with failing(kind, 1, on_error="substitute", error_budget=1.0) as pipe:
         next(iter(pipe))

@@ -68,6 +68,8 @@ class FailedBatch:
     """A batch that cannot be had: the trainer gets the error when it is due."""
 
     error: BaseException
+    failures: tuple[Failure, ...] = ()
+    """All rows, where only a sample of another batch could stand in for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,12 @@ class Buffers:
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
         in_flight.failures.clear()  # a traceback's frames hold it: no cycle
-        fatal = self._fatal(failures, plan)
+        fatal = self._fatal(failures)
         if fatal is not None:
             return FailedBatch(fatal.annotated(plan.epoch, plan.step))
+        if len(failures) == plan.n_rows and not self.keep:
+            first = failures[0].annotated(plan.epoch, plan.step)
+            return FailedBatch(first, tuple(failures))
         rows = tuple(failure.row for failure in failures)
         try:
             return Finished(buffer.collect(rows), tuple(failures))
@@ -112,13 +117,13 @@ class Buffers:
             error.add_note(buffer.blame(plan, in_flight.rows.indices))
             return FailedBatch(error)
 
-    def _fatal(self, failures: list[Failure], plan: BatchPlan) -> Failure | None:
-        """Return the failure that the trainer must be told of, if there is one."""
+    def _fatal(self, failures: list[Failure]) -> Failure | None:
+        """Return the failure that no other sample can stand in for, if there is one."""
         for failure in failures:
-            if failure.cut_short or not isinstance(failure.error, Exception):
-                return failure  # SystemExit and its like are no bad samples
-        healthy = self.keep or len(failures) < plan.n_rows
-        return None if self.substitute and healthy else next(iter(failures), None)
+            ordinary = isinstance(failure.error, Exception)  # SystemExit is none
+            if failure.cut_short or not (ordinary and self.substitute):
+                return failure
+        return None
 
 
 class BatchBuffer:
