@@ -20,6 +20,7 @@ __all__ = [
     "Budget",
     "effective_cpus",
     "effective_memory_bytes",
+    "oom_kills",
     "parse_bytes",
 ]
 
@@ -147,6 +148,19 @@ def _available(proc: Path) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Return how many processes of this control group the kernel ended for memory.
+
+    Both versions of control groups count them, in files of different names.
+    """
+    files = ("memory.events", "memory.oom_control")
+    groups = _groups(proc, cgroup, "memory", up=False)
+    counts = [
+        _fields(group / name).get("oom_kill") for group in groups for name in files
+    ]
+    return max((int(count) for count in counts if count is not None), default=0)
+
+
 def _rests(proc: Path, cgroup: Path) -> Iterator[int]:
     for group in _groups(proc, cgroup, "memory"):
         warm = _fields(group / "memory.stat")
@@ -164,8 +178,10 @@ def _rest(limit: Path, used: Path, kept: str) -> Iterator[int]:
         yield int(most) - int(taken) + int(kept)
 
 
-def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """The control groups that bind this process, its own first, up to each root.
+def _groups(
+    proc: Path, cgroup: Path, controller: str, *, up: bool = True
+) -> Iterator[Path]:
+    """The control groups that bind this process, its own first, `up` to each root.
 
     A namespace may show a path that does not exist here: its files are then simply
     missing, and the groups above it are still read.
@@ -180,7 +196,7 @@ def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
             continue
         parts = [part for part in path.split("/") if part not in {"", ".."}]
         for root in roots:
-            for depth in range(len(parts), -1, -1):
+            for depth in range(len(parts), -1 if up else len(parts) - 1, -1):
                 yield root.joinpath(*parts[:depth])
 
 

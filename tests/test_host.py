@@ -64,7 +64,7 @@ def test_a_batch_is_what_collate_fn_returns(collate: Callable[..., Any]) -> None
 
 
 def test_batches_and_the_pipeline_carry_the_plan() -> None:
-    pipe = ps.Pipeline.from_dataset(Numbers(20)).batch(8, collate_fn=COLLATES["class"])
+    pipe = ps.Pipeline.from_dataset(Numbers(20)).batch(8)
     with pipe.options(host="process") as pipe:
         for at, batch in enumerate(pipe):
             assert batch.plan is pipe.plan

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..batch.layout import ALIGN
-from ..workers.process.handover import copied, nbytes_of
+from ..workers.process.handover import copied
 from ..workers.process.slabs import block_at
 from .cuda import Bus, DeviceEvent
 
@@ -139,7 +139,7 @@ def room_of(tensors: Iterable[torch.Tensor]) -> int:
 
 def room(tensor: torch.Tensor) -> int:
     """Bytes of the cache lines of one."""
-    return -(-nbytes_of(tensor) // ALIGN) * ALIGN
+    return -(-tensor.nbytes // ALIGN) * ALIGN
 
 
 def laid_out(
@@ -148,7 +148,7 @@ def laid_out(
     """Return copies of tensors in `memory`, by the `id` of each."""
     copies, start = {}, 0
     for tensor in tensors:
-        place = copied(tensor, memory[start : start + nbytes_of(tensor)])
+        place = copied(tensor, memory[start : start + tensor.nbytes])
         assert isinstance(place, torch.Tensor)
         copies[id(tensor)] = place
         start += room(tensor)

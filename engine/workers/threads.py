@@ -122,7 +122,7 @@ class Threads:
                 self._threads.discard(threading.current_thread())
 
     def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
-        """Work on one lease. Backoffs on to nothing between two of them."""
+        """Work on one lease. Holds on to nothing between two of them."""
         lease = self._connector.take(meter, self._retires)
         if isinstance(lease, Signal):
             return False

@@ -113,7 +113,7 @@ class Stamped:
 
 
 class Handles:
-    """Backoffs what only this process has."""
+    """Holds what only this process has."""
 
     def __init__(self, file: Any) -> None:
         self.files = {"train": [file]}

@@ -46,7 +46,7 @@ class UnpicklableError(Exception):
 
 
 class Tongue(Exception):
-    """Backoffs what no pickle can hold."""
+    """Holds what no pickle can hold."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, lambda: index)

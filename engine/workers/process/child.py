@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ....system.forking import fork
+from ....system.resources import oom_kills
 from ...batch.layout import Layout
 from ...core.chunk import Chunk, Lease
 from ...core.metrics import WorkerMeter
-from .deaths import cause_of, is_stopped, oom_kills
+from .deaths import cause_of, is_stopped
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 

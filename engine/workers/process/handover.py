@@ -40,7 +40,6 @@ __all__ = [
     "copied",
     "dumps",
     "is_dense",
-    "nbytes_of",
     "recall",
     "travel",
 ]
@@ -162,13 +161,13 @@ class Packer:
         """Copy arrays into one slab."""
         if not arrays:
             return None, []
-        room = sum(-(-nbytes_of(array) // ALIGN) * ALIGN for array in arrays)
+        room = sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays)
         if not room <= self._room <= 2 * room:
             self._room = room + room // 8
         slab, allocate = self._slabs.lend_bytes(self._room)
         copies: list[Array] = []
         for array in arrays:
-            memory = allocate((nbytes_of(array),), torch.uint8)
+            memory = allocate((array.nbytes,), torch.uint8)
             copies.append(copied(array, memory))
         return slab, copies
 
@@ -348,11 +347,6 @@ def address_of(array: Array) -> int:
     if isinstance(array, torch.Tensor):
         return array.data_ptr()
     return int(array.ctypes.data)
-
-
-def nbytes_of(array: Array) -> int:
-    """Return the bytes of all elements."""
-    return int(array.nbytes)
 
 
 def part_of(array: Array, key: int, offset: int) -> ArrayPart:

@@ -27,7 +27,7 @@ from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
 from ....system.wakeup import Wakeup
 from ...batch.buffer import BatchBuffer
-from ...core.chunk import Failure, Lease, Outcome
+from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
@@ -39,7 +39,7 @@ from .deaths import LIMIT, Blame
 from .fork_server import ForkServer, Post
 from .handover import recall
 from .slabs import Slab, SlabPool
-from .worker import Placement, Task
+from .worker import Placement, Task, failed_outcome
 
 __all__ = [
     "READ",
@@ -519,12 +519,9 @@ class ProcessPool:
     ) -> None:
         """Settle the first rows of a lease, or all, with this error."""
         chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
-        failures = [
-            Failure(error, self._stage, int(index), chunk.first_row + at)
-            for at, index in enumerate(chunk.indices)
-        ]
         self._blame.acquit(chunk)
-        self._connector.settle(lease, Outcome(len(chunk), failures=failures), meter)
+        outcome = failed_outcome(chunk, self._stage, error)
+        self._connector.settle(lease, outcome, meter)
 
     def _end_all(self) -> None:
         """Stop every child, and hear of nothing any more."""

@@ -11,8 +11,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,14 +31,12 @@ __all__ = [
     "Placement",
     "Task",
     "Worker",
+    "failed_outcome",
     "use_one_thread",
 ]
 
-# What crosses the pipe between the trainer and a worker process.
 
-
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a worker may write its rows: a batch's slab, and how rows lie in it."""
 
     key: int
@@ -49,29 +47,17 @@ class Placement:
     """None: that of the task before."""
     rows: int
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Placement, (self.key, self.nbytes, self.sent, self.layout, self.rows)
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A lease, or the first rows of one, as a worker process needs it.
-
-    It and what it holds say themselves how they are pickled, as that is done for each
-    lease: what dataclasses do by themselves takes six times as long.
-    """
+class Task(NamedTuple):
+    """A lease, or the first rows of one, as it is sent to a worker process."""
 
     number: int
-    """Told back with the outcome: a worker may have several at a time."""
+    """Sent back with the outcome: a worker may have several at a time."""
     chunk: Chunk
     inputs: list[Any] | None
     placement: Placement | None
     forget: frozenset[int] = frozenset()
     """Keys of slabs that are the trainer's alone now: to be unmapped."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        rest = self.number, self.chunk, self.inputs, self.placement
-        return Task, (*rest, self.forget) if self.forget else rest
 
 
 THREAD_CAPS = (
@@ -153,7 +139,7 @@ class Worker:
             self._program.leave()
 
     def _serve(self, random: SampleRandom, hand: LaneStatus) -> bool:
-        """Do one task. Backoffs on to nothing between two of them."""
+        """Do one task. Holds on to nothing between two of them."""
         with self._receiving:
             task = self._end.receive()
             sink = self._open(task) if isinstance(task, Task) else None
@@ -230,11 +216,18 @@ def unsendable(
         f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text or "
         'bytes, or use executor="thread"'
     )
+    failed = failed_outcome(chunk.part(0, outcome.done), stage, SampleError(text))
+    failed.run_ns = outcome.run_ns
+    return failed
+
+
+def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
+    """Return the outcome of a chunk all of whose rows failed with this error."""
     failures = [
-        Failure(SampleError(text), stage, int(index), chunk.first_row + at)
+        Failure(error, stage, int(index), chunk.first_row + at)
         for at, index in enumerate(chunk.indices)
     ]
-    return Outcome(outcome.done, failures=failures, run_ns=outcome.run_ns)
+    return Outcome(len(chunk), failures=failures)
 
 
 class Mapped:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.workers.process.deaths import cause_of, is_stopped, oom_kills
+from penstock.engine.workers.process.deaths import cause_of, is_stopped
+from penstock.system.resources import oom_kills
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def sleeper() -> Iterator[int]:
         (signal.SIGKILL, (4, 5), "by the system's out-of-memory killer"),
         (signal.SIGTERM, (4, 5), "killed by signal 15 (SIGTERM)"),
         (signal.SIGRTMIN + 1, (0, 0), "killed by signal 35"),
-        (None, (0, 0), "not known, as the template ended, too"),
+        (None, (0, 0), "not known, as the fork server ended, too"),
     ],
 )
 def test_the_end_is_told_with_what_is_known(

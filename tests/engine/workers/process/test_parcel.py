@@ -20,7 +20,7 @@ from support.datasets import Numbers
 
 
 class Locked:
-    """Backoffs what no process can send to another."""
+    """Holds what no process can send to another."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
