@@ -1,7 +1,7 @@
-"""A bell that is rung with the gate's lock held: it never waits, and keeps the GIL.
+"""A wakeup sent with the engine lock held: it never waits, and keeps the GIL.
 
 `os.eventfd_write` lets go of the GIL, so another thread would run into the lock that
-the ringer holds, and both be put to sleep and woken for nothing, thousands of times a
+the sender holds, and both be put to sleep and woken for nothing, thousands of times a
 second. A function of `ctypes.PyDLL` keeps it.
 """
 
@@ -33,10 +33,10 @@ class Wakeup:
             _libc.eventfd_write(self._descriptor, ctypes.c_uint64(1))
 
     def clear(self) -> None:
-        """Take note: it is not ready any more. For the one who waits."""
+        """Make it not ready again. For the thread that waits."""
         os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Ring no more. Who rings holds the same lock as who closes."""
+        """Close it. Whoever notifies holds the same lock as whoever closes."""
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)

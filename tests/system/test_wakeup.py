@@ -7,20 +7,20 @@ import select
 from penstock.system.wakeup import Wakeup
 
 
-def rung(wakeup: Wakeup) -> bool:
+def notified(wakeup: Wakeup) -> bool:
     return bool(select.select([wakeup], [], [], 0)[0])
 
 
-def test_it_is_heard_once_however_often_it_was_rung() -> None:
+def test_it_is_heard_once_however_often_it_was_notified() -> None:
     wakeup = Wakeup()
-    assert not rung(wakeup)
+    assert not notified(wakeup)
     for _ in range(3):
-        wakeup.ring()
-    assert rung(wakeup)
-    wakeup.hear()
-    assert not rung(wakeup)
-    wakeup.ring()
-    assert rung(wakeup)
+        wakeup.notify()
+    assert notified(wakeup)
+    wakeup.clear()
+    assert not notified(wakeup)
+    wakeup.notify()
+    assert notified(wakeup)
     wakeup.close()
 
 
@@ -28,6 +28,6 @@ def test_nobody_is_disturbed_once_it_is_closed() -> None:
     wakeup = Wakeup()
     wakeup.close()
     again = Wakeup()  # has the number of the first one, most likely
-    wakeup.ring()
-    assert not rung(again)
+    wakeup.notify()
+    assert not notified(again)
     again.close()

@@ -185,7 +185,7 @@ class ForkedWorkers:
             self._wait(pid, os.WNOHANG)
 
     def end_all(self) -> None:
-        """The trainer is gone, or wants no more: nor do the workers."""
+        """End all workers: the trainer is gone, or wants no more."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
@@ -202,7 +202,7 @@ class ForkedWorkers:
 
 
 def tell_failure(page: int) -> None:
-    """Write the exception now handled where the trainer looks for a worker's words."""
+    """Write the exception being handled to the page, where the trainer looks for it."""
     os.write(page, traceback.format_exc().encode())
 
 

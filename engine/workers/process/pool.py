@@ -1,13 +1,13 @@
-"""ProcessPool as workers: for functions that hold the GIL, or that no thread may share.
+"""Processes as workers: for functions that hold the GIL, or that no thread may share.
 
 One selector thread in the trainer serves all children of a segment. It never waits for
-a lease or for a child: it is rung by the gate when there may be work, by its pipes when
-work is done or a child is gone, and by its own clock where there is a time limit.
+a lease or for a child: the engine lock wakes it when there may be work, its pipes do
+when work is done or a child is gone, its own clock where there is a time limit.
 
 A worker is a lease at a time. A child is a process; where the segment is thread-safe a
 child carries several leases, each in a thread of its own, so there need be no more
-children than cores, however many workers wait for a storage. Some more leases wait at
-the child for the next that is free: nobody waits there for the trainer's answer.
+children than cores, however many workers wait for a storage. A few more leases wait at
+the child, so that none of its threads waits for the trainer's answer.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ another: a worker that becomes free elsewhere would be sooner at them."""
 
 
 class ChildSet:
-    """Belongs to the selector thread; `workers` may be read by any.
+    """The workers of a segment, and the children that carry them.
+
+    Belongs to the selector thread; `workers` may be read by any.
 
     Args:
         connector: where workers enter and leave.
-        template: makes the children.
+        fork_server: makes the children.
         cores: children that a thread-safe segment has, if it has as many workers; None:
             each worker needs a child of its own.
     """
@@ -140,7 +142,7 @@ class ChildSet:
         return child if len(child.errands) < most else None
 
     def outdated(self, child: WorkerChild) -> bool:
-        """Whether a child's generation is over: it ends with its template."""
+        """Whether a child's generation is over: it ends with its fork server."""
         return child.generation != self._fork_server.generation
 
     def listen(self, child: WorkerChild) -> None:
@@ -157,7 +159,7 @@ class ChildSet:
         child.close()
 
     def end_all(self, wait_s: float = 0.0) -> None:
-        """Stop every child; the template waits until they are gone.
+        """Stop every child; the fork server waits until they are gone.
 
         Args:
             wait_s: how long they may take to put away what they hold.
@@ -210,11 +212,11 @@ class ChildSet:
 
 
 BARREN = 60
-"""Deaths in a row, with nothing done in between, that end the run. So many, as one
-killed template takes all those with it that it was about to make."""
+"""Deaths in a row, with nothing done in between, that end the run. So many, as a fork
+server that is killed takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
-"""As many deaths one counts for that ended by itself before it was at work: the next
-will do the same."""
+"""A child that ended by itself before it was at work counts for so many deaths: the
+next one will do the same."""
 STORE_S = 1.0
 """How long all together may take at the end to store what is on its way to a cache. One
 that is in the middle of a sample goes on until that is done."""
@@ -223,13 +225,13 @@ that is in the middle of a sample goes on until that is done."""
 class ProcessPool:
     """A number of workers in processes.
 
-    `_asked` and `_leaving` are guarded by the gate's lock; everything else belongs to
-    the selector thread.
+    The engine lock guards `_asked` and `_leaving`; everything else belongs to the
+    selector thread.
 
     Args:
         connector: where leases come from.
         recipe: the segment's.
-        template: makes the processes.
+        fork_server: makes the processes.
         slabs: the memory of batches.
         cores: most children that a thread-safe segment has.
     """
@@ -254,7 +256,7 @@ class ProcessPool:
             connector, fork_server, cores if recipe.thread_safe else None
         )
         self._listening = True
-        """Whether it is to be rung when there may be work."""
+        """Whether it is to be woken when there may be work."""
         self._lease_ns = 0.0
         """What a lease takes, lately."""
         self._blame = Blame()
@@ -294,7 +296,7 @@ class ProcessPool:
         return [path for child in children for path in threads_of(child.pid)]
 
     def _hear_of_work(self) -> None:
-        """The gate's bell; its lock is held."""
+        """There may be work. The engine lock is held."""
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
 
@@ -346,7 +348,7 @@ class ProcessPool:
     def _hand_out(self) -> None:
         """Give leases to the workers that have none, then ahead, while there are any.
 
-        It listens from before it looks: what comes after that rings.
+        It listens from before it looks: what comes after that wakes it.
         """
         self._listening = True
         child_set = self._child_set
@@ -392,7 +394,7 @@ class ProcessPool:
             text = (
                 f"worker processes of {self._stage} died {LIMIT} times on sample index "
                 f"{index}; the last: {death}\nlook for a crash in native code, for too "
-                "little memory, or for a sample that takes for ever"
+                "little memory, or for a sample that never ends"
             )
             self._give_up(lease, meter, WorkerError(text), rows=1)
         return None
@@ -467,23 +469,30 @@ class ProcessPool:
         outcome.outputs = outcome.offsets = None
 
     def _reap(self, child: WorkerChild) -> None:
-        """A child is gone: its work goes back to the front, its samples are noted."""
-        if self._child_set.outdated(child):
-            self._let_go(child)
-            return
+        """A child is gone: its work goes back to the front."""
+        if not self._child_set.outdated(child):  # else it ended with its fork server
+            self._note_death(child)
+        for errand in child.errands.values():
+            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
+            self._child_set.free(errand.meter)
+        self._child_set.forget(child)
+
+    def _note_death(self, child: WorkerChild) -> None:
+        """Note the samples that a child had in hand.
+
+        Raises:
+            WorkerError: too many have died with nothing done in between.
+        """
         death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
         indices = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
             indices += [int(errand.chunk.indices[row]) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
-            self._child_set.free(errand.meter)
-        self._barren += NEVER_BEGUN if child.failed else 1
-        self._child_set.forget(child)
         shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
         where = f" with sample index {shown} in hand" if indices else ""
-        LOGGER.warning("%s%s: %s; its work is done anew", self._stage, where, death)
+        LOGGER.warning("%s%s: %s; its work is done again", self._stage, where, death)
+        self._barren += NEVER_BEGUN if child.failed else 1
         if self._barren >= BARREN:
             text = (
                 f"worker processes of {self._stage} die one after the other, with "
@@ -491,13 +500,6 @@ class ProcessPool:
                 'processes here, or use executor="thread"'
             )
             raise WorkerError(text)
-
-    def _let_go(self, child: WorkerChild) -> None:
-        """A child of an earlier generation has ended with its template."""
-        for errand in child.errands.values():
-            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
-            self._child_set.free(errand.meter)
-        self._child_set.forget(child)
 
     def _unsendable(self, error: Exception) -> str:
         return (
@@ -524,7 +526,7 @@ class ProcessPool:
         self._connector.settle(lease, outcome, meter)
 
     def _end_all(self) -> None:
-        """Stop every child, and hear of nothing any more."""
+        """Stop every child, and hear of nothing further."""
         with self._engine_lock.lock:
             self._engine_lock.listeners[self._connector.segment].remove(
                 self._hear_of_work

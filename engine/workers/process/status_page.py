@@ -1,8 +1,8 @@
-"""What a worker process has in hand, in memory that outlives it.
+"""What a child process has in hand, in memory that outlives it.
 
-A page or two shared by the trainer, the template and one worker. The worker posts the
-sample it works on, lane by lane; the template posts how the worker ended; faulthandler
-writes stacks behind it. So when a worker dies or hangs, the trainer can say of what.
+A page or two shared by a child, its parent and the trainer. A worker posts the sample
+it works on, lane by lane; the parent posts how the child ended; faulthandler writes
+stacks behind it. So when a worker dies or hangs, the trainer can say of what.
 
     word 0          how it ended: 1 + the status of waitpid, 0 while unknown
     words 8, 9, ..  four a lane: 1 + task or 0, row of the task, since when, spare
@@ -43,7 +43,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 2
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sample in a worker's hands."""
+    """A sample that a worker has in hand."""
 
     task: int
     row: int
@@ -60,14 +60,14 @@ class LaneStatus:
         self._at = FIRST + EACH * lane
 
     def begin(self, task: int) -> None:
-        """Say which task the lane is at; none of its rows in particular, yet."""
+        """Note which task the lane is at; none of its rows in particular, yet."""
         words, at = self._words, self._at
         words[at + 1] = ALL_ROWS
         words[at + 2] = time.monotonic_ns()
         words[at] = task + 1
 
     def end(self) -> None:
-        """Say that the lane's hands are empty, and since when."""
+        """Note that the lane holds nothing, and since when."""
         self._words[self._at + 2] = time.monotonic_ns()
         self._words[self._at] = 0
 
@@ -82,7 +82,7 @@ class LaneStatus:
 
 
 class StatusPage:
-    """One worker's page. Made by the trainer; the worker opens it by its descriptor."""
+    """One child's page. A worker opens the trainer's by its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -91,7 +91,7 @@ class StatusPage:
     @classmethod
     def make(cls) -> StatusPage:
         """Make an empty page."""
-        descriptor = shared_file("penstock hands", TEXT_AT)
+        descriptor = shared_file("penstock status", TEXT_AT)
         try:
             os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
             return cls(descriptor)
@@ -136,5 +136,5 @@ class StatusPage:
 
 
 def post_status(descriptor: int, status: int) -> None:
-    """In the template: say on a worker's page how it ended."""
+    """In the parent: note on a child's page how it ended."""
     os.pwrite(descriptor, struct.pack("q", status + 1), 0)
