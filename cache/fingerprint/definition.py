@@ -78,7 +78,7 @@ def release(module: str) -> str | None:
     place = location(top)
     if any(folder in place for folder in INSTALLED):
         names = packages().get(top, ())
-        return versions(names) if names else digest_of_file(module, place)
+        return versions([*names]) if names else digest_of_file(module, place)
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     own = tuple(path.replace("\\", "/") + "/" for path in paths)
     is_python = place in ("built-in", "frozen") or place.startswith(own)
@@ -87,15 +87,14 @@ def release(module: str) -> str | None:
 
 def location(top: str) -> str:
     """Return where a top-level module was found: a path, "built-in", or ""."""
-    module = sys.modules.get(top)
+    if top in ("", "__main__", "__mp_main__"):
+        return ""
     try:
-        spec = getattr(module, "__spec__", None) or importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # it has none: the main script, or made by hand
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # it was made by hand
         return ""
-    if spec is None or top in ("", "__main__", "__mp_main__"):
-        return ""
-    folders = list(spec.submodule_search_locations or ())
-    place = spec.origin or f"{folders[0] if folders else ''}/"
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    place = (spec and spec.origin) or f"{folders[0] if folders else ''}/"
     return place.replace("\\", "/")
 
 
@@ -105,12 +104,12 @@ def packages() -> dict[str, list[str]]:
     return dict(importlib.metadata.packages_distributions())
 
 
-def versions(names: Iterator[str] | list[str]) -> str:
+def versions(names: list[str]) -> str:
     """Return the versions of distributions and of all that they require."""
     found: dict[str, str] = {}
-    waiting = [re.sub("[-_.]+", "-", name).lower() for name in names]
+    waiting = names
     while waiting:
-        name = waiting.pop()
+        name = re.sub("[-_.]+", "-", waiting.pop()).lower()
         try:
             one = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -118,15 +117,10 @@ def versions(names: Iterator[str] | list[str]) -> str:
         # where it came from: one version of a repository may be many commits
         found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
         required = [each for each in one.requires or () if "extra ==" not in each]
-        wanted = DECODERS if name == "penstock" else map(bare_name, required)
-        waiting += set(wanted) - found.keys()
+        required = [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required]
+        wanted = DECODERS if name == "penstock" else required
+        waiting = [*waiting, *(each for each in wanted if each not in found)]
     return repr(sorted(found.items()))
-
-
-def bare_name(requirement: str) -> str:
-    """Return the name in a requirement, as in `numpy` of `numpy>=2; python_version`."""
-    name = re.match(r"[\w.-]*", requirement)
-    return re.sub("[-_.]+", "-", name[0] if name else "").lower()
 
 
 def digest_of_file(module: str, place: str) -> str:
@@ -178,10 +172,10 @@ def first_line(definition: Any) -> int:
     return min(int(each.lineno) for each in starts)
 
 
-class Reader(ast.NodeVisitor):
+class Reader:
     """Reads source for the names in it, and what is asked of each: `c.SIZE`."""
 
-    def __init__(self, definitions: list[ast.AST]) -> None:
+    def __init__(self, definitions: list[Any]) -> None:
         self.tails: defaultdict[str, set[Tail]] = defaultdict(set)
         """By name: attributes that are taken of it; () where it is used as it is."""
         self.imports: list[tuple[str, str, str | None]] = []
@@ -190,52 +184,44 @@ class Reader(ast.NodeVisitor):
         """Attributes and texts."""
         self.imports_unknown = False
         """Whether it imports by a name that is made as it runs."""
+        self._within: set[int] = set()  # an attribute's inner parts, which come later
         for each in definitions:
-            self.visit(each)
+            for part in ast.walk(each):
+                self._read(part)
 
-    def visit_Name(self, node: ast.Name) -> None:
-        """Note a name."""
-        self.tails[node.id].add(())
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        """Note a name and the attributes that follow it."""
-        tail: Tail = ()
-        inner: ast.expr = node
-        while isinstance(inner, ast.Attribute):
-            tail, inner = (inner.attr, *tail), inner.value
-        self.words.update(tail)
-        if isinstance(inner, ast.Name):
-            self.tails[inner.id].add(tail)
-        else:
-            self.visit(inner)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """Note a text, which may be the name of an attribute."""
-        if isinstance(node.value, str):
-            self.words.add(node.value)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        """Note modules; `import a.b` gives the name `a`."""
-        for each in node.names:
-            name = each.asname or each.name.partition(".")[0]
-            self.imports.append((name, each.name, None))
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Note what is taken of a module."""
-        module = "." * node.level + (node.module or "")
-        names = ((each.asname or each.name, module, each.name) for each in node.names)
-        self.imports.extend(names)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        """Note modules that are imported by a function."""
-        called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
-        if called in ("__import__", "import_module"):
-            match node.args[:1]:
-                case [ast.Constant(str(name))]:
-                    self.imports.append(("", name, None))
-                case _:
+    def _read(self, node: ast.AST) -> None:
+        match node:
+            case ast.Name() | ast.Attribute() if id(node) not in self._within:
+                self._follow(node)
+            case ast.Constant(str(text)):
+                self.words.add(text)
+            case ast.Import(names):
+                for each in names:  # `import a.b` gives the name `a`
+                    name = each.asname or each.name.partition(".")[0]
+                    self.imports.append((name, each.name, None))
+            case ast.ImportFrom(module, names, level):
+                module = "." * (level or 0) + (module or "")
+                for each in names:
+                    given = each.asname or each.name
+                    self.imports.append((given, module, each.name))
+            case ast.Call(
+                ast.Name("__import__" | "import_module")
+                | ast.Attribute(_, "import_module"),
+                [first, *_],
+            ):
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    self.imports.append(("", first.value, None))
+                else:
                     self.imports_unknown = True
-        self.generic_visit(node)
+
+    def _follow(self, node: ast.AST) -> None:
+        tail: Tail = ()
+        while isinstance(node, ast.Attribute):
+            tail, node = (node.attr, *tail), node.value
+            self._within.add(id(node))
+        self.words.update(tail)
+        if isinstance(node, ast.Name):
+            self.tails[node.id].add(tail)
 
 
 def reached(function: FunctionType, reader: Reader) -> Iterator[tuple[str, Any]]:

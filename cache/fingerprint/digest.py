@@ -27,6 +27,7 @@ from .walk import (
     Rule,
     Undigestible,
     Walk,
+    in_code,
     leaf,
     mapping,
     node,
@@ -101,7 +102,11 @@ def said_fingerprint(value: Any) -> bytes | None:
     kind: type = type(value)
     if isinstance(value, type):
         return None
-    if inspect.getattr_static(value, SAID, None) is None:
+    try:  # not by `getattr`: an object may hand on attributes of another
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = ()
+    if SAID not in own and not says(kind):
         is_face = module_name(kind).partition(".")[0] == "datasets"
         said = getattr(value, "_fingerprint", None) if is_face else None
         return said.encode() if isinstance(said, str) else None
@@ -113,6 +118,12 @@ def said_fingerprint(value: Any) -> bytes | None:
             f" got {said!r}"
         )
     return said.encode() if isinstance(said, str) else said
+
+
+@functools.lru_cache(1024)
+def says(kind: type) -> bool:
+    """Whether objects of a class have a fingerprint by it."""
+    return any(SAID in vars(owner) for owner in kind.__mro__)
 
 
 # Libraries
@@ -143,12 +154,12 @@ def function(walk: Walk, value: types.FunctionType) -> bytes:
     return in_library(walk, value) or walk.later(":".join(where), value, function_body)
 
 
+@in_code
 def function_body(walk: Walk, value: types.FunctionType) -> bytes:
     """By its code, what this reaches, and what is bound to it."""
     said = said_fingerprint(value)
     if said is not None:
         return leaf("said", said)
-    outer, walk.in_code = walk.in_code, True
     bound: dict[str, dict[Any, Any]] = {
         "default": dict(enumerate(value.__defaults__ or ())),
         "default ": value.__kwdefaults__ or {},
@@ -163,9 +174,7 @@ def function_body(walk: Walk, value: types.FunctionType) -> bytes:
     else:
         bound[""] = vars(value)
     parts = [walk.members(each, f".<{name}> ") for name, each in bound.items()]
-    found = node("function", does(walk, value), *parts)
-    walk.in_code = outer
-    return found
+    return node("function", does(walk, value), *parts)
 
 
 def does(walk: Walk, value: types.FunctionType) -> bytes:
@@ -214,23 +223,18 @@ def code_(walk: Walk, value: types.CodeType) -> bytes:
 
 def class_(walk: Walk, value: type) -> bytes:
     """By its place in a library, else by what makes it."""
-    if release(module_name(value)) is not None and not is_local(value):
-        return library(walk, f"{module_name(value)}.{value.__qualname__}")
     where = address(value)
+    is_static = not value.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE: made at run time
+    if release(module_name(value)) is not None and (where or is_static):
+        return library(walk, f"{module_name(value)}.{value.__qualname__}")
     if where is None:
         return class_body(walk, value)
     return walk.later(":".join(where), value, class_body)
 
 
-def is_local(value: type) -> bool:
-    """Whether a class was made at run time, and is found nowhere."""
-    is_made = value.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
-    return bool(is_made) and address(value) is None
-
-
+@in_code
 def class_body(walk: Walk, value: type) -> bytes:
     """By its name, its bases and its own attributes."""
-    outer, walk.in_code = walk.in_code, True
     name = leaf("class", f"{module_name(value)}:{value.__qualname__}")
     above = [walk.visit(base, ".<base>") for base in (type(value), *value.__bases__)]
     own = {
@@ -247,9 +251,7 @@ def class_body(walk: Walk, value: type) -> bytes:
         key: each if isinstance(each, str) else getattr(each, "__qualname__", "")
         for key, each in vars(value).get("__annotations__", {}).items()
     }
-    found = node("class", name, *above, walk.members(own), leaf("hints", repr(hints)))
-    walk.in_code = outer
-    return found
+    return node("class", name, *above, walk.members(own), leaf("hints", repr(hints)))
 
 
 def module(walk: Walk, value: types.ModuleType) -> bytes:
@@ -260,23 +262,12 @@ def module(walk: Walk, value: types.ModuleType) -> bytes:
     return walk.later(name, value, module_body)
 
 
+@in_code
 def module_body(walk: Walk, value: types.ModuleType) -> bytes:
     """By its globals, but for those that say where it is."""
-    outer, walk.in_code = walk.in_code, True
     names = vars(value).keys() - definition.OF_A_MODULE
     own = {name: vars(value)[name] for name in names if not name.startswith("__")}
-    found = walk.members(own)
-    walk.in_code = outer
-    return found
-
-
-def builtin(walk: Walk, value: Any) -> bytes:
-    """A function or descriptor made in C: by its name; a bound one by its object."""
-    owner = getattr(value, "__self__", None)
-    name = str(getattr(value, "__qualname__", value.__name__))
-    if owner is None or isinstance(owner, types.ModuleType | type):
-        return library(walk, f"{module_name(value)}.{name}")
-    return bound(walk, value)
+    return walk.members(own)
 
 
 def bound(walk: Walk, value: Any) -> bytes:
@@ -290,7 +281,9 @@ def bound(walk: Walk, value: Any) -> bytes:
     if type(offered) is type(value) and offered == value and release(home):
         return library(walk, f"{home}.{name}")
     method = getattr(value, "__func__", None)
-    what = leaf("name", name) if method is None else walk.visit(method, f".{name}")
+    if method is None:
+        return object_(walk, value)
+    what = walk.visit(method, f".{name}")
     return node("method", walk.visit(owner, ".__self__"), what)
 
 
@@ -410,18 +403,12 @@ RULES: Mapping[type, Rule] = {
     functools.cached_property: parts("func"),  # has a lock besides
     property: parts("fget", "fset", "fdel"),
     staticmethod: parts("__func__"),
-    types.BuiltinFunctionType: builtin,
+    types.BuiltinFunctionType: bound,
     types.CellType: cell,
-    types.ClassMethodDescriptorType: builtin,
     types.CodeType: code_,
     types.FunctionType: function,
-    types.GetSetDescriptorType: builtin,
     types.MappingProxyType: lambda walk, value: mapping(walk, dict(value)),
-    types.MemberDescriptorType: builtin,
-    types.MethodDescriptorType: builtin,
     types.MethodType: bound,
-    types.MethodWrapperType: builtin,
-    types.WrapperDescriptorType: builtin,
 }
 INHERITED: Mapping[type, Rule] = {
     frozenset: set_,

@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "Undigestible",
     "Walk",
+    "in_code",
     "leaf",
     "mapping",
     "node",
@@ -170,6 +171,18 @@ def is_plain(values: Collection[Any]) -> bool:
     if kinds and kinds <= {tuple, list}:
         kinds = set(map(type, chain.from_iterable(values)))
     return kinds <= ATOMS
+
+
+def in_code(rule: Rule) -> Rule:
+    """Return the rule for what code reads by name."""
+
+    def inner(walk: Walk, value: Any) -> bytes:
+        outer, walk.in_code = walk.in_code, True
+        found = rule(walk, value)
+        walk.in_code = outer
+        return found
+
+    return inner
 
 
 def sequence(

@@ -173,6 +173,9 @@ NUMBERS = {
 REACHED = WORDS | NUMBERS
 
 
+LONG = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -230,9 +233,7 @@ def edited(project: Path, rng: random.Random, edits: int) -> tuple[int, float]:
     return stale, kept / asked if asked else 1.0
 
 
-@pytest.mark.parametrize(
-    "edits", [25, pytest.param(800, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("edits", [25, pytest.param(800, marks=LONG)], ids=str)
 def test_no_edit_of_code_leaves_a_stale_key(project: Path, edits: int) -> None:
     stale, kept = edited(project, random.Random(edits), edits)
     assert stale == 0
@@ -316,9 +317,7 @@ def keyed(data: Any, contents: list[str]) -> Iterator[tuple[bytes, str]]:
         yield keys.of(at, None), content
 
 
-@pytest.mark.parametrize(
-    "edits", [15, pytest.param(200, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("edits", [15, pytest.param(200, marks=LONG)], ids=str)
 def test_no_edit_of_data_leaves_a_stale_key(tmp_path: Path, edits: int) -> None:
     stores = Stores(tmp_path, random.Random(edits))
     contents: dict[bytes, str] = {}
