@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache.arena_registry import own_folder
-from penstock.cache.cache import REPEATED
+from penstock.cache.cache import REPEATED, RandomUpstreamError
 from penstock.cache.tiers import COMPARED
 from support.cached_data import (
     EXECUTORS,
@@ -355,3 +356,53 @@ def test_a_full_tier_serves_the_share_that_it_holds(log: Path) -> None:
         assert told.refused > 0
         assert told.tiers[0].nbytes <= room
         assert told.tiers[0].evictions == 0
+
+
+# What is not to be stored
+
+
+def at_epoch(sample: Any, ctx: Any) -> Any:
+    return sample[1] + ctx.epoch
+
+
+def at_step(sample: Any, ctx: Any) -> Any:
+    return stepped(sample, ctx)
+
+
+def stepped(sample: Any, about: Any) -> Any:
+    return sample[1] + about.step
+
+
+def at_strength(sample: Any, ctx: Any) -> Any:
+    return sample[1] + (getattr(ctx, "strength", None) or 0)
+
+
+@pytest.mark.parametrize("function", [at_epoch, at_step, at_strength])
+def test_what_is_another_in_a_later_epoch_is_not_read_before_a_cache(
+    log: Path, function: Callable[..., Any]
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Noted(LENGTH, log)).map(function)
+    name = function.__name__.removeprefix("at_")
+    with pytest.raises(ps.SpecError, match=rf"reads ctx\.{name}"):
+        next(iter(pipe.cache(ram="1MB").batch(4)))
+
+
+def test_what_reads_the_image_size_alone_is_stored(log: Path) -> None:
+    def sized(sample: Any, ctx: Any) -> Any:
+        return sample, ctx.image_size or 0
+
+    pipe = ps.Pipeline.from_dataset(Noted(LENGTH, log), executor="inline").map(sized)
+    with pipe.cache(ram="1MB").batch(4) as batches:
+        assert len([*batches]) == LENGTH // 4
+
+
+def test_what_is_random_now_and_then_is_found_out(log: Path) -> None:
+    def flipped(sample: Any) -> Any:
+        return -sample[0] if random.random() < 0.3 else sample[0]
+
+    pipe = ps.Pipeline.from_dataset(Noted(LENGTH, log), executor="inline")
+    with (
+        pipe.map(flipped).cache(ram="1MB").batch(4) as batches,
+        pytest.raises(RandomUpstreamError),
+    ):
+        assert [*batches]

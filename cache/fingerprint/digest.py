@@ -15,6 +15,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -411,6 +412,7 @@ RULES: Mapping[type, Rule] = {
     types.MethodType: bound,
 }
 INHERITED: Mapping[type, Rule] = {
+    PurePath: lambda _, value: leaf(type(value).__name__, str(value)),
     frozenset: set_,
     functools.partial: parts("func", "args", "keywords"),
     set: set_,

@@ -148,6 +148,9 @@ class Walk:
         """Return the digests of items, called by their numbers or `names`."""
         parts = []
         for number, value in enumerate(values):
+            if type(value) in ATOMS:
+                parts.append(atom(value))
+                continue
             name = number if names is None else names[number]
             shown = repr(name) if type(name) in ATOMS else type(name).__name__
             parts.append(self.visit(value, f"[{shown:.60}]"))
