@@ -205,18 +205,19 @@ def file_fingerprints(
         Undigestible: a label that has no digest.
     """
     found = by_threads(state, paths)
-    times = Counter(state[8:] for state in found)
+    times = Counter(each[8:16] for each in found)
     common = max(2, COMMON * len(paths))
     given = [
         at
         for at, each in enumerate(found)
-        if times[each[8:]] >= common or -1 < FILE.unpack(each)[1] <= BOGUS_NS
+        if times[each[8:16]] >= common or -1 < FILE.unpack(each[:16])[1] <= BOGUS_NS
     ]
-    for at, content in zip(
-        given, by_threads(content_of, [paths[at] for at in given]), strict=True
-    ):
+    contents = by_threads(content_of, [paths[at] for at in given])
+    for at, content in zip(given, contents, strict=True):
         found[at] += content
-    names = (xxh3_128_digest(real(path)) for path in paths)
+    folders = cache(os.path.realpath)  # but for this once: links may be set anew
+    parts = ((folders(folder), name) for folder, name in map(os.path.split, paths))
+    names = (xxh3_128_digest(os.fsencode(os.path.join(*each))) for each in parts)
     return hashed(map(add, names, found), len(paths), labels)
 
 
@@ -253,19 +254,6 @@ def spelled(label: Any) -> bytes:
     return digest(label, "label")
 
 
-def real(path: str) -> bytes:
-    """Return the absolute path of a file, links followed; folders are looked at once."""
-    if os.path.islink(path):
-        return os.fsencode(os.path.realpath(path))
-    folder, name = os.path.split(path)
-    return os.fsencode(os.path.join(real_folder(folder, os.getcwd()), name))
-
-
-@cache
-def real_folder(folder: str, _here: str) -> str:
-    return os.path.realpath(folder)
-
-
 def by_threads(look: Callable[[str], bytes], paths: Sequence[str]) -> list[bytes]:
     """Look at files; by threads if each look is a wait."""
 
@@ -282,12 +270,13 @@ def by_threads(look: Callable[[str], bytes], paths: Sequence[str]) -> list[bytes
 
 
 def state(path: str) -> bytes:
-    """Return the size and time of change of a file, 16 bytes."""
+    """Return the size and time of change of a file, 16 bytes, and where a link leads."""
     try:
         status = os.stat(path)
+        leads_to = os.path.realpath(path) if os.path.islink(path) else ""
     except OSError:
         return FILE.pack(-1, -1)
-    return FILE.pack(status.st_size, status.st_mtime_ns)
+    return FILE.pack(status.st_size, status.st_mtime_ns) + os.fsencode(leads_to)
 
 
 def content_of(path: str) -> bytes:

@@ -183,9 +183,21 @@ def test_folders_that_look_alike_are_told_apart_by_where_they_are(
     monkeypatch.chdir(tmp_path / "val")
     assert np.array_equal(file_fingerprints(["a"]), found[1])
     (tmp_path / "now").symlink_to("train")
-    (tmp_path / "link").symlink_to("val/a")
     assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[0])
-    assert np.array_equal(file_fingerprints([str(tmp_path / "link")]), found[1])
+    (tmp_path / "now").unlink()
+    (tmp_path / "now").symlink_to("val")
+    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[1])
+
+
+def test_a_link_that_leads_elsewhere_is_another_file(tmp_path: Path) -> None:
+    found = []
+    for name in ("train", "val"):
+        (tmp_path / name).write_bytes(b"1")
+        os.utime(tmp_path / name, (2e9, 2e9))
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(name)
+        found.append(file_fingerprints([str(tmp_path / "link")]))
+    assert (found[0] != found[1]).all()
 
 
 @pytest.mark.parametrize("at_s", [0, 1, 315_532_800, 1_700_000_000, 1_700_000_000.5])
