@@ -17,8 +17,6 @@ import contextlib
 import itertools
 import json
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,10 +28,7 @@ import psutil
 
 from ..system.resources import Budget
 
-__all__ = [
-    "HostPeers",
-    "peers_folder",
-]
+__all__ = ["HostPeers"]
 
 _numbers = itertools.count()
 """Tells the tuners of one process apart."""
@@ -67,22 +62,6 @@ class Peer:
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(self.pid).create_time() == self.began_s)
         return False
-
-
-def peers_folder() -> Path | None:
-    """Return this user's folder, made if need be; None where it is not to be trusted.
-
-    It must be a folder of this very user that nobody else may write to.
-    """
-    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    place = Path(root, f"penstock-{os.getuid()}")
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        status = place.lstat()
-    except OSError:
-        return None
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return place if ours and not status.st_mode & 0o077 else None
 
 
 class HostPeers:

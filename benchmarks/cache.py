@@ -39,7 +39,8 @@ import penstock as ps
 from penstock.cache.arena_registry import create
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
-from penstock.cache.record import decode, encode, measure
+from penstock.cache.picking import measure
+from penstock.cache.record import decode, encode
 from penstock.pipeline.image.geometry import random_box
 from penstock.pipeline.sources import Folder
 

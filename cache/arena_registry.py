@@ -12,13 +12,14 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..system.file_locks import lock_file
+from ..system.runtime_folder import runtime_folder
 from .memory import Arena
 
 __all__ = [
@@ -26,9 +27,10 @@ __all__ = [
     "join",
     "leave",
     "nameless",
-    "own_folder",
 ]
 
+PATIENCE_S = 5.0
+"""For another process that reads or writes a list."""
 MAX_BYTES = 1 << 20
 """Of a list of holders: longer ones are not ours."""
 
@@ -62,20 +64,6 @@ class Holder:
         return None
 
 
-def own_folder() -> Path | None:
-    """Return a folder that this user alone may write to; None: there is none."""
-    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    place = Path(root, f"penstock-cache-{os.getuid()}")
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        status = place.lstat()
-    except OSError:
-        return None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return None
-    return None if status.st_mode & 0o022 else place
-
-
 def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
     """Return the arena of that name: another process', or a new one.
 
@@ -87,7 +75,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
     Raises:
         OSError: there is no memory to be had.
     """
-    place = own_folder()
+    place = runtime_folder()
     if place is None or not Path("/proc/self/fd").is_dir():
         return create(capacity, samples)
     with listed(place / name) as holders:
@@ -126,10 +114,12 @@ def nameless(name: str) -> int:
 
 def leave(name: str, holder: Holder) -> None:
     """Take this process off the list of those that have an arena open."""
-    place = own_folder()
-    if place is not None and (place / name).exists():
-        with listed(place / name) as holders:
-            holders[:] = [each for each in alive(holders) if each != holder]
+    place = runtime_folder()
+    if place is None or not (place / name).exists():
+        return
+    # Where it cannot be locked, whoever looks next finds that we are gone.
+    with contextlib.suppress(TimeoutError), listed(place / name) as holders:
+        holders[:] = [each for each in alive(holders) if each != holder]
 
 
 def alive(holders: list[Holder]) -> list[Holder]:
@@ -165,11 +155,13 @@ def opened(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         descriptor = os.open(path, flags, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+        with ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            lock_file(descriptor, fcntl.LOCK_EX, PATIENCE_S)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.lstat()):
+                stack.pop_all()
                 return descriptor
-        os.close(descriptor)  # its last reader removed it while we waited
+        # Its last reader removed it while we waited.
 
 
 def read(descriptor: int) -> list[Holder]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ..system.runtime_folder import runtime_folder
 from .arena_registry import Holder, join, leave, nameless
 from .disk import DiskError
 from .fingerprint.key import Keys
@@ -33,12 +34,28 @@ __all__ = [
     "RandomUpstreamError",
 ]
 
-# One sample's way through the tiers, between the moments at which it is waited for.
-
 REPEATED = 3
 """Samples that are computed twice, to see whether that makes a difference."""
 REPEATED_DRAWS = 64
 """The same where the code reaches a generator: one call in ten may be random."""
+RANDOM = (
+    "{}: computed twice, sample index {} is not the same, so what stands before the"
+    " cache is random (an augmentation in the data set's __getitem__, most likely);"
+    " move what is random into a map() that takes `rng`, behind .cache()"
+)
+CHANGED = (
+    "sample index {}, stored by an earlier run, is not what is computed now, though"
+    " code and data look the same; all that it left is dropped and computed anew (say"
+    " .cache(version=...) when something changes that cannot be seen from here)"
+)
+OTHER_RAM = (
+    "its RAM holds {} bytes, not the {} that are asked for: another pipeline or process"
+    " of this host has the same samples in RAM, and both share what was there first"
+)
+UNSHARED = (
+    "its RAM is for this process and its workers alone, as there is no folder for other"
+    " processes of this user to find it by; set XDG_RUNTIME_DIR to a folder of your own"
+)
 
 
 class RandomUpstreamError(ValueError):
@@ -160,18 +177,6 @@ class Lookup:
         else:
             here.drop(self.key[:8])
             here.warn(CHANGED.format(self._index))
-
-
-RANDOM = (
-    "{}: computed twice, sample index {} is not the same, so what stands before the"
-    " cache is random (an augmentation in the data set's __getitem__, most likely);"
-    " move what is random into a map() that takes `rng`, behind .cache()"
-)
-CHANGED = (
-    "sample index {}, stored by an earlier run, is not what is computed now, though"
-    " code and data look the same; all that it left is dropped and computed anew (say"
-    " .cache(version=...) when something changes that cannot be seen from here)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +335,15 @@ class Cache:
             why = self._members.why_none if self._members else ""
             why = why or "it cannot be shared here"
             here.warn(f"it goes on without RAM: {why}", "ram_warnings")
+        elif arena is not None and arena.capacity != self._ram:
+            here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
+        elif arena is not None and runtime_folder() is None:
+            here.warn(UNSHARED, "ram_warnings")
         weakref.finalize(self, finish, here, os.getpid())
         return here
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
-
-    def __repr__(self) -> str:
-        return f"<Cache {self.opening.name}: {self.opening.about}>"
 
 
 def new_counters() -> tuple[Counters, Holder | None]:
@@ -370,7 +376,7 @@ def _tiers(here: Here) -> tuple[TierStatistics, ...]:
         saved = saved_s(counts, hits, counts.disk_ns)
         with suppress(DiskError):  # it is told when it is next asked
             records = sum(each.records for each in disk.namespaces().values())
-            size = records, disk.used, disk.limit, disk.evicted
+            size = records, disk.used, here.disk_limit, disk.evicted
             found.append(TierStatistics("disk", hits, *size, saved))
     return tuple(found)
 

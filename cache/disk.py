@@ -1,9 +1,11 @@
-"""The tier on local disk: LMDB, shared by the processes and the jobs of a host.
+"""The tier on disk: LMDB, shared by the processes and the jobs of a host.
 
     FOLDER/data.mdb lock.mdb   the database: records by key, and what namespaces hold
-    FOLDER/users               locked (shared) by every process that has it open
+    FOLDER/users               locked (shared) by every process that has it open; a byte
+                               of it for each namespace that one of them uses
     FOLDER/writer              locked by the one process that is writing
     FOLDER/state.json          whether all that was written is on the disk
+    FOLDER/beside-1 ...        the same again, for processes of other pid namespaces
 
 LMDB's rules (lmdb.h, "Caveats"): opened once a process, never used over a fork, not
 mapped writable (a full disk would be a SIGBUS), mapped once for all sizes to come, no
@@ -13,13 +15,12 @@ found by the state file, and emptied; a killed process tears nothing.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import secrets
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, takewhile
@@ -27,48 +28,473 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..system.file_locks import share, try_lock
 from .folder import (
-    VERSION,
-    DistrustError,
+    MAX_BESIDE,
     FolderState,
-    boot_id,
+    TakenError,
+    alone,
+    beside_bytes,
     check_folder,
-    check_pages,
+    check_left,
+    check_ours,
+    enter,
     leased,
+    places,
     shortage,
     spare_bytes,
 )
-from .memory import Full, copied, victims
+from .memory import Full, copied
 
 __all__ = [
     "Disk",
     "DiskError",
     "Namespace",
-    "failing",
-    "was_quiet",
+    "let_go",
+    "shared_disk",
+    "victims",
 ]
 
-# Calls of LMDB: what they raise, and how many are going on when this process forks.
-#
-# py-lmdb's `Environment.close` waits until no thread is in a call of it. In a forked
-# child those threads are not there, so it would wait for ever; and it must be closed
-# there before it can be opened anew.
-
-PATIENCE_S = 5.0
+MAP_BYTES = 1 << 40
+"""Address space that is reserved: files are sparse, so it takes what is stored."""
+MIN_MAP_BYTES = 1 << 34
+MAX_READERS = 4096
+PAGE = 4096
+NODE = 40
+"""Bytes of a page that a small record takes beside itself, about."""
+TRANSACTION_BYTES = 1 << 20
+"""Of records: photos take 70 us each, in transactions of 16 MB and more 200 to 800."""
+STRETCH = 1000
+"""Keys looked at in one transaction."""
+MAX_SLACK_BYTES = 1 << 25
+"""Free pages of the file that are not counted on: those that transactions replace."""
+FIRST_BYTE = 1 << 60
+"""Of a file: its locked bytes lie behind all content."""
+RESTING_S = 3600.0
+"""A namespace that nobody has opened or written to for so long may go: there is no
+telling whether another job waits to go on with it."""
+FORK_PATIENCE_S = 5.0
 """Before a fork; a sync to a slow disk may take longer."""
 
+
+class DiskError(Exception):
+    """The tier cannot be used, or not any more; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The records that one data set, made by one code, has at one image size."""
+
+    about: str
+    """What it holds, for people."""
+    records: int = 0
+    nbytes: int = 0
+    """On the disk, about."""
+    used_s: float = 0.0
+    """When it was last opened or written to, in seconds since 1970."""
+
+    @classmethod
+    def parsed(cls, text: bytes | None) -> Namespace:
+        """Return what is written of one; nothing, if that cannot be read."""
+        with suppress(ValueError, TypeError, RecursionError):
+            known = json.loads(text or b"{}")
+            return cls(**{name: known[name] for name in known if name != "session"})
+        return cls("")
+
+
+class Disk:
+    """One process' view of the database in a folder.
+
+    Args:
+        folder: made if need be; nothing else should be in it.
+        limit: most bytes of the file; None: four fifths of what is free now.
+        mends: whether a folder that was not left whole is emptied, or refused.
+        looks: only look: nothing is made or written.
+
+    Raises:
+        DistrustError: the folder is not fit: see `folder`.
+        TakenError: processes of another pid namespace have it open.
+        DiskError: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: int | None = None,
+        *,
+        mends: bool = True,
+        looks: bool = False,
+    ) -> None:
+        import lmdb
+
+        self._lmdb = lmdb
+        self.evicted = 0
+        """Records of others, dropped by this process to make room."""
+        self.folder = folder
+        self.told: str | None = None
+        """What was found amiss, and mended, when it was opened."""
+        with failing("opened", folder):
+            check_folder(folder)
+            kind = os.O_RDONLY if looks else os.O_RDWR | os.O_CREAT
+            if not looks:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._users = os.open(folder / "users", kind | os.O_CLOEXEC, 0o600)
+            try:
+                self._env = self._look() if looks else self._enter(mends=mends)
+            except BaseException:
+                os.close(self._users)
+                raise
+        free = os.statvfs(folder)
+        usable = free.f_bavail * free.f_frsize
+        self.limit = usable * 4 // 5 + self.used if limit is None else limit
+
+    def get(self, key: bytes) -> memoryview | None:
+        """Return a copy of the record under `key`, unchecked; None: there is none.
+
+        Raises:
+            DiskError: the database is damaged, or its disk is.
+        """
+        with failing("read", self.folder), self._env.begin(buffers=True) as txn:
+            found = txn.get(key)
+            return None if found is None else copied(found)
+
+    def put(
+        self,
+        batch: Sequence[tuple[bytes, bytes]],
+        about: str,
+        limit: int | None = None,
+    ) -> int:
+        """Store records of one namespace; return how many are new.
+
+        As many as there is room for below `limit`: that of this disk, unless the caller
+        has another.
+
+        Waits until no other process writes. Each transaction is a short one: LMDB holds
+        all that one writes in memory of its own until its end, and where that is little
+        it is the same memory again, while fresh memory takes more time than the write.
+
+        Raises:
+            Full: there is no room for the first of them; says why if the disk is full.
+            DiskError: it cannot be written to.
+        """
+        fitting: Sequence[tuple[bytes, bytes]] = []
+        stored = 0
+        with failing("written", self.folder), leased(self.folder):
+            self._mark(clean=False)
+            for part in stretches(batch):
+                fitting = within(part, self._room(part, limit or self.limit))
+                if fitting:
+                    stored += self._put(fitting, about)
+                if len(fitting) < len(part):
+                    break
+            else:
+                return stored
+        if not fitting and part[0] == batch[0]:
+            raise Full(shortage(self.folder, room_of(batch[0][1])))
+        return stored
+
+    def forget(self, key: bytes) -> None:
+        """Delete a record that is damaged."""
+        with failing("written", self.folder), leased(self.folder):
+            self._mark(clean=False)
+            with self._env.begin(write=True) as txn:
+                record = txn.pop(key)
+                if record is not None:
+                    self._count(txn, key[:8], "", -1, -room_of(record))
+
+    def clear(self, namespace: bytes) -> int:
+        """Delete a namespace; return how many records that were."""
+        with failing("written", self.folder), leased(self.folder):
+            self._mark(clean=False)
+            return self._drop(namespace)
+
+    def open_namespace(self, namespace: bytes, about: str) -> Namespace:
+        """Keep a namespace from being evicted; return what was known of it.
+
+        It is in use until this process closes the disk, or ends.
+        """
+        with failing("written", self.folder), leased(self.folder):
+            self._mark(clean=False)
+            share(self._users, byte_of(namespace))
+            with self._env.begin(write=True) as txn:
+                return self._count(txn, namespace, about, 0, 0)
+
+    def namespaces(self) -> dict[bytes, Namespace]:
+        """Return what is stored."""
+        with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
+            return {bytes(name): Namespace.parsed(text) for name, text in txn.cursor()}
+
+    def keys(self, namespace: bytes) -> Iterator[bytes]:
+        """Yield the keys of a namespace, in their order; one transaction each 1000."""
+        last: bytes | None = namespace
+        while last is not None:
+            keys = self._keys_from(last, namespace)
+            yield from keys
+            last = keys[-1] + b"\0" if keys else None
+
+    @property
+    def used(self) -> int:
+        """Bytes of the file that hold something, in whole pages."""
+        with failing("read", self.folder):
+            pages: dict[str, int] = self._env.stat()
+            kinds = ("branch_pages", "leaf_pages", "overflow_pages")
+            return sum(pages[kind] * PAGE for kind in kinds)
+
+    def sync(self) -> None:
+        """Have all that is written on the disk."""
+        if FolderState.read(self.folder).clean:
+            return
+        with failing("written", self.folder), leased(self.folder):
+            self._env.sync(True)  # noqa: FBT003 its only argument
+            self._mark(clean=True)
+
+    def shrink(self) -> bool:
+        """Give what is free in the file back to the disk, and close.
+
+        Returns:
+            whether nobody else has it open, so that this could be done.
+        """
+        alone_here = alone(self._users)
+        if alone_here:
+            with failing("written", self.folder), leased(self.folder):
+                copy = self.folder / "compact"
+                shutil.rmtree(copy, ignore_errors=True)  # of one who was killed
+                copy.mkdir()
+                self._env.copy(str(copy), compact=True)
+                self._env.close()
+                (copy / "data.mdb").replace(self.folder / "data.mdb")
+                (self.folder / "lock.mdb").unlink(missing_ok=True)
+                copy.rmdir()
+                self._mark(clean=False)
+        self.close()
+        return alone_here
+
+    def close(self) -> None:
+        """Let go of it. Idempotent; synced before, or a power cut empties it."""
+        if self._users >= 0:
+            self._env.close()
+            os.close(self._users)
+            self._users = -1
+
+    # Opening
+
+    def _enter(self, *, mends: bool) -> Any:
+        self.told = enter(self.folder, self._users, mends=mends)
+        env = self._opened()
+        with leased(self.folder):  # to open it is a write, also where it is there
+            self._meta = env.open_db(b"namespaces")
+        env.reader_check()
+        return env
+
+    def _look(self) -> Any:
+        """Open it as it is. Alone it stays locked, and no lock file is needed."""
+        check_ours(self.folder)
+        is_alone = alone(self._users)
+        if is_alone:
+            check_left(self.folder)
+        env = self._opened(readonly=True, create=False, lock=not is_alone)
+        self._meta = env.open_db(b"namespaces", create=False)
+        return env
+
+    def _opened(self, **others: Any) -> Any:
+        settings: dict[str, Any] = {
+            "subdir": True,
+            "max_dbs": 1,
+            "max_readers": MAX_READERS,
+            "mode": 0o600,
+            "writemap": False,
+            "metasync": False,
+            "sync": False,
+            "max_spare_txns": 0,
+            **others,
+        }
+        size = MAP_BYTES
+        while True:
+            try:
+                return self._lmdb.open(str(self.folder), map_size=size, **settings)
+            except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
+                if size <= MIN_MAP_BYTES:
+                    raise
+                size //= 4
+
+    # Writing: the lease is held
+
+    def _mark(self, *, clean: bool) -> None:
+        """Write down whether all is on the disk, before it is no longer so."""
+        FolderState.now(self.folder, clean=clean).write(self.folder)
+
+    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
+        """Store records in one transaction; return how many are new."""
+        with self._env.begin(write=True) as txn:
+            new = [each for each in records if txn.put(*each, overwrite=False)]
+            nbytes = sum(room_of(record) for _, record in new)
+            self._count(txn, records[0][0][:8], about, len(new), nbytes)
+        return len(new)
+
+    def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
+        """Return the bytes that a transaction may store; evicts what nobody uses."""
+        pages: dict[str, int] = self._env.stat()
+        tree = pages["branch_pages"] + pages["leaf_pages"]
+        churn = PAGE * min(len(part), tree)  # pages that it replaces, and splits
+        room = self._free(limit, churn)
+        wanted = limit // 16 - room
+        if wanted <= 0:
+            return room
+        resting = {
+            name: (each.used_s, each.nbytes)
+            for name, each in self.namespaces().items()
+            if name != part[0][0][:8] and not self._in_use(name)
+        }
+        for name in victims(resting, time.time(), wanted):
+            self.evicted += self._drop(name)
+        return self._free(limit, churn)
+
+    def _free(self, limit: int, churn: int) -> int:
+        """Return the bytes that the file may grow, and those that are free in it.
+
+        What the last transactions replaced is free only after the next.
+        """
+        file: int = PAGE * (self._env.info()["last_pgno"] + 1)
+        slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
+        reusable = max(0, file - self.used - slack)
+        grows = limit - file - beside_bytes(self.folder)
+        return min(grows, spare_bytes(self.folder)) + reusable - 2 * churn
+
+    def _in_use(self, namespace: bytes) -> bool:
+        """Whether any process has it open, this one included."""
+        probe = os.open(self.folder / "users", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return not try_lock(probe, byte_of(namespace))
+        finally:
+            os.close(probe)
+
+    def _drop(self, namespace: bytes) -> int:
+        """Delete a namespace, some thousand records a transaction."""
+        dropped = 0
+        while keys := self._keys_from(namespace, namespace):
+            with self._env.begin(write=True) as txn:
+                dropped += sum(txn.delete(key) for key in keys)
+        with self._env.begin(write=True, db=self._meta) as txn:
+            txn.delete(namespace)
+        return dropped
+
+    def _keys_from(self, first: bytes, namespace: bytes) -> list[bytes]:
+        with failing("read", self.folder), self._env.begin() as txn:
+            cursor = txn.cursor()
+            if not cursor.set_range(first):
+                return []
+            keys = islice(cursor.iternext(keys=True, values=False), STRETCH)
+            return list(takewhile(lambda key: key.startswith(namespace), keys))
+
+    def _count(
+        self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
+    ) -> Namespace:
+        """Add to what is known of a namespace; return what was known before."""
+        before = Namespace.parsed(txn.get(namespace, db=self._meta))
+        after = replace(
+            before,
+            about=about or before.about,
+            records=before.records + records,
+            nbytes=before.nbytes + nbytes,
+            used_s=time.time(),
+        )
+        txn.put(namespace, json.dumps(asdict(after)).encode(), db=self._meta)
+        return before
+
+
+def room_of(record: bytes | bytearray | memoryview) -> int:
+    """Return the bytes of the database that a record takes, about."""
+    nbytes = len(record) + NODE
+    return nbytes if nbytes < PAGE // 2 else -(-nbytes // PAGE) * PAGE
+
+
+def within(
+    batch: Sequence[tuple[bytes, bytes]], room: int
+) -> Sequence[tuple[bytes, bytes]]:
+    """Return the first of the records, as many as there is room for."""
+    sums = accumulate(room_of(record) for _, record in batch)
+    return batch[: sum(nbytes <= room for nbytes in sums)]
+
+
+def stretches(
+    records: Sequence[tuple[bytes, bytes]],
+) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    """Yield the records in parts, each what one transaction stores."""
+    begin = nbytes = 0
+    for end, (_, record) in enumerate(records, 1):
+        nbytes += len(record)
+        if nbytes >= TRANSACTION_BYTES or end == len(records):
+            yield records[begin:end]
+            begin, nbytes = end, 0
+
+
+def victims(
+    held: Mapping[bytes, tuple[float, int]], now_s: float, wanted: int
+) -> list[bytes]:
+    """Return which namespaces on disk are to go, those unused for longest first.
+
+    Args:
+        held: of each that is not in use here: when it was last used, its bytes.
+        now_s: on the same clock.
+        wanted: bytes to be freed; no more go than that takes.
+    """
+    chosen = []
+    for name in sorted(held, key=lambda name: held[name][0]):
+        used_s, nbytes = held[name]
+        if wanted <= 0 or now_s - used_s <= RESTING_S:
+            break
+        chosen.append(name)
+        wanted -= nbytes
+    return chosen
+
+
+def byte_of(namespace: bytes) -> int:
+    """Return the byte of `users` that stands for a namespace."""
+    return FIRST_BYTE | int.from_bytes(namespace, "little") >> 4
+
+
+# LMDB allows each database once a process, and py-lmdb's `Environment.close` waits until
+# no thread is in a call of it. In a forked child those threads are not there, so it
+# would wait forever; and it must be closed there before it can be opened again. So a
+# fork waits for calls that are in flight, and the child closes what it inherited.
+
+_open: dict[str, tuple[Disk, int]] = {}
+"""By real path: the disk, and how many caches of this process use it."""
+_opening = threading.Lock()
 _lock = threading.Lock()
 _changed = threading.Condition(_lock)
 _calls = 0
 _forking = 0
 """Threads that are about to."""
-_quiet = True
-"""Whether this process was forked while none was in flight."""
 _mine = threading.local()
 
 
-class DiskError(Exception):
-    """The tier cannot be used, or not any more; the text says why."""
+def shared_disk(folder: Path, limit: int | None) -> Disk:
+    """Return the disk of a folder, opened now or before by another cache.
+
+    Raises:
+        DistrustError: the folder is not fit.
+        DiskError: it cannot be opened.
+    """
+    for place in places(folder):
+        path = os.path.realpath(place)
+        with _opening, suppress(TakenError):
+            disk, users = _open.get(path, (None, 0))
+            disk = disk or Disk(place, limit)
+            _open[path] = disk, users + 1
+            return disk
+    raise DiskError(f"{MAX_BESIDE} containers have the cache in {folder} open already")
+
+
+def let_go(disk: Disk) -> None:
+    """Close a disk, unless another cache still uses it."""
+    path = os.path.realpath(disk.folder)
+    with _opening:
+        _, users = _open.pop(path, (disk, 1))
+        if users > 1:
+            _open[path] = disk, users - 1
+            return
+    disk.close()
 
 
 class failing:  # noqa: N801 to be read in a `with`
@@ -117,16 +543,11 @@ class failing:  # noqa: N801 to be read in a `with`
             ) from error
 
 
-def was_quiet() -> bool:
-    """Whether a forked child may close what it inherited."""
-    return _quiet
-
-
 def _before() -> None:
     global _forking  # noqa: PLW0603 one a process
     _changed.acquire()  # until it has forked
     _forking += 1
-    _changed.wait_for(lambda: not _calls, PATIENCE_S)
+    _changed.wait_for(lambda: not _calls, FORK_PATIENCE_S)
 
 
 def _in_parent() -> None:
@@ -137,350 +558,17 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _calls, _changed, _forking, _lock, _quiet  # noqa: PLW0603 one a process
-    _quiet = not _calls
+    global _calls, _changed, _forking, _lock, _open, _opening  # noqa: PLW0603
+    was_quiet = not _calls
     _calls = _forking = 0
-    _lock = threading.Lock()
+    _lock, _opening = threading.Lock(), threading.Lock()
     _changed = threading.Condition(_lock)
+    inherited, _open = _open, {}
+    for disk, _ in inherited.values() if was_quiet else ():
+        disk.close()  # LMDB knows that it is another process', and touches no file
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before, after_in_parent=_in_parent, after_in_child=_in_child
     )
-
-
-MAP_BYTES = 1 << 40
-"""Address space that is reserved: files are sparse, so it takes what is stored."""
-MIN_MAP_BYTES = 1 << 34
-MAX_READERS = 4096
-PAGE = 4096
-NODE = 40
-"""Bytes of a page that a small record takes beside itself, about."""
-TRANSACTION_BYTES = 1 << 20
-"""Of records: photos take 70 us each, in transactions of 16 MB and more 200 to 800."""
-STRETCH = 1000
-"""Keys looked at in one transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Namespace:
-    """The records that one data set, made by one code, has at one image size."""
-
-    about: str
-    """What it holds, for people."""
-    records: int = 0
-    nbytes: int = 0
-    """On the disk, in whole pages."""
-    used_s: float = 0.0
-    """When it was last opened or written to, in seconds since 1970."""
-    session: str = ""
-    """Of which it is known that records are right: see `Disk.vouch`."""
-
-
-def room_of(record: bytes | bytearray | memoryview) -> int:
-    """Return the bytes of the database that a record takes."""
-    nbytes = len(record) + NODE
-    return nbytes if nbytes < PAGE // 2 else -(-nbytes // PAGE) * PAGE
-
-
-class Disk:
-    """One process' view of the database in a folder.
-
-    Args:
-        folder: made if need be; nothing else should be in it.
-        limit: most bytes of records; None: four fifths of what is free now.
-
-    Raises:
-        DistrustError: the folder is not fit: see trust.py.
-        DiskError: it cannot be opened.
-    """
-
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
-        import lmdb
-
-        self._lmdb = lmdb
-        self.evicted = 0
-        """Records of others, dropped by this process to make room."""
-        self.folder = folder
-        self.session = ""
-        """Of those who have it open: see `vouch`."""
-        self.told: str | None = None
-        """What was found amiss, and mended, when it was opened."""
-        with failing("opened", folder):
-            check_folder(folder)
-            self._users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                self._enter()
-                self._env = self._open(folder)
-            except BaseException:
-                os.close(self._users)
-                raise
-            with leased(self.folder):  # to open it is a write, also where it is there
-                self._meta = self._env.open_db(b"namespaces")
-            self._env.reader_check()
-        free = os.statvfs(folder)
-        usable = free.f_bavail * free.f_frsize
-        self.limit = usable * 4 // 5 + self.used if limit is None else limit
-
-    def get(self, key: bytes) -> memoryview | None:
-        """Return a copy of the record under `key`, unchecked; None: there is none.
-
-        Raises:
-            DiskError: the database is damaged, or its disk is.
-        """
-        with failing("read", self.folder), self._env.begin(buffers=True) as txn:
-            found = txn.get(key)
-            return None if found is None else copied(found)
-
-    def put(self, batch: Sequence[tuple[bytes, bytes]], about: str) -> int:
-        """Store records of one namespace; return how many are new.
-
-        Waits until no other process writes. Each transaction is a short one: LMDB holds
-        all that one writes in memory of its own until its end, and where that is little
-        it is the same memory again, while fresh memory takes more time than the write.
-
-        Raises:
-            Full: there is no room for the first of them; says why if the disk is full.
-            DiskError: it cannot be written to.
-        """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            fitting = within(batch, self._room(batch[0][0][:8]))
-            stored = sum(self._put(part, about) for part in stretches(fitting))
-        if not fitting:
-            raise Full(shortage(self.folder, room_of(batch[0][1])))
-        return stored
-
-    def forget(self, key: bytes) -> None:
-        """Delete a record that is damaged."""
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            with self._env.begin(write=True) as txn:
-                record = txn.pop(key)
-                if record is not None:
-                    self._count(txn, key[:8], "", -1, -room_of(record))
-
-    def clear(self, namespace: bytes | None = None) -> int:
-        """Delete a namespace, or all; return how many records that were."""
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            names = list(self.namespaces()) if namespace is None else [namespace]
-            return sum(map(self._drop, names))
-
-    def open_namespace(self, namespace: bytes, about: str) -> Namespace:
-        """Note that a namespace is in use; return what was known of it."""
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            with self._env.begin(write=True) as txn:
-                return self._count(txn, namespace, about, 0, 0)
-
-    def vouch(self, namespace: bytes) -> None:
-        """Note that records of a namespace were computed anew, and are the same.
-
-        It holds for this session: from when one process opened the folder alone until
-        nobody has it open any more.
-        """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            with self._env.begin(write=True) as txn:
-                known = parsed(txn.get(namespace, db=self._meta))
-                self._note(txn, namespace, replace(known, session=self.session))
-
-    def namespaces(self) -> dict[bytes, Namespace]:
-        """Return what is stored."""
-        with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
-            return {bytes(name): parsed(text) for name, text in txn.cursor()}
-
-    def keys(self, namespace: bytes) -> Iterator[bytes]:
-        """Yield the keys of a namespace, in their order; one transaction each 1000."""
-        last: bytes | None = namespace
-        while last is not None:
-            keys = self._keys_from(last, namespace)
-            yield from keys
-            last = keys[-1] + b"\0" if keys else None
-
-    @property
-    def used(self) -> int:
-        """Bytes of all records, in whole pages."""
-        return sum(each.nbytes for each in self.namespaces().values())
-
-    def sync(self) -> None:
-        """Have all that is written on the disk."""
-        if FolderState.read(self.folder).clean:
-            return
-        with failing("written", self.folder), leased(self.folder):
-            self._env.sync(True)  # noqa: FBT003 its only argument
-            self._mark(clean=True)
-
-    def close(self) -> None:
-        """Let go of it. Idempotent; synced before, or a power cut empties it."""
-        if self._users >= 0:
-            self._env.close()
-            os.close(self._users)
-            self._users = -1
-
-    # Opening
-
-    def _enter(self, tries: int = 3) -> None:
-        """Join those who have it open; alone, look whether it is whole."""
-        try:
-            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            self._begin_session()
-        fcntl.flock(self._users, fcntl.LOCK_SH)  # not at once: another may be before us
-        state = FolderState.read(self.folder)
-        if state.version == VERSION and state.boot == boot_id():
-            self.session = state.session
-            return
-        if not tries:
-            raise DistrustError(f"{self.folder} was left by who looked through it")
-        fcntl.flock(self._users, fcntl.LOCK_UN)
-        self._enter(tries - 1)  # it was not looked through to the end: it is ours to do
-
-    def _begin_session(self) -> None:
-        """Alone, look whether the folder was left whole; else empty it."""
-        data, left = self.folder / "data.mdb", FolderState.read(self.folder)
-        try:
-            if data.exists():
-                self._check_left(data, left)
-        except DistrustError as error:
-            self.told = f"{error}; it is emptied, and filled anew"
-            self._wipe()
-            left = FolderState("", clean=True)
-        self.session = secrets.token_hex(8)
-        # What was not synced on this boot still is not.
-        self._mark(clean=left.clean or not data.exists())
-
-    def _check_left(self, data: Path, left: FolderState) -> None:
-        if left.version != VERSION:
-            raise DistrustError(f"{self.folder} was written by another version")
-        if not left.survived:
-            raise DistrustError(f"{self.folder} was not closed before a power cut")
-        if data.stat().st_size:
-            check_pages(data)
-
-    def _wipe(self) -> None:
-        for name in ("data.mdb", "lock.mdb", "state.json"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _open(self, folder: Path) -> Any:
-        settings: dict[str, Any] = {
-            "subdir": True,
-            "max_dbs": 1,
-            "max_readers": MAX_READERS,
-            "mode": 0o600,
-            "writemap": False,
-            "metasync": False,
-            "sync": False,
-            "max_spare_txns": 0,
-        }
-        size = MAP_BYTES
-        while True:
-            try:
-                return self._lmdb.open(str(folder), map_size=size, **settings)
-            except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
-                if size <= MIN_MAP_BYTES:
-                    raise
-                size //= 4
-
-    # Writing: the lease is held
-
-    def _mark(self, *, clean: bool) -> None:
-        """Write down whether all is on the disk, before it is no longer so."""
-        FolderState.now(self.session, clean=clean).write(self.folder)
-
-    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
-        """Store records in one transaction; return how many are new."""
-        with self._env.begin(write=True) as txn:
-            new = [each for each in records if txn.put(*each, overwrite=False)]
-            nbytes = sum(room_of(record) for _, record in new)
-            self._count(txn, records[0][0][:8], about, len(new), nbytes)
-        return len(new)
-
-    def _room(self, namespace: bytes) -> int:
-        """Return the bytes that may be written; evicts what nobody uses."""
-        held = self.namespaces()
-        spare = spare_bytes(self.folder)
-        room = self.limit - sum(each.nbytes for each in held.values())
-        others = {
-            name: (each.used_s, each.nbytes)
-            for name, each in held.items()
-            if name != namespace
-        }
-        wanted = self.limit // 16 - min(room, spare)
-        for name in victims(others, time.time(), wanted):
-            self.evicted += self._drop(name)
-            room += held[name].nbytes
-            spare += held[name].nbytes  # its pages are used again
-        return min(room, spare)
-
-    def _drop(self, namespace: bytes) -> int:
-        """Delete a namespace, some thousand records a transaction."""
-        dropped = 0
-        while keys := self._keys_from(namespace, namespace):
-            with self._env.begin(write=True) as txn:
-                dropped += sum(txn.delete(key) for key in keys)
-        with self._env.begin(write=True, db=self._meta) as txn:
-            txn.delete(namespace)
-        return dropped
-
-    def _keys_from(self, first: bytes, namespace: bytes) -> list[bytes]:
-        with failing("read", self.folder), self._env.begin() as txn:
-            cursor = txn.cursor()
-            if not cursor.set_range(first):
-                return []
-            keys = islice(cursor.iternext(keys=True, values=False), STRETCH)
-            return list(takewhile(lambda key: key.startswith(namespace), keys))
-
-    def _count(
-        self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
-    ) -> Namespace:
-        """Add to what is known of a namespace; return what was known before."""
-        before = parsed(txn.get(namespace, db=self._meta))
-        after = replace(
-            before,
-            about=about or before.about,
-            records=before.records + records,
-            nbytes=before.nbytes + nbytes,
-            used_s=time.time(),
-            session=before.session if before.records else self.session,
-        )
-        self._note(txn, namespace, after)
-        return before
-
-    def _note(self, txn: Any, name: bytes, known: Namespace) -> None:
-        txn.put(name, json.dumps(asdict(known)).encode(), db=self._meta)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._users < 0 else f"at most {self.limit} bytes"
-        return f"<Disk {str(self.folder)!r}: {state}>"
-
-
-def within(
-    batch: Sequence[tuple[bytes, bytes]], room: int
-) -> Sequence[tuple[bytes, bytes]]:
-    """Return the first of the records, as many as there is room for."""
-    sums = accumulate(room_of(record) for _, record in batch)
-    return batch[: sum(nbytes <= room for nbytes in sums)]
-
-
-def stretches(
-    records: Sequence[tuple[bytes, bytes]],
-) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Yield the records in parts, each what one transaction stores."""
-    begin = nbytes = 0
-    for end, (_, record) in enumerate(records, 1):
-        nbytes += len(record)
-        if nbytes >= TRANSACTION_BYTES or end == len(records):
-            yield records[begin:end]
-            begin, nbytes = end, 0
-
-
-def parsed(text: bytes | None) -> Namespace:
-    """Return what is written of a namespace; nothing, if that cannot be read."""
-    with suppress(ValueError, TypeError, RecursionError):
-        return Namespace(**json.loads(text or b"{}"))
-    return Namespace("")

@@ -1,14 +1,20 @@
-"""What people do with a cache on disk: look into it, check it, empty it."""
+"""What people do with a cache on disk: look into it, check it, empty it.
+
+To look is to read. Only `clear` deletes what it cannot read, and only what penstock
+wrote.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .disk import Disk, DiskError, Namespace
-from .folder import DistrustError
+from .folder import SLOW_S, DistrustError, alone, check_folder, places, wipe
 from .record import RecordError, check
 from .tiers import FOLDER
 
@@ -16,7 +22,7 @@ __all__ = ["CacheEntry", "NoCacheError", "Verification", "clear", "entries", "ve
 
 
 class NoCacheError(Exception):
-    """There is no cache where one was looked for, or it cannot be opened."""
+    """There is no cache where one was looked for, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +40,21 @@ class Verification:
 
     whole: int
     damaged: int
-    """Dropped: their samples are computed anew."""
-    told: str | None
-    """What was amiss with the database itself, which was then emptied."""
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[Disk]:
-    """Open the cache in a folder, as `.cache(disk=folder)` would, but make none."""
-    place = folder if folder.name == FOLDER else folder / FOLDER
-    if not (place / "state.json").exists():
-        raise NoCacheError(
-            f"there is no cache in {folder}; give the folder that .cache(disk=...) has"
-        )
-    try:
-        disk = Disk(place)
-    except (DiskError, DistrustError) as error:
-        raise NoCacheError(str(error)) from error
-    try:
-        yield disk
-    except DiskError as error:
-        raise NoCacheError(str(error)) from error
-    finally:
-        disk.close()
+    """Dropped: their samples are computed again."""
 
 
 def entries(folder: Path) -> list[CacheEntry]:
-    """Return what is stored, what was used last first.
+    """Return what is stored, what was used last first. Nothing is written.
 
     Raises:
-        NoCacheError: there is none.
+        NoCacheError: there is none, or another version of penstock wrote it.
     """
-    with opened(folder) as disk:
-        found = [
-            CacheEntry(name.hex(), held) for name, held in disk.namespaces().items()
-        ]
-        return sorted(found, key=lambda entry: -entry.held.used_s)
+    found = []
+    for place in existing(folder):
+        with opened(place, looks=True) as disk:
+            held = disk.namespaces() if disk is not None else {}
+            found += [CacheEntry(name.hex(), each) for name, each in held.items()]
+    return sorted(found, key=lambda entry: -entry.held.used_s)
 
 
 def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
@@ -77,20 +62,85 @@ def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
 
     Args:
         folder: that `.cache(disk=...)` was given.
-        progress: called with the number of records looked at, after each.
+        progress: called with the number of records read, every two seconds.
+
+    Raises:
+        NoCacheError: there is none, another version of penstock wrote it, or the
+            database itself is damaged.
+    """
+    seen = damaged = 0
+    told_s = time.monotonic()
+    for place in existing(folder):
+        with opened(place) as disk:
+            for whole in checked(disk):
+                damaged += not whole
+                seen += 1
+                if time.monotonic() - told_s > SLOW_S:
+                    progress(seen)
+                    told_s = time.monotonic()
+    return Verification(seen - damaged, damaged)
+
+
+def clear(folder: Path, name: str | None) -> int:
+    """Delete a namespace, or all; return how many records that were.
+
+    What that frees is given back to the disk, unless a job has the cache open: then new
+    records take its place.
+
+    Raises:
+        NoCacheError: there is no cache, or no such namespace in it.
+    """
+    if name is None:
+        return sum(map(emptied, existing(folder)))
+    known = [entry.name for entry in entries(folder)]
+    if name not in known:
+        listed = ", ".join(known) or "nothing"
+        raise NoCacheError(f"{folder} holds no {name!r}; it holds {listed}")
+    dropped = 0
+    for place in existing(folder):
+        with opened(place) as disk:
+            if disk is not None:
+                dropped += disk.clear(bytes.fromhex(name))
+                disk.shrink()
+    return dropped
+
+
+def existing(folder: Path) -> list[Path]:
+    """Return where the databases of a cache are.
 
     Raises:
         NoCacheError: there is none.
     """
-    with opened(folder) as disk:
-        seen = damaged = 0
-        for name in disk.namespaces():
-            for key in disk.keys(name):
-                damaged += not is_whole(disk, key)
-                seen += 1
-                progress(seen)
-        disk.sync()
-        return Verification(seen - damaged, damaged, disk.told)
+    top = folder if folder.name == FOLDER else folder / FOLDER
+    if not (top / "users").exists() or not (top / "state.json").exists():
+        raise NoCacheError(
+            f"there is no cache in {folder}; give the folder that .cache(disk=...) has"
+        )
+    return [place for place in places(top) if (place / "state.json").exists()]
+
+
+@contextmanager
+def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
+    """Open a database, but make none and empty none; None: it holds nothing yet."""
+    disk = None
+    try:
+        if (place / "data.mdb").exists():
+            disk = Disk(place, mends=False, looks=looks)
+        yield disk
+    except (DiskError, DistrustError) as error:
+        raise NoCacheError(str(error)) from error
+    finally:
+        if disk is not None:
+            disk.close()
+
+
+def checked(disk: Disk | None) -> Iterator[bool]:
+    """Look at every record: yield whether it is whole."""
+    if disk is None:
+        return
+    for name in disk.namespaces():
+        for key in disk.keys(name):
+            yield is_whole(disk, key)
 
 
 def is_whole(disk: Disk, key: bytes) -> bool:
@@ -105,18 +155,31 @@ def is_whole(disk: Disk, key: bytes) -> bool:
     return True
 
 
-def clear(folder: Path, name: str | None) -> int:
-    """Delete a namespace, or all; return how many records that were.
+def emptied(place: Path) -> int:
+    """Delete all that a database holds; return how many records that were, if known."""
+    records = 0
+    with suppress(NoCacheError), opened(place, looks=True) as disk:
+        held = disk.namespaces() if disk is not None else {}
+        records = sum(each.records for each in held.values())
+    if wiped(place):
+        return records
+    with opened(place) as disk:
+        if disk is None:
+            return 0
+        return sum(disk.clear(name) for name in disk.namespaces())
 
-    Raises:
-        NoCacheError: there is no cache, or no such namespace in it.
-    """
-    with opened(folder) as disk:
-        held = disk.namespaces()
-        wanted = [each for each in held if name is None or each.hex() == name]
-        if name is not None and not wanted:
-            known = ", ".join(each.hex() for each in held) or "nothing"
-            raise NoCacheError(f"{folder} holds no {name!r}; it holds {known}")
-        dropped = sum(disk.clear(each) for each in wanted)
-        disk.sync()
-        return dropped
+
+def wiped(place: Path) -> bool:
+    """Delete a database, whatever state it is in; False: a job has it open."""
+    try:
+        check_folder(place)
+    except DistrustError as error:
+        raise NoCacheError(str(error)) from error
+    users = os.open(place / "users", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if alone(users):
+            wipe(place)
+            return True
+        return False
+    finally:
+        os.close(users)

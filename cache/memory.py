@@ -7,6 +7,16 @@ a record says itself whether it is whole and whose it is, and what was being wri
 when its writer died is none. When there is no more room and nobody asks any more for
 what it holds (another image size is in force), it is emptied as a whole.
 
+Nothing else is evicted. In an epoch each sample is asked for once, in an order that
+chance made, so all are worth the same: with room for a share of the samples, that share
+of them is found. To evict the least recently used keeps those that come last in the
+next epoch, and most of them are evicted before they are asked for (J. Mohan et al.,
+"Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 4.2, MinIO;
+`benchmarks/cache.py` shows both).
+
+It takes memory only as it fills, and stops while some of what was free is left: memory
+that a control group or another process needs is not the cache's to take.
+
 It is as fast as LMDB on tmpfs would be (records of 100 KB: a get takes 14 us in both;
 `benchmarks/cache.py gets` prints them), and it has no name: nothing is left of it when
 the last process that has it open is killed.
@@ -19,27 +29,30 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ..system.file_locks import ByteLock
+from ..system.resources import effective_memory_bytes
 
 __all__ = [
-    "RESTING_S",
     "Arena",
     "Full",
     "all_idle",
     "copied",
-    "victims",
 ]
 
 MAGIC = int.from_bytes(b"penstock", sys.byteorder)
-VERSION = 2
+VERSION = 3
 PAGE = 4096
+HEADER = struct.Struct("=11Q")
 _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
+_TAKEN, _RESERVE = 9, 10
 """Words of the header, behind magic and version. Each is read and written as a whole,
-so those who only look take no lock."""
+so those who only look take no lock. Up to `_TAKEN` the file may grow without another
+look at the memory that is free; `_RESERVE` bytes of that are left so."""
 GROUPS = 32
 GROUP_WORDS = 3
 """A namespace, its records, and the lookups at which it was last asked for."""
@@ -58,12 +71,24 @@ LARGE = 1 << 21
 it, too, it takes some 50 us to get it back."""
 MAX_PROBES = 64
 """Slots looked at before a key is given up: at half full runs are far shorter."""
+GRAIN = 1 << 24
+"""Bytes that it grows by between two looks at the memory that is free."""
+RESERVE_SHARE = 8
+"""One part in so many of what is free at first is left so."""
+SHORT_S = 1.0
+"""How long it is not looked for memory again where there was none."""
 WRITING = 0
 """Byte of the file that whoever writes has locked."""
 
 
+SHORT = (
+    "its RAM holds {} of {} bytes and takes no more for now: what memory is free in this"
+    " machine or control group is left to the rest; give a smaller `ram`, or more memory"
+)
+
+
 class Full(Exception):
-    """There is no room for a record."""
+    """There is no room for a record; the text says why if that is to be told."""
 
 
 def copied(view: memoryview) -> memoryview:
@@ -107,6 +132,7 @@ class Arena:
         self._words = memoryview(self._memory)[:PAGE].cast("Q")
         self._lock = threading.Lock()
         self._writer = ByteLock(descriptor, WRITING)
+        self._short_until_s = 0.0
         magic, version, _, self._slots, self.capacity = self._words[:_END]
         self._start = PAGE + self._slots * SLOT.size
         if (magic, version) != (MAGIC, VERSION) or self._start + self.capacity > size:
@@ -128,7 +154,9 @@ class Arena:
         """Store a record, given in parts, unless there is one under that key.
 
         Raises:
-            Full: there is no room, and what is held is in use.
+            Full: there is no room, and what is held is in use; says why if what is
+                short is memory.
+            TimeoutError: another process was stopped while it stored a record.
         """
         nbytes = sum(map(len, record))
         words = self._words
@@ -141,6 +169,8 @@ class Arena:
                 found = self._find(key)
             assert found is not None
             at, begin = found[0], words[_END]
+            if begin + nbytes > words[_TAKEN]:
+                self._take(begin + nbytes)
             words[_END] = begin + nbytes  # first: a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
             words[_RECORDS] += 1  # before it is seen: who was told of less looks again
@@ -208,8 +238,21 @@ class Arena:
         slots = 1 << (max(MIN_SLOTS, min(2 * samples, most)) - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: takes what is used
-        header = struct.pack("=9Q", MAGIC, VERSION, 1, slots, capacity, start, 0, 0, 0)
-        os.pwrite(self._descriptor, header, 0)
+        reserve = effective_memory_bytes() // RESERVE_SHARE
+        words = (1, slots, capacity, start, 0, 0, 0, start, reserve)
+        os.pwrite(self._descriptor, HEADER.pack(MAGIC, VERSION, *words), 0)
+
+    def _take(self, end: int) -> None:
+        """Let the file grow to that place and some more, if there is memory for it."""
+        words = self._words
+        if time.monotonic() < self._short_until_s:
+            raise Full
+        free = effective_memory_bytes() - words[_RESERVE]
+        grows = end - words[_TAKEN]
+        if grows > free:
+            self._short_until_s = time.monotonic() + SHORT_S
+            raise Full(SHORT.format(self.used, self.capacity))
+        words[_TAKEN] = end + min(GRAIN, (free - grows) // 2)
 
     def _unmap(self) -> None:
         self._words.release()
@@ -276,25 +319,6 @@ class Arena:
         for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS):
             words[at] = 0
 
-    def __repr__(self) -> str:
-        return f"<Arena {self.records} records, {self.used} of {self.capacity} bytes>"
-
-
-# What is kept when there is no room for all: the rules, as pure functions.
-#
-# In an epoch each sample is asked for once, in an order that chance made. So all are
-# worth the same, and what serves best is to keep what came first and to evict nothing:
-# with room for a share of the samples, that share of them is found. To evict the least
-# recently used keeps those that come last in the next epoch, of which most are evicted
-# again before they are asked for (J. Mohan et al., "Analyzing and Mitigating Data Stalls
-# in DNN Training", VLDB 2021, section 4.2, MinIO; `benchmarks/cache.py` shows both).
-#
-# What may go is what nobody asks for any more: another image size, an older data set.
-
-RESTING_S = 3600.0
-"""A namespace on disk that nobody has opened or written to for so long may go: there is
-no telling whether another job waits to go on with it."""
-
 
 def all_idle(others: Iterable[tuple[int, int]], lookups: int) -> bool:
     """Whether nobody asks for the other namespaces of an arena any more.
@@ -308,23 +332,3 @@ def all_idle(others: Iterable[tuple[int, int]], lookups: int) -> bool:
     """
     found = list(others)
     return bool(found) and all(lookups - last > records for records, last in found)
-
-
-def victims(
-    held: Mapping[bytes, tuple[float, int]], now_s: float, wanted: int
-) -> list[bytes]:
-    """Return which namespaces on disk are to go, those unused for longest first.
-
-    Args:
-        held: of each that is not in use here: when it was last used, its bytes.
-        now_s: on the same clock.
-        wanted: bytes to be freed; no more go than that takes.
-    """
-    chosen = []
-    for name in sorted(held, key=lambda name: held[name][0]):
-        used_s, nbytes = held[name]
-        if wanted <= 0 or now_s - used_s <= RESTING_S:
-            break
-        chosen.append(name)
-        wanted -= nbytes
-    return chosen

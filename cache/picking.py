@@ -1,26 +1,177 @@
-"""Which codec records are written with: as said, or found out on the first samples."""
+"""Which codec records are written with: as the user says, or by a rule, chosen once.
+
+A smaller record is read sooner, and more of them fit; a plain one costs no CPU. Which
+weighs more depends on the samples, the tier and the cost of computing a sample again.
+`codec="auto"` measures the codecs on the first samples, takes the one that makes later
+epochs shortest, and keeps it.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .codec import CODECS, Codec, Facts, choose, codec
-from .record import describe, encode, encode_parts, measure
+from .codec import CODECS, Codec, codec
+from .record import KEY_BYTES, decode, encode, encode_parts, unpacked_bytes
 
-__all__ = ["Picker"]
+__all__ = [
+    "Choice",
+    "Expected",
+    "Facts",
+    "Measured",
+    "Picker",
+    "choose",
+    "expected",
+    "measure",
+]
 
-LOGGER = logging.getLogger("penstock.autotune")
+LOGGER = logging.getLogger("penstock")
 SAMPLES = 3
-"""That are measured; those before the choice are stored raw."""
+"""Measured before the choice, and stored raw."""
 ROOMY = 1.5
-"""So many times the room that a sample like the first asks for is room for all."""
+"""All samples fit if there is this many times the room that the first one asks for."""
 DISK_BYTES_PER_S = 1.5e9
-"""Of a local disk whose pages are mostly in memory: it is not known before it is read,
-and a guess that is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
+"""Of a local disk whose pages are mostly in memory. Nobody has read it yet; a guess that
+is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
+TRIES = 3
+"""Of each measurement."""
+EPOCHS = 10
+"""The cost of filling the cache is spread over this many: a short training."""
+TIE = 0.03
+"""Costs this close are equal: a few samples do not tell them apart."""
+SLIGHT = 0.02
+"""A share of what a sample takes to compute that is not worth a codec, either."""
+NO_KEY = bytes(KEY_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a codec does to a few samples; times of one."""
+
+    name: str
+    ratio: float
+    """Bytes of its records by those of raw ones: 1 is raw."""
+    encode_ns: float
+    decode_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a choice rests on."""
+
+    measured: Sequence[Measured]
+    """At least one, the simplest first: that one wins ties."""
+    sample_bytes: float
+    """Of a raw record."""
+    samples: int
+    """In an epoch."""
+    compute_ns: float
+    """CPU time to compute a sample, all that the cache would spare."""
+    capacity_bytes: float
+    """Of the tier."""
+    read_bytes_per_s: float
+    """Of the tier; infinite for memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a codec would cost in later epochs; means of one sample."""
+
+    name: str
+    hit: float
+    """Share of samples found in the tier, 0 to 1."""
+    cost_ns: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.cost_ns / 1e6:.3f} ms ({self.hit:.0%} found)"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A codec, and what each was expected to cost."""
+
+    name: str
+    expected: tuple[Expected, ...]
+
+    def __str__(self) -> str:
+        every = ", ".join(map(str, self.expected))
+        return f'codec "{self.name}": expected of a sample: {every}'
+
+
+def choose(facts: Facts) -> Choice:
+    """Return the codec of the least expected cost; ties go to the simpler one."""
+    costs = tuple(expected(facts, each) for each in facts.measured)
+    least_ns = min(each.cost_ns for each in costs)
+    bound = (1 + TIE) * least_ns + SLIGHT * facts.compute_ns
+    return Choice(next(each.name for each in costs if each.cost_ns <= bound), costs)
+
+
+def expected(facts: Facts, measured: Measured) -> Expected:
+    """Return what a codec would cost.
+
+    A tier that keeps what it has and admits no more once it is full is hit in
+    proportion to what fits, whatever the order (MinIO of CoorDL, J. Mohan et al.,
+    VLDB 2021). Only what it admits is encoded, once.
+    """
+    stored = measured.ratio * facts.sample_bytes
+    hit = min(1.0, facts.capacity_bytes / (facts.samples * stored))
+    read_ns = measured.decode_ns + 1e9 * stored / facts.read_bytes_per_s
+    fill_ns = measured.encode_ns / EPOCHS
+    cost_ns = hit * (read_ns + fill_ns) + (1 - hit) * facts.compute_ns
+    return Expected(measured.name, hit, cost_ns)
+
+
+def measure(
+    samples: Sequence[Any],
+    codecs: Iterable[Codec] = tuple(CODECS.values()),
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> tuple[Measured, ...]:
+    """Return what each codec does to some samples.
+
+    Times are means of the best of some tries each, as others may use the CPU. What
+    loads the codec's library is not timed.
+
+    Args:
+        samples: at least one.
+        codecs: the simplest first.
+        clock: in nanoseconds.
+
+    Raises:
+        UnstorableError: one of them cannot be stored.
+    """
+
+    def measured(each: Codec) -> Measured:
+        records = [encode(sample, NO_KEY, each) for sample in samples]
+        encodes = [partial(encode, sample, NO_KEY, each) for sample in samples]
+        # A tier hands over copies that may be written to.
+        decodes = [partial(decode, bytearray(record), NO_KEY) for record in records]
+        return Measured(
+            each.name,
+            ratio=sum(map(len, records)) / raw_bytes,
+            encode_ns=statistics.fmean(best_ns(work, clock) for work in encodes),
+            decode_ns=statistics.fmean(best_ns(work, clock) for work in decodes),
+        )
+
+    raw_bytes = sum(len(encode(sample, NO_KEY, CODECS[0])) for sample in samples)
+    return tuple(map(measured, codecs))
+
+
+def best_ns(work: Callable[[], object], clock: Callable[[], int]) -> int:
+    """Return the shortest time that some work takes."""
+
+    def took_ns() -> int:
+        start_ns = clock()
+        work()
+        return clock() - start_ns
+
+    return min(took_ns() for _ in range(TRIES))
 
 
 class Picker:
@@ -31,7 +182,6 @@ class Picker:
         samples: how many there are in an epoch.
         capacity: returns the bytes that there is room for.
         from_disk: whether that is on a disk.
-        spare_cpu: returns the share of the CPUs, 0 to 1, that nobody uses.
         owner: as the log names the cache.
     """
 
@@ -42,13 +192,11 @@ class Picker:
         capacity: Callable[[], int],
         *,
         from_disk: bool,
-        spare_cpu: Callable[[], float],
         owner: str,
     ) -> None:
         self._samples = samples
         self._capacity = capacity
         self._bandwidth = DISK_BYTES_PER_S if from_disk else math.inf
-        self._spare_cpu = spare_cpu
         self._owner = owner
         self._lock = threading.Lock()
         self._seen: list[tuple[Any, int]] = []
@@ -57,53 +205,42 @@ class Picker:
     def encoded(
         self, sample: Any, key: bytes, took_ns: int
     ) -> tuple[list[bytes | memoryview], int]:
-        """Return the record of a sample, in parts, and its bytes if it were raw.
+        """Return the record of a sample, in parts, and its body's bytes unpacked.
 
         Raises:
             UnstorableError: it cannot be stored.
         """
-        chosen = self._codec
-        record = encode_parts(sample, key, chosen or CODECS[0])
-        if chosen is None:
-            self._look(sample, took_ns)
-        if chosen is None or not chosen.number:
-            return record, sum(map(len, record))
-        return record, describe(b"".join(record)).body_bytes
+        record = encode_parts(sample, key, self._codec or CODECS[0])
+        if self._codec is None:
+            self._look(sample, sum(map(len, record)), took_ns)
+        return record, unpacked_bytes(record)
 
-    def _look(self, sample: Any, took_ns: int) -> None:
+    def _look(self, sample: Any, raw_bytes: int, took_ns: int) -> None:
         """Measure on this sample, too; choose once there are enough."""
         with self._lock:
             if self._codec is not None:
                 return
-            if self._all_fit(sample):
-                self._codec = CODECS[0]
+            in_ram = self._bandwidth == math.inf
+            if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity():
+                self._codec = CODECS[0]  # all fit, and nothing is read sooner
                 return
             self._seen.append((sample, took_ns))
             if len(self._seen) < SAMPLES:
                 return
             seen, self._seen = self._seen, []
-            self._codec = codec(self._chosen(seen))
+            choice = self._chosen([each for each, _ in seen], [ns for _, ns in seen])
+            self._codec = codec(choice.name)
+        LOGGER.info("%s: %s", self._owner, choice)
 
-    def _all_fit(self, sample: Any) -> bool:
-        """Whether all samples fit into RAM as they are: nothing is read sooner."""
-        if self._bandwidth < math.inf:
-            return False
-        raw_bytes = sum(map(len, encode_parts(sample, bytes(16), CODECS[0])))
-        return ROOMY * raw_bytes * self._samples <= self._capacity()
-
-    def _chosen(self, seen: list[tuple[Any, int]]) -> str:
-        samples = [sample for sample, _ in seen]
-        raw_bytes = sum(len(encode(each, bytes(16), CODECS[0])) for each in samples)
-        choice = choose(
+    def _chosen(self, samples: list[Any], times_ns: list[int]) -> Choice:
+        raw_bytes = [len(encode(each, NO_KEY, CODECS[0])) for each in samples]
+        return choose(
             Facts(
                 measure(samples),
-                raw_bytes / len(seen),
+                statistics.fmean(raw_bytes),
                 self._samples,
-                sum(took_ns for _, took_ns in seen) / len(seen),
+                statistics.fmean(times_ns),
                 self._capacity(),
                 self._bandwidth,
-                self._spare_cpu(),
             )
         )
-        LOGGER.info("%s: %s", self._owner, choice)
-        return choice.name

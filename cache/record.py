@@ -12,18 +12,15 @@ Integers are little-endian. Nothing is pickled: what a record can hold is listed
 from __future__ import annotations
 
 import json
-import statistics
 import struct
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 from xxhash import xxh3_64
 
-from .codec import CODECS, Codec, Measured, Packed
+from .codec import CODECS, Codec, Packed
 from .structure import (
     ALIGNMENT,
     WRONG,
@@ -38,15 +35,13 @@ __all__ = [
     "KEY_BYTES",
     "MAX_BYTES",
     "RecordError",
-    "RecordFacts",
     "UnstorableError",
     "check",
     "decode",
-    "describe",
     "encode",
     "encode_parts",
-    "measure",
     "same",
+    "unpacked_bytes",
 ]
 
 MAX_BYTES = 512 << 20
@@ -67,23 +62,8 @@ WORTH = 0.97
 """A body that is packed to more of its size is kept raw: it is read at no cost."""
 
 
-TRIES = 3
-"""Of each measurement."""
-
-
 class RecordError(ValueError):
     """This is not a whole, right, current record of that sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFacts:
-    """What a record says of itself."""
-
-    codec: str
-    stored_bytes: int
-    """All of the record."""
-    body_bytes: int
-    """Its buffers, unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +71,6 @@ class Opened:
     """A record whose checksum and lengths are right."""
 
     codec: Codec
-    key: bytes
     structure: memoryview
     stored: memoryview
     body_bytes: int
@@ -151,26 +130,25 @@ def decode(record: Packed, key: bytes) -> Any:
     Raises:
         RecordError: it is not a whole, right, current record of that key.
     """
-    opened = open_for(record, key)
+    whole = opened(record, key)
     try:
-        structure = DECODER.decode(str(opened.structure, "utf-8", "surrogatepass"))
-        body = memoryview(opened.codec.unpack(opened.stored, opened.body_bytes))
-        is_ours = not body.readonly and (opened.codec.number > 0 or is_aligned(body))
-        reader = Reader(body, is_ours, opened.codec.predicts)
-        return reader.read(structure)
+        structure = DECODER.decode(str(whole.structure, "utf-8", "surrogatepass"))
+        body = memoryview(whole.codec.unpack(whole.stored, whole.body_bytes))
+        is_ours = not body.readonly and (whole.codec.number > 0 or is_aligned(body))
+        return Reader(body, is_ours, whole.codec.predicts).read(structure)
     except WRONG as error:
         raise RecordError(f"a record's content is wrong: {error}") from error
 
 
 def check(record: Packed, key: bytes) -> None:
     """Look at header, lengths and checksum, or raise `RecordError`."""
-    open_for(record, key)
+    opened(record, key)
 
 
-def describe(record: Packed) -> RecordFacts:
-    """Return what a record says of itself, checked, or raise `RecordError`."""
-    opened = open_any(record)
-    return RecordFacts(opened.codec.name, len(record), opened.body_bytes)
+def unpacked_bytes(record: Sequence[bytes | memoryview]) -> int:
+    """Return the bytes that the body of a record, given in parts, has unpacked."""
+    nbytes: int = HEADER.unpack(record[0])[5]
+    return nbytes
 
 
 def same(one: Any, other: Any) -> bool:
@@ -184,59 +162,6 @@ def same(one: Any, other: Any) -> bool:
         bytes(a.data) == bytes(b.data)
         for a, b in zip(first.buffers, second.buffers, strict=True)
     )
-
-
-def measure(
-    samples: Sequence[Any],
-    codecs: Iterable[Codec] = tuple(CODECS.values()),
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> tuple[Measured, ...]:
-    """Return what each codec does to some samples: the facts of `codec_choice`.
-
-    Args:
-        samples: at least one.
-        codecs: the simplest first.
-        clock: in nanoseconds.
-
-    Raises:
-        UnstorableError: one of them cannot be stored.
-    """
-    if not samples:
-        raise ValueError("no samples to measure codecs on; give at least one")
-    key = bytes(KEY_BYTES)
-    raw_bytes = sum(len(encode(sample, key, CODECS[0])) for sample in samples)
-    return tuple(measured(each, samples, raw_bytes, clock) for each in codecs)
-
-
-def measured(
-    codec: Codec, samples: Sequence[Any], raw_bytes: int, clock: Callable[[], int]
-) -> Measured:
-    """Return what one codec does to samples whose raw records have so many bytes.
-
-    Means of the best of some tries each, as others may use the CPU. What loads the
-    codec's library is not timed.
-    """
-    key = bytes(KEY_BYTES)
-    records = [encode(sample, key, codec) for sample in samples]
-    encode_ns = [best(clock, partial(encode, s, key, codec)) for s in samples]
-    copies = [bytearray(record) for record in records]  # as a tier hands them over
-    decode_ns = [best(clock, partial(decode, each, key)) for each in copies]
-    return Measured(
-        codec.name,
-        ratio=sum(map(len, records)) / raw_bytes,
-        encode_ns=statistics.fmean(encode_ns),
-        decode_ns=statistics.fmean(decode_ns),
-    )
-
-
-def best(clock: Callable[[], int], work: Callable[[], Any]) -> int:
-    """Return the shortest time that it takes."""
-    times_ns = []
-    for _ in range(TRIES):
-        start_ns = clock()
-        work()
-        times_ns.append(clock() - start_ns)
-    return min(times_ns)
 
 
 def written(taken: TakenBytes) -> bytes:
@@ -290,44 +215,33 @@ def sealed(
     return [header, structure, *stored, CHECKSUM.pack(checksum.intdigest())]
 
 
-def open_for(record: Packed, key: bytes) -> Opened:
+def opened(record: Packed, key: bytes) -> Opened:
     """Return the checked parts of a record of that key, or raise `RecordError`."""
-    opened = open_any(record)
-    if opened.key != key:
-        raise RecordError(
-            f"a record of key {opened.key.hex()} stands under {key.hex()}; delete it"
-        )
-    return opened
-
-
-def open_any(record: Packed) -> Opened:
-    """Return the checked parts of a record, or raise `RecordError`."""
     view = memoryview(record)
     if len(view) < HEADER.size + CHECKSUM.size:
         raise RecordError(f"{len(view)} bytes are too few for a record")
-    magic, version, number, flags, *lengths, key = HEADER.unpack_from(view)
+    magic, version, number, flags, *lengths, its_key = HEADER.unpack_from(view)
     if magic != MAGIC or version != VERSION:
         raise RecordError(
             f"a record of kind {magic!r} {version}, not {MAGIC!r} {VERSION}: written"
             " by another version of penstock, or by another program; clear the cache"
         )
     end = len(view) - CHECKSUM.size
-    if CHECKSUM.unpack_from(view, end)[0] != checksum_of(view[:end]):
+    checksum = xxh3_64()
+    add_to(checksum, view[:end])
+    if CHECKSUM.unpack_from(view, end)[0] != checksum.intdigest():
         raise RecordError(f"a record of {len(view)} bytes is damaged; delete it")
+    if its_key != key:
+        raise RecordError(
+            f"a record of key {its_key.hex()} stands under {key.hex()}; delete it"
+        )
     structure, body, stored = lengths
     if flags or number not in CODECS or HEADER.size + structure + stored != end:
         raise RecordError(f"a record's header is wrong: {number=} {flags=} {lengths=}")
     if structure > MAX_STRUCTURE_BYTES + ALIGNMENT or body > MAX_BYTES:
         raise RecordError(f"a record of {lengths} bytes is too large to be one of ours")
     start = HEADER.size + structure
-    return Opened(CODECS[number], key, view[HEADER.size : start], view[start:end], body)
-
-
-def checksum_of(view: memoryview) -> int:
-    """Return xxh3_64 of some bytes."""
-    found = xxh3_64()
-    add_to(found, view)
-    return found.intdigest()
+    return Opened(CODECS[number], view[HEADER.size : start], view[start:end], body)
 
 
 def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:

@@ -1,11 +1,16 @@
-"""What a cache did, for people and for `explain()`."""
+"""What a cache did: counted by all of its processes, told to people.
+
+Each process adds to a row of its own in shared memory, so nothing is sent and no other
+process is waited for. A row belongs to the process that has its byte locked: when that
+process is gone, another may go on with it, since only sums are asked for.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 
 from ..system.file_locks import ByteLock, try_lock
@@ -18,15 +23,10 @@ __all__ = [
     "saved_s",
 ]
 
-# What the tiers of one pipeline did, counted by all of its processes.
-#
-# Each process adds to a row of its own in shared memory, so nothing is sent and no other
-# process is waited for. A row belongs to whoever has its byte locked: when that process
-# is gone, another may go on with it, since only sums are asked for.
-
+MIB = 1 << 20
 ROWS = 512
-"""ProcessPool of one pipeline on one host that are counted; those beyond add to the last
-row without its lock."""
+"""Processes of one pipeline on one host that are counted apart; those beyond add to the
+last row without its lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,8 @@ class Counts:
     compute_ns: int = 0
     ram_hits: int = 0
     ram_ns: int = 0
-    ram_bytes: int = 0
-    """Of records read."""
     disk_hits: int = 0
     disk_ns: int = 0
-    disk_bytes: int = 0
     waits: int = 0
     """Samples that another thread or process was about to compute."""
     stored: int = 0
@@ -90,6 +87,9 @@ class Counters:
         self._memory: mmap.mmap | None = mmap.mmap(place, 8 * END)
         self._numbers = memoryview(self._memory).cast("q")
         self._lock = threading.Lock()
+        self._alone: AbstractContextManager[object] = (
+            nullcontext() if descriptor is None else ByteLock(descriptor, ROWS)
+        )
         rows = range(0 if descriptor is None else ROWS - 1)
         free = (row for row in rows if try_lock(place, row))
         self._start = next(free, ROWS - 1) * len(COLUMNS)
@@ -102,10 +102,11 @@ class Counters:
 
     def first(self, name: str) -> bool:
         """Add one to a count, and return whether it was 0 over all processes."""
-        with self._lock, self._alone():
+        with self._lock, suppress(TimeoutError), self._alone:
             was = self.total(name)
             self._numbers[self._start + COLUMNS[name]] += 1
             return not was
+        return False  # whoever was stopped within is the first
 
     def agree(self, namespace: bytes, records: int) -> int:
         """Add to the records of a namespace that were compared, and equal.
@@ -114,7 +115,7 @@ class Counters:
             how many did, over all processes; 0 where there is no room to count.
         """
         name = int.from_bytes(namespace, "little", signed=True) or 1
-        with self._lock, self._alone():
+        with self._lock, suppress(TimeoutError), self._alone:
             for at in range(AGREED, END, 2):
                 if self._numbers[at] in (0, name):
                     self._numbers[at] = name
@@ -122,10 +123,6 @@ class Counters:
                     self._numbers[at + 1] = agreed
                     return agreed
         return 0
-
-    def _alone(self) -> AbstractContextManager[object]:
-        place = self._descriptor
-        return nullcontext() if place is None else ByteLock(place, ROWS)
 
     def total(self, name: str) -> int:
         """Return one sum over all processes."""
@@ -143,9 +140,6 @@ class Counters:
             self._memory = None
             if self._descriptor is not None:
                 os.close(self._descriptor)
-
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

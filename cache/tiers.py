@@ -1,4 +1,11 @@
-"""The tiers as one process has them open."""
+"""The tiers as one process has them open, and who computes what is in none of them.
+
+A sample is computed by one thread of one process of the host, and all others wait. A
+claim is a locked byte of a file that all processes share, so it ends with the process
+that holds it. A thread that waits for one may hold claims of caches further down the
+pipeline, never one further up, so there is no circle; and after `PATIENCE_S` it does
+the work itself: a process that was stopped in the middle delays others once.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from xxhash import xxh3_64_intdigest
 
 from ..system.file_locks import release, try_lock
-from .disk import Disk, DiskError
+from .disk import Disk, DiskError, let_go, shared_disk
 from .folder import DistrustError
 from .memory import Arena, Full
 from .picking import Picker
 from .record import RecordError, decode
 from .statistics import Counters
-from .writer import Writer, let_go, shared_disk
+from .writer import Writer
 
 __all__ = [
     "COMPARED",
+    "FOLDER",
     "Claim",
     "Claims",
     "Found",
@@ -35,23 +43,26 @@ __all__ = [
     "Opening",
 ]
 
-# Who fetches a sample: one thread of one process of the host, all others wait.
-#
-# A claim is a locked byte of a file that all processes share, so it ends with the process
-# that holds it. Nobody who waits for one holds another that he has yet to work for, so
-# there is no circle; and who has waited for `PATIENCE_S` does the work himself: a process
-# that was stopped in the middle delays others, and holds up none.
-
+LOGGER = logging.getLogger("penstock")
+FOLDER = "penstock-cache"
+"""What is made in the folder that the user names."""
+COMPARED = 16
+"""Records of an earlier run that each run computes once more."""
 PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
-LONGEST_PAUSE_S = 0.01
+MAX_PAUSE_S = 0.01
 """A lock of another process cannot be waited for with a time limit, so it is looked at
 again and again: at first soon, then every hundredth of a second."""
 FIRST_BYTE = 1 << 60
 """Locked bytes lie behind all content."""
 
+STOPPED = (
+    "another process was stopped while it stored a sample in RAM; nothing more is"
+    " stored there until it goes on, or ends"
+)
+
 Wait = Future[None] | float | None
-"""What to wait for: the one of this process who is at it, or so many seconds."""
+"""What to wait for: the thread of this process that computes, or so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ class Claims:
             other = self._try(key)
             if other is NOBODY:
                 yield pause_s
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
                 yield other
 
@@ -153,15 +164,12 @@ NOBODY: Future[None] = Future()
 
 
 def place(key: bytes) -> int:
-    """Return the byte that stands for a key."""
-    return FIRST_BYTE | int.from_bytes(key[8:16], "little") >> 4
+    """Return the byte that stands for a key, of all of its bytes.
 
-
-LOGGER = logging.getLogger("penstock")
-COMPARED = 16
-"""Records of an earlier run that each run computes once more."""
-FOLDER = "penstock-cache"
-"""What is made in the folder that the user names."""
+    Caches of other data or code store the same indices in the same folder, and one
+    stage may compute for two caches: none of them waits for another's sample.
+    """
+    return FIRST_BYTE | xxh3_64_intdigest(key) >> 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,20 +194,6 @@ class Opening:
         if self.disk is None or self.disk.name == FOLDER:
             return self.disk
         return self.disk / FOLDER
-
-
-class SpareCpu:
-    """The share of the machine's CPUs that nobody used since this was made."""
-
-    def __init__(self) -> None:
-        self._before = psutil.cpu_times()
-
-    def share(self) -> float:
-        """Return it, 0 to 1; 0 where the clock has not moved."""
-        before, now = self._before, psutil.cpu_times()
-        idle_s = now.idle - before.idle
-        all_s = sum(now) - sum(before)
-        return min(1.0, max(0.0, idle_s / all_s)) if all_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +222,11 @@ class Here:
         self.counters = counters
         self.disk: Disk | None = None
         self._writer: Writer | None = None
-        self._spare = SpareCpu()
         self._picker = Picker(
             opening.codec,
             opening.samples,
             self._capacity,
             from_disk=arena is None,
-            spare_cpu=self._spare.share,
             owner=opening.name,
         )
         self.foreign_arena = False
@@ -255,9 +247,12 @@ class Here:
         self.claims = self._open_claims()
         if self.disk is not None:
             self._writer = Writer(
-                self.disk, opening.about, self._disk_off, self.warn_of_disk
+                self.disk,
+                opening.about,
+                self._disk_off,
+                self.warn_of_disk,
+                opening.disk_limit,
             )
-            self._stack.callback(self._writer.close)
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None: it is nowhere, or not whole."""
@@ -340,7 +335,11 @@ class Here:
         """
         self.counters.agree(namespace, -COMPARED)
         if self.arena is not None:
-            self.arena.clear()
+            try:
+                self.arena.clear()
+            except TimeoutError:
+                self.arena = None
+                self.warn(STOPPED, "ram_warnings")
         if self.disk is not None:
             try:
                 self.disk.clear(namespace)
@@ -353,15 +352,12 @@ class Here:
         Args:
             sync: whether it shall survive a power cut: for the last to go.
         """
-        if sync and self.disk is not None:
-            self._sync_after(self.disk)
-        self._stack.close()
-
-    def _sync_after(self, disk: Disk) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        with suppress(DiskError):
-            disk.sync()
+        with self._stack:
+            if self._writer is not None:
+                self._writer.close()
+            with suppress(DiskError):
+                if sync and self.disk is not None:
+                    self.disk.sync()
 
     # RAM
 
@@ -374,10 +370,11 @@ class Here:
             sample = decode(record, key)
         except RecordError:
             self.counters.add(damaged=1)
-            arena.forget(key)
+            with suppress(TimeoutError):
+                arena.forget(key)
             return None
         took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(ram_hits=1, ram_ns=took_ns, ram_bytes=len(record))
+        self.counters.add(ram_hits=1, ram_ns=took_ns)
         return Found(sample, doubted)
 
     def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
@@ -385,7 +382,12 @@ class Here:
             return False
         try:
             self.arena.put(key, *record)
-        except Full:
+        except Full as full:
+            if str(full):
+                self.warn(str(full), "ram_warnings")
+            return False
+        except TimeoutError:
+            self.warn(STOPPED, "ram_warnings")
             return False
         except OSError as error:  # no memory to be had
             self.warn(f"it goes on without RAM: {error}", "ram_warnings")
@@ -442,7 +444,7 @@ class Here:
             self._forget(key)
             return None
         took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(disk_hits=1, disk_ns=took_ns, disk_bytes=len(record))
+        self.counters.add(disk_hits=1, disk_ns=took_ns)
         if not doubted:
             self._keep_in_ram(key, record)
         return Found(sample, doubted)
@@ -482,7 +484,13 @@ class Here:
     def _capacity(self) -> int:
         """Bytes of records that there is room for, in the largest tier."""
         ram = 0 if self.arena is None else self.arena.capacity
-        return max(ram, 0 if self.disk is None else self.disk.limit)
+        return max(ram, self.disk_limit)
+
+    @property
+    def disk_limit(self) -> int:
+        """Most bytes of the file on disk; 0: there is none."""
+        disk = self.disk
+        return 0 if disk is None else self.opening.disk_limit or disk.limit
 
     def warn(self, text: str, kind: str = "warnings") -> None:
         """Tell it: the first of a kind, counted under its name, for all processes."""

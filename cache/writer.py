@@ -3,82 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, islice, takewhile
 
-from .disk import Disk, DiskError, was_quiet
+from .disk import Disk, DiskError
 from .memory import Full
 
-__all__ = [
-    "Writer",
-    "let_go",
-    "shared_disk",
-]
+__all__ = ["Writer"]
 
-# The databases that this process has open: LMDB allows each once.
-
-_open: dict[str, tuple[Disk, int]] = {}
-"""By real path: the disk, and how many caches use it."""
-_lock = threading.Lock()
-
-
-def shared_disk(folder: Path, limit: int | None) -> Disk:
-    """Return the disk of a folder, opened now or before by another cache.
-
-    Raises:
-        DistrustError: the folder is not fit.
-        DiskError: it cannot be opened.
-    """
-    path = os.path.realpath(folder)
-    with _lock:
-        disk, users = _open.get(path, (None, 0))
-        if disk is None:
-            disk = Disk(folder, limit)
-        _open[path] = disk, users + 1
-        return disk
-
-
-def let_go(disk: Disk) -> None:
-    """Close a disk, unless another cache still uses it."""
-    path = os.path.realpath(disk.folder)
-    with _lock:
-        _, users = _open.get(path, (disk, 1))
-        if users > 1:
-            _open[path] = disk, users - 1
-            return
-        _open.pop(path, None)
-    disk.close()
-
-
-def _forget() -> None:
-    """In a forked child: an environment must not be used over a fork.
-
-    LMDB knows that it is another process' and lets go of it without touching the files;
-    unless that is done it takes it for open, and opens no other.
-    """
-    global _open, _lock
-    inherited, _open, _lock = _open, {}, threading.Lock()
-    for disk, _ in inherited.values() if was_quiet() else ():
-        disk.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-LOGGER = logging.getLogger("penstock")
 MAX_BYTES = 128 << 20
 """Waiting to be written. What comes when so many do is not kept: the trainer does not
 wait for the disk, and the next epoch offers it once more."""
 BATCH = 256
-BATCH_BYTES = 32 << 20
 GATHER_S = 0.02
 """How long the first of a batch waits for others."""
 SYNC_S = 30.0
@@ -97,11 +37,12 @@ class Waiting:
 
 
 class Writer:
-    """One thread of this process, begun with the first record.
+    """One thread of this process, started with the first record.
 
     Args:
         disk: belongs to this process.
         about: what is stored, for people.
+        limit: most bytes of the file; None: what the disk says.
         off: called with the reason when nothing more can be written.
         tell: called with a text when the disk turns out to be full.
     """
@@ -112,17 +53,20 @@ class Writer:
         about: str,
         off: Callable[[str], object],
         tell: Callable[[str], object] = bool,
+        limit: int | None = None,
     ) -> None:
         self._disk = disk
         self._about = about
+        self._limit = limit
         self._off = off
         self._tell = tell
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
         """The first of a batch has come, or it is closed."""
         self._closing = threading.Condition(self._lock)
-        self._waiting: deque[Waiting] = deque()
-        self._on_way: dict[bytes, bytes] = {}
+        self._on_way: dict[bytes, Waiting] = {}
+        """In the order in which they came; the first `_writing` are being written."""
+        self._writing = 0
         self._nbytes = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -137,14 +81,12 @@ class Writer:
         False: it is not taken, as there is no room on the disk or too many wait.
         """
         with self._lock:
-            crowded = self._nbytes + len(record) > MAX_BYTES and self._waiting
+            crowded = self._nbytes + len(record) > MAX_BYTES and self._waits
             if self._closed or self.full or crowded or key in self._on_way:
                 return False
-            if not self._waiting:
-                self._come.notify()
-            self._waiting.append(Waiting(key, record, done))
-            self._on_way[key] = record
+            self._on_way[key] = Waiting(key, record, done)
             self._nbytes += len(record)
+            self._come.notify()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="penstock cache writer", daemon=True
@@ -154,7 +96,8 @@ class Writer:
 
     def get(self, key: bytes) -> bytes | None:
         """Return a record that is on its way; None: there is none."""
-        return self._on_way.get(key)
+        waiting = self._on_way.get(key)
+        return None if waiting is None else waiting.record
 
     def close(self, wait_s: float = 10.0) -> None:
         """Write what waits, here and now; not synced. Idempotent.
@@ -165,66 +108,65 @@ class Writer:
         Args:
             wait_s: how long that may take.
         """
-        with self._lock:
-            self._closed = True
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._come.notify()
-            self._closing.notify()
+        left = self._end()
         if self._thread is not None:
             self._thread.join(wait_s)
-        by_namespace = groupby(left, lambda each: each.key[:8])
         try:
-            for _, batch in by_namespace:
+            for _, batch in groupby(left, lambda each: each.key[:8]):
                 self._write(list(batch))
         except DiskError as error:
+            self._settle([each for each in left if each.key in self._on_way])
             self._off(str(error))
+
+    @property
+    def _waits(self) -> int:
+        """How many wait to be taken by the thread."""
+        return len(self._on_way) - self._writing
+
+    def _end(self) -> list[Waiting]:
+        """Close it; return what waits, which is the caller's to settle now."""
+        with self._lock:
+            self._closed = True
+            left = list(self._on_way.values())[self._writing :]
+            self._writing = len(self._on_way)
+            self._come.notify()
+            self._closing.notify()
+            return left
 
     # The writer's thread
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # of this thread alone, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        reason = "the writing thread ended"
         try:
-            while not self._over:
+            while not self._closed:
                 batch = self._next()
                 if batch:
                     self._write(batch)
                 self._sync(after_s=SYNC_S if batch else 0.0)
         except DiskError as error:
-            reason = str(error)
+            self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 training goes on without it
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            return
-        self._give_up(reason)
-
-    @property
-    def _over(self) -> bool:
-        with self._lock:
-            return self._closed and not self._waiting
+            self._give_up(f"{type(error).__name__}: {error}")
 
     def _next(self) -> list[Waiting]:
         """Return the next batch, of one namespace; [] where nothing came for long."""
         with self._lock:
             pause_s = None if self._unsynced_since_s is None else SYNC_S
-            self._come.wait_for(lambda: self._waiting or self._closed, pause_s)
-            if self._waiting and not self._closed:
+            self._come.wait_for(lambda: self._waits or self._closed, pause_s)
+            if self._waits and not self._closed:
                 self._closing.wait_for(lambda: self._closed, GATHER_S)
-            batch: list[Waiting] = []
-            nbytes = 0
-            while self._waiting and len(batch) < BATCH and nbytes < BATCH_BYTES:
-                if batch and self._waiting[0].key[:8] != batch[0].key[:8]:
-                    break
-                batch.append(self._waiting.popleft())
-                nbytes += len(batch[-1].record)
+            if self._closed:
+                return []
+            first = list(islice(self._on_way.values(), BATCH))
+            batch = list(takewhile(lambda e: e.key[:8] == first[0].key[:8], first))
+            self._writing = len(batch)
             return batch
 
     def _write(self, batch: list[Waiting]) -> None:
         records = [(each.key, each.record) for each in batch]
         try:
-            self.written += self._disk.put(records, self._about)
+            self.written += self._disk.put(records, self._about, self._limit)
             if self._unsynced_since_s is None:
                 self._unsynced_since_s = time.monotonic()
         except Full as full:
@@ -239,6 +181,7 @@ class Writer:
             for each in batch:
                 del self._on_way[each.key]
                 self._nbytes -= len(each.record)
+            self._writing -= len(batch)
         for each in batch:
             with contextlib.suppress(OSError):  # the cache is closed: nobody waits
                 each.done()
@@ -250,12 +193,5 @@ class Writer:
             self._unsynced_since_s = None
 
     def _give_up(self, reason: str) -> None:
-        with self._lock:
-            self._closed = True
-            left = list(self._waiting)
-            self._waiting.clear()
-        self._settle(left)
+        self._settle(self._end())
         self._off(reason)
-
-    def __repr__(self) -> str:
-        return f"<Writer: {len(self._waiting)} wait, {self.written} written>"

@@ -25,6 +25,7 @@ from torch.autograd.profiler import record_function
 from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check
+from ..system.runtime_folder import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.policies.per_regime import Values
@@ -325,7 +326,7 @@ class TunedRun:
 
     def _start_tuning(self, settings: config.Settings) -> None:
         # Loaded when wanted: a fifth of what importing penstock would take.
-        from ..autotune.host_peers import HostPeers, peers_folder
+        from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
         from ..autotune.policies import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
@@ -334,7 +335,7 @@ class TunedRun:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
             # Who is given a number of cores has been given his part already.
-            place = peers_folder() if settings.cpu_budget is None else None
+            place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
                 self.run,

@@ -1,8 +1,12 @@
-"""Locks of bytes of a file, which end with the process that holds them.
+"""Locks of files and of their bytes, which end with the process that holds them.
 
-Open file description locks (Linux, `fcntl(2)`): they belong to the open file, not to
-the process, so closing some other descriptor of the same file leaves them. A process
-that forked must open the file anew, or it would share its parent's.
+Locks of bytes are open file description locks (Linux, `fcntl(2)`): they belong to the
+open file, not to the process, so closing some other descriptor of the same file leaves
+them. A process that forked must open the file again, or it would share its parent's.
+
+No lock can be waited for with a time limit, so each is tried again and again: at first
+soon, then after longer and longer pauses. Nobody waits forever for a process that was
+stopped while it held one.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ import errno
 import fcntl
 import os
 import struct
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 __all__ = [
     "ByteLock",
+    "lock_file",
     "release",
+    "share",
     "try_lock",
 ]
 
@@ -24,7 +32,9 @@ FLOCK = struct.Struct("@hhqqi4x")
 """Type, whence, start, length, pid (0 for these)."""
 SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
 """Elsewhere than on Linux: the process' own locks, which suffice for one arena."""
-WAIT = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
+FIRST_PAUSE_S = 0.00005
+MAX_PAUSE_S = 0.002
+PATIENCE_S = 2.0
 
 
 def request(kind: int, offset: int) -> bytes:
@@ -54,22 +64,70 @@ def try_lock(descriptor: int, offset: int) -> bool:
     return change(descriptor, request(fcntl.F_WRLCK, offset))
 
 
+def share(descriptor: int, offset: int) -> bool:
+    """Lock a byte with all who share it; return whether nobody has it alone."""
+    return change(descriptor, request(fcntl.F_RDLCK, offset))
+
+
 def release(descriptor: int, offset: int) -> None:
     """Unlock a byte."""
     change(descriptor, request(fcntl.F_UNLCK, offset))
 
 
+def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
+    """Lock a whole file (`flock`).
+
+    Args:
+        descriptor: of the file.
+        kind: `fcntl.LOCK_EX` or `LOCK_SH`.
+        patience_s: how long to wait.
+
+    Raises:
+        TimeoutError: another process has it all this time.
+    """
+
+    def locked() -> bool:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    wait_until(locked, patience_s)
+
+
+def wait_until(done: Callable[[], bool], patience_s: float) -> None:
+    """Try until it is done, or raise `TimeoutError`."""
+    end_s = time.monotonic() + patience_s
+    pause_s = FIRST_PAUSE_S
+    while not done():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"another process has held a lock for {patience_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
 class ByteLock:
-    """One byte, locked within a `with`; waits for other processes, not for threads."""
+    """One byte, locked within a `with`; waits for other processes, not for threads.
+
+    Raises:
+        TimeoutError: another process holds it, and was stopped, it seems. Until it lets
+            go, whoever asks again learns so at once.
+    """
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self._descriptor = descriptor
         self._taken = request(fcntl.F_WRLCK, offset)
         self._freed = request(fcntl.F_UNLCK, offset)
+        self._patience_s = PATIENCE_S
 
     def __enter__(self) -> None:
-        if not change(self._descriptor, self._taken):
-            fcntl.fcntl(self._descriptor, WAIT, self._taken)
+        if change(self._descriptor, self._taken):
+            self._patience_s = PATIENCE_S
+            return
+        patience_s, self._patience_s = self._patience_s, 0.0
+        wait_until(lambda: change(self._descriptor, self._taken), patience_s)
+        self._patience_s = PATIENCE_S
 
     def __exit__(
         self,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache.arena_registry import own_folder
 from penstock.cache.cache import REPEATED, RandomUpstreamError
 from penstock.cache.tiers import COMPARED
+from penstock.system.runtime_folder import runtime_folder
 from support.cached_data import (
     EXECUTORS,
     TIERS,
@@ -154,7 +154,7 @@ def test_what_was_in_ram_is_gone_after_close(log: Path) -> None:
         pipe.close()
         assert [*pipe]
         assert read(log) == 2 * (LENGTH + REPEATED)
-    folder = own_folder()
+    folder = runtime_folder()
     assert folder is not None
     assert not [*folder.iterdir()]
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune.host_peers import SUSPENDED_S, HostPeers, peers_folder
+from penstock.autotune.host_peers import SUSPENDED_S, HostPeers
 from penstock.system.resources import Budget
+from penstock.system.runtime_folder import runtime_folder
 
 ALL = Budget(8.0, 1 << 30, whole_machine=True)
 CORES = frozenset(range(8))
@@ -23,7 +24,7 @@ CORES = frozenset(range(8))
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's folder, in a place of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    found = peers_folder()
+    found = runtime_folder()
     assert found is not None
     return found
 
@@ -122,7 +123,7 @@ def test_a_file_that_says_nothing_is_nobodys(
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(place: Path) -> None:
     place.chmod(0o777)
-    assert peers_folder() is None
+    assert runtime_folder() is None
 
 
 def test_a_folder_that_is_gone_leaves_it_alone(place: Path, one: HostPeers) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.memory import RESTING_S, all_idle, victims
+from penstock.cache.disk import RESTING_S, victims
+from penstock.cache.memory import all_idle
 
 NOW_S = 1e9
 HELD = st.dictionaries(

@@ -1,4 +1,4 @@
-"""ProcessPool find one arena by a list of who has it, which nobody need keep in order."""
+"""Processes find one arena by a list of who has it, which nobody need keep in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.arena_registry import join, leave, own_folder
+from penstock.cache.arena_registry import join, leave
+from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 
 NAME = "test"
@@ -20,7 +21,7 @@ def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_list() -> Path:
-    folder = own_folder()
+    folder = runtime_folder()
     assert folder is not None
     return folder / NAME
 
@@ -103,7 +104,7 @@ def test_a_list_that_is_none_is_written_anew(text: bytes) -> None:
 
 def test_a_folder_that_others_may_write_to_is_not_used() -> None:
     the_list().parent.chmod(0o777)
-    assert own_folder() is None
+    assert runtime_folder() is None
     arena, holder = join(NAME, 4096, 0)
     leave(NAME, holder)
     arena.close()
@@ -113,7 +114,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     folder = the_list().parent
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    assert own_folder() is None
+    assert runtime_folder() is None
 
 
 def test_without_a_runtime_folder_there_is_an_arena_of_its_own(

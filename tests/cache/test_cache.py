@@ -18,7 +18,7 @@ import pytest
 from penstock.cache.cache import REPEATED, Cache, Lookup, RandomUpstreamError
 from penstock.cache.disk import Disk
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED
+from penstock.cache.tiers import COMPARED, FOLDER
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, is_right, sample_of
 

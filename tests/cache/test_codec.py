@@ -146,7 +146,7 @@ def test_every_name_but_auto_is_a_codec() -> None:
     assert [each.number for each in CODECS.values()] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("name", "rule"), [("auto", "measuring"), ("gzip", "is none")])
-def test_what_is_no_codec_is_told_with_those_that_are(name: str, rule: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' .*{rule}.*'raw', 'lz4', 'zstd'"):
+@pytest.mark.parametrize("name", ["auto", "gzip"])
+def test_what_is_no_codec_is_told_with_those_that_are(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}'.*'raw', 'lz4', 'zstd'"):
         codec(name)

@@ -1,14 +1,24 @@
 """The codec is that of the least expected cost, and every cost is on the table."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.codec import SLIGHT, TIE, Facts, Measured, choose, expected
+from penstock.cache.picking import (
+    SLIGHT,
+    TIE,
+    Facts,
+    Measured,
+    choose,
+    expected,
+    measure,
+)
 
 PHOTOGRAPHS = (
     Measured("raw", 1.0, 15_000, 15_000),
@@ -86,11 +96,6 @@ def test_a_cost_is_what_a_hit_and_a_miss_cost() -> None:
     )
 
 
-def test_encoding_costs_nothing_where_cpus_are_to_spare() -> None:
-    idle = expected(facts(spare_cpu=1.0), PHOTOGRAPHS[3])
-    assert idle.cost_ns == pytest.approx(290_000)
-
-
 numbers = st.floats(1, 1e9)
 measurements = st.lists(
     st.builds(
@@ -113,7 +118,6 @@ measurements = st.lists(
         compute_ns=numbers,
         capacity_bytes=st.floats(0, 1e12),
         read_bytes_per_s=st.floats(1e3, 1e11),
-        spare_cpu=st.floats(0, 1),
     ),
 )
 def test_none_before_it_is_as_good_and_none_is_much_better(
@@ -134,18 +138,12 @@ def test_a_choice_tells_what_it_rests_on() -> None:
     assert text.startswith('codec "filter": expected of a sample: raw 0.758 ms (50%')
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("measured", ()),
-        ("samples", 0),
-        ("sample_bytes", 0),
-        ("compute_ns", -1),
-        ("read_bytes_per_s", 0),
-        ("spare_cpu", 1.5),
-        ("capacity_bytes", math.nan),
-    ],
-)
-def test_facts_that_cannot_be_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is "):
-        replace(facts(), **{name: value})
+def test_codecs_are_measured_by_the_clock_that_is_given() -> None:
+    image = np.add.outer(np.arange(60), np.arange(60)).astype(np.uint8)
+    ticks = itertools.count(0, 7)
+    found = measure([image, image], clock=lambda: next(ticks))
+    assert [each.name for each in found] == ["raw", "lz4", "zstd", "filter"]
+    assert {(each.encode_ns, each.decode_ns) for each in found} == {(7, 7)}
+    raw, *packed = [each.ratio for each in found]
+    assert raw == 1
+    assert all(0.01 < ratio < 0.7 for ratio in packed)

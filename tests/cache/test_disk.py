@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import memory as admission
-from penstock.cache.disk import Disk, DiskError, room_of
+from penstock.cache import disk as admission
+from penstock.cache.disk import Disk, DiskError, let_go, room_of, shared_disk
 from penstock.cache.folder import leased
 from penstock.cache.memory import Full
-from penstock.cache.writer import let_go, shared_disk
 from support.forked import End, forked
 
 
@@ -74,8 +74,8 @@ def test_namespaces_say_what_they_hold(disk: Disk) -> None:
     assert disk.get(key(5)) is None
     assert disk.clear(name(1)) == 6
     assert list(disk.namespaces()) == [name(2)]
-    assert disk.clear() == 2
-    assert disk.used == 0
+    assert disk.clear(name(2)) == 2
+    assert disk.used <= 4096
 
 
 def test_keys_come_in_order_however_many_there_are(disk: Disk) -> None:
@@ -89,30 +89,78 @@ def test_keys_come_in_order_however_many_there_are(disk: Disk) -> None:
     assert disk.clear(name(1)) == 2500
 
 
-def test_as_many_fit_as_the_limit_says_and_then_none(folder: Path) -> None:
-    disk = Disk(folder, 3 * 4096)
-    assert disk.put(records(range(5), nbytes=3000), "x") == 3
+def fill(disk: Disk, nbytes: int, namespace: int = 1) -> int:
+    """Store records until there is no room; return how many."""
+    dice = random.Random(nbytes)
+    for count in range(0, 1 << 20, 256):
+        keys = (name(namespace) + dice.randbytes(8) for _ in range(256))
+        try:
+            disk.put([(each, bytes(nbytes)) for each in keys], "x")
+        except Full:
+            return count
+    raise AssertionError("the disk takes whatever comes")
+
+
+@pytest.mark.parametrize("nbytes", [100, 1000, 1390, 2010, 3000, 50_000])
+def test_the_file_stays_below_the_limit_whatever_the_size_of_records(
+    folder: Path, nbytes: int
+) -> None:
+    limit = 6 << 20
+    disk = Disk(folder, limit)
+    assert fill(disk, nbytes)
+    assert limit * 0.6 < (folder / "data.mdb").stat().st_size <= limit
+    assert disk.used <= limit
+    disk.close()
+
+
+def test_each_of_two_caches_keeps_to_its_own_limit(folder: Path) -> None:
+    disk = Disk(folder, 8 << 20)
+    strict = 1 << 20
+    assert 0 < disk.put(records(range(100), nbytes=50_000), "x", strict) < 100
     with pytest.raises(Full):
-        disk.put(records(range(5, 6), nbytes=3000), "x")
-    assert (disk.namespaces()[name(1)].records, disk.used) == (3, 3 * 4096)
+        disk.put(records(range(100, 200), nbytes=50_000), "x", strict)
+    assert disk.used <= strict
+    assert disk.put(records(range(200, 300), nbytes=50_000), "x") == 100
     disk.close()
 
 
 def test_what_rests_makes_room_and_what_may_be_in_use_does_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(folder, 3 * 4096)
-    for namespace in (1, 2, 3):
-        disk.put(records(range(1), namespace, 3000), "x")
+    disk = Disk(folder, 2 << 20)
+    fill(disk, 3000)
     with pytest.raises(Full):
         disk.put(records(range(1), 4, 3000), "x")
     monkeypatch.setattr(admission, "RESTING_S", -1.0)
-    disk.put(records(range(1), 4, 3000), "x")
-    held = set(disk.namespaces())
-    assert name(1) not in held
-    assert {name(3), name(4)} <= held
-    assert disk.evicted == 4 - len(held)
+    assert disk.put(records(range(1), 4, 3000), "x") == 1
+    assert set(disk.namespaces()) == {name(4)}
+    assert disk.evicted > 0
     disk.close()
+
+
+def test_what_a_process_has_open_is_not_evicted_however_long_it_only_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(end: End) -> None:
+        mine = shared_disk(folder, 2 << 20)
+        mine.open_namespace(name(1), "x")
+        end.tell("open")
+        end.hear()
+        let_go(mine)
+
+    monkeypatch.setattr(admission, "RESTING_S", -1.0)
+    disk = Disk(folder, 2 << 20)
+    fill(disk, 3000)
+    count = disk.namespaces()[name(1)].records
+    disk.close()
+    with forked(reads) as child:
+        assert child.hear() == "open"
+        other = shared_disk(folder, 2 << 20)
+        with pytest.raises(Full):
+            other.put(records(range(1), 2, 3000), "y")
+        assert other.namespaces()[name(1)].records == count
+    assert other.put(records(range(1), 2, 3000), "y") == 1  # it has ended
+    let_go(other)
 
 
 def state(folder: Path) -> dict[str, object]:
@@ -138,32 +186,6 @@ def test_what_a_power_cut_may_have_torn_is_emptied(folder: Path) -> None:
     assert "power cut" in (again.told or "")
     assert again.get(key(0)) is None
     again.close()
-
-
-def test_vouching_holds_until_nobody_has_it_open(folder: Path) -> None:
-    first = Disk(folder, 1 << 20)
-    first.put(records(range(1)), "x")
-    assert first.namespaces()[name(1)].session == first.session
-    first.close()
-    second = Disk(folder, 1 << 20)
-    assert second.open_namespace(name(1), "x").session != second.session
-    second.vouch(name(1))
-    assert second.namespaces()[name(1)].session == second.session
-    second.close()
-    third = Disk(folder, 1 << 20)
-    assert third.namespaces()[name(1)].session != third.session
-    third.close()
-
-
-def test_a_second_process_joins_the_session(folder: Path) -> None:
-    def work(end: End) -> None:
-        mine = shared_disk(folder, 1 << 20)
-        end.tell(mine.session)
-
-    disk = shared_disk(folder, 1 << 20)
-    with forked(work) as child:
-        assert child.hear() == disk.session
-    let_go(disk)
 
 
 def test_parent_and_forked_child_both_use_it(folder: Path) -> None:

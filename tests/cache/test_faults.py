@@ -20,7 +20,11 @@ def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
     """Have a script do something; fail the test if it fails or crashes."""
     done = subprocess.run(
         [sys.executable, "-P", str(script), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+        },
         timeout=timeout_s,
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cache.folder import REMOTE, kind_of_place
+from penstock.cache.folder import LOCAL, kind_of_place
 from penstock.cache.tiers import FOLDER
 from support.cache_training import SAMPLES, WIDTH, train
 
@@ -26,7 +26,11 @@ def begun(*before: str, **described: Any) -> subprocess.Popen[str]:
     """Start a training in a process of its own."""
     return subprocess.Popen(
         [*before, sys.executable, "-P", str(SCRIPT), json.dumps(described)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -194,7 +198,7 @@ def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> N
     lines = ["none / ext4 rw 0 0", f"server:/x {place} nfs4 rw 0 0", "a b c d e f"]
     mounts.write_text("\n".join(lines))
     assert kind_of_place(inner / "not yet made", mounts) == "nfs4"
-    assert kind_of_place(inner, mounts) in REMOTE
+    assert kind_of_place(inner, mounts) not in LOCAL
     assert kind_of_place(tmp_path / "of all others", mounts) == "ext4"
     (tmp_path / "link").symlink_to(inner)
     assert kind_of_place(tmp_path / "link", mounts) == "nfs4"

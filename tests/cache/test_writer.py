@@ -110,7 +110,7 @@ def test_a_disk_that_fails_is_told_of_and_all_are_settled(
     writer.close()
     assert done == list(range(len(done)))
     assert done
-    assert "cannot be read" in reasons[0]  # it looks for room first
+    assert "cannot be written" in reasons[0]
     assert len(reasons) == 1
     assert writer.get(key(0)) is None
 

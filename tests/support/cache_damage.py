@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from penstock.cache.arena_registry import Holder, own_folder
+from penstock.cache.arena_registry import Holder
 from penstock.cache.disk import Disk
 from penstock.cache.tiers import FOLDER
+from penstock.system.runtime_folder import runtime_folder
 from support.cache_faults import (
     FEW,
     RAM,
@@ -133,7 +134,7 @@ def lists(place: Path) -> None:
         file.flush()
         assert other.hear() == "open"
         mine = Holder.me(file.fileno())
-        path = own_folder() / "faults"  # type: ignore[operator]
+        path = runtime_folder() / "faults"  # type: ignore[operator]
         theirs = path.read_bytes()
         wrong = [[asdict(replace(mine, **{n: v}))] for n in asdict(mine) for v in ODD]
         texts = [json.dumps(each).encode() for each in (*wrong, [asdict(mine)], [{}])]
