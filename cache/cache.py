@@ -174,6 +174,8 @@ class Lookup:
         here.counters.add(compared=1)
         if same(found.sample, made):
             here.counters.agree(self.key[:8], 1)
+            # It may be in RAM alone: whoever stored it may not have lived to write it.
+            here.keep(self.key, made, self._took_ns, bool)
         else:
             here.drop(self.key[:8])
             here.warn(CHANGED.format(self._index))

@@ -44,7 +44,7 @@ __all__ = [
 
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
-"""Of what is stored, and how. Older ones are emptied, newer ones are left alone."""
+"""Of what is stored, and how. Folders of other versions are refused, and left alone."""
 STATE = "state.json"
 BESIDE = "beside-"
 MAX_BESIDE = 8
@@ -189,15 +189,13 @@ def check_ours(folder: Path) -> None:
     version = FolderState.read(folder).version
     if not version:
         raise DistrustError(
-            f"{folder} is no cache of penstock, or its state is damaged; look what is"
-            " in it, and remove it if it is not needed"
+            f"{folder} holds no cache of penstock, or its {STATE} is damaged"
         )
     if version != VERSION:
-        age = "newer" if version > VERSION else "older"
         raise DistrustError(
-            f"{folder} was written by another version of penstock: its format is"
-            f" {version}, this one reads {VERSION}; use the {age} penstock, or empty it:"
-            f" penstock cache clear {folder}"
+            f"{folder} was written by another version of penstock (its format is"
+            f" {version}, this one reads {VERSION}); use that version, give another"
+            f" folder, or empty this one: penstock cache clear {folder}"
         )
 
 
@@ -250,7 +248,7 @@ def enter(folder: Path, users: int, *, mends: bool) -> str | None:
         what was found amiss, and mended.
 
     Raises:
-        DistrustError: it was not left whole, or a newer version wrote it.
+        DistrustError: it was not left whole, or another version wrote it.
         TakenError: processes of another pid namespace have it open.
         TimeoutError: another process has been looking through it for too long.
     """
@@ -281,14 +279,14 @@ def alone(users: int) -> bool:
 def begin_session(folder: Path, *, mends: bool) -> str | None:
     """Alone, look whether the folder was left whole; else empty it, and return why."""
     told = None
-    if FolderState.read(folder).version > VERSION:
+    if FolderState.read(folder).version:
         check_ours(folder)
     try:
         check_left(folder)
     except DistrustError as error:
         if not mends:
             raise
-        told = f"{error}; it is emptied, and filled again"
+        told = f"{error}; it is emptied, and filled anew"
         wipe(folder)
     # What was not synced on this boot still is not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()

@@ -21,6 +21,7 @@ __all__ = [
     "effective_cpus",
     "effective_memory_bytes",
     "oom_kills",
+    "memory_limit_bytes",
     "parse_bytes",
 ]
 
@@ -117,6 +118,26 @@ def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         cgroup: where control groups are mounted.
     """
     return max(0, min([_available(proc), *_rests(proc, cgroup)]))
+
+
+def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes this process may ever have: the least of the machine's and its limits.
+
+    Args:
+        proc: where the process file system is mounted.
+        cgroup: where control groups are mounted.
+    """
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    groups = _groups(proc, cgroup, "memory")
+    limits = [_text(group / name) for group in groups for name in names]
+    return min([_total(proc), *(int(each) for each in limits if each.isdigit())])
+
+
+def _total(proc: Path) -> int:
+    total = _fields(proc / "meminfo").get("MemTotal")
+    if total is not None:
+        return int(total.split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _affinity(proc: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock import cli
+from penstock.cache.housekeeping import NoCacheError
 
 
 @pytest.fixture
@@ -49,6 +51,61 @@ def test_clear_empties_it_whole_or_in_part(folder: Path) -> None:
     assert said("clear", folder, "--name", name) == (0, ["30 records deleted"])
     assert said("clear", folder) == (0, ["0 records deleted"])
     assert said("ls", folder) == (0, ["0 in all, 0.0 MiB"])
+
+
+def test_clear_gives_the_space_back(tmp_path: Path) -> None:
+    place = tmp_path / "penstock-cache" / "data.mdb"
+    for end in (200, 300):  # two namespaces: their lengths differ
+        data = np.random.default_rng(0).integers(0, 256, (end, 20_000), np.uint8)
+        with ps.Pipeline.from_dataset(data).cache(disk=tmp_path, codec="raw").batch(
+            50
+        ) as pipe:
+            assert sum(len(batch) for batch in pipe) == end
+    full = place.stat().st_size
+    name = said("ls", tmp_path)[1][0].split()[0]
+    assert said("clear", tmp_path, "--name", name) == (0, ["300 records deleted"])
+    assert place.stat().st_size < 0.5 * full
+    assert said("verify", tmp_path)[1] == ["200 records are whole, 0 were damaged"]
+    assert said("clear", tmp_path) == (0, ["200 records deleted"])
+    assert not place.exists()
+    assert said("ls", tmp_path) == (0, ["0 in all, 0.0 MiB"])
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"version": 2}, "its format is 2, this one reads 1"),
+        ({"clean": False, "boot": "of yesterday"}, "before a power cut"),
+        ({"version": None}, "no cache of penstock, or its state.json is damaged"),
+    ],
+    ids=["of another version", "of before a power cut", "of another program"],
+)
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_what_cannot_be_read_is_refused_by_name_and_left_as_it_is(
+    folder: Path, command: str, state: dict[str, object], words: str
+) -> None:
+    path = folder / "penstock-cache" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | state))
+    before = contents(folder)
+    done = CliRunner().invoke(cli.app, ["cache", command, str(folder)])
+    assert isinstance(done.exception, NoCacheError)
+    assert words in str(done.exception)
+    assert str(folder) in str(done.exception)
+    assert contents(folder) == before
+    assert said("clear", folder)[0] == 0
+    assert said("ls", folder) == (0, ["0 in all, 0.0 MiB"])
+
+
+def test_ls_writes_nothing(folder: Path) -> None:
+    before = contents(folder)
+    assert said("ls", folder)[0] == 0
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return what is in the files of a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])

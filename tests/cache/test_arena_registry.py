@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from penstock.cache.arena_registry import join, leave
+from penstock.cache import arena_registry as module
+from penstock.cache.arena_registry import join, leave, listed
 from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 
@@ -117,10 +120,33 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert runtime_folder() is None
 
 
-def test_without_a_runtime_folder_there_is_an_arena_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", ["missing", "a file"])
+def test_where_the_runtime_folder_is_missing_processes_still_find_one_another(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    arena, _ = join(NAME, 4096, 0)
-    arena.put(KEY, b"x")
+    (tmp_path / "a file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / missing))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    arena, holder = join(NAME, 4096, 0)
+    arena.put(KEY, b"of the first")
+    with forked(joins) as child:
+        assert child.hear() == "of the first"
+    leave(NAME, holder)
     arena.close()
+
+
+def test_a_list_that_a_stopped_process_holds_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stops(end: End) -> None:
+        with listed(the_list()):
+            end.tell("reads")
+            end.hear()
+
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    with forked(stops) as child:
+        assert child.hear() == "reads"
+        child.signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            join(NAME, 4096, 0)

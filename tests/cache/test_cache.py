@@ -17,8 +17,11 @@ import pytest
 
 from penstock.cache.cache import REPEATED, Cache, Lookup, RandomUpstreamError
 from penstock.cache.disk import Disk
+from penstock.cache import folder as folder_module
+from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
 from penstock.cache.tiers import COMPARED, FOLDER
+from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, is_right, sample_of
 
@@ -233,3 +236,59 @@ def test_a_cache_that_was_closed_may_be_opened_again(tmp_path: Path) -> None:
         assert told.misses == 1
         cache.open()
         assert Computing(cache).right(1)
+
+
+def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records]
+
+
+def test_a_second_cache_of_the_same_samples_with_other_ram_is_told_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "penstock"), opened():
+        with opened(ram=2 * RAM):
+            pass
+        with opened():
+            pass
+    (told,) = told_by(caplog)
+    assert f"its RAM holds {RAM} bytes, not the {2 * RAM}" in told
+
+
+def test_ram_that_other_processes_cannot_find_is_told_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = runtime_folder()
+    assert folder is not None
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "penstock"), opened() as cache:
+        with forked(lambda end: end.tell(str(Computing(cache).right(1)))) as child:
+            assert child.hear() == "True"
+        assert Computing(cache).right(1)
+    (told,) = told_by(caplog)
+    assert "set XDG_RUNTIME_DIR" in told
+
+
+def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There pids say nothing, and LMDB tells readers apart by them."""
+
+    def contained(end: End) -> None:
+        monkeypatch.setattr(folder_module, "pid_namespace", lambda: 42)
+        with opened(tmp_path / "disk", ram=0) as mine:
+            ask = Computing(mine)
+            assert all(map(ask.right, range(12)))
+            assert mine._here is not None
+            assert mine._here.disk is not None
+            end.tell(mine._here.disk.folder.name)
+
+    with opened(tmp_path / "disk", ram=0) as cache:
+        assert Computing(cache).right(0)
+        with forked(contained) as child:
+            assert child.hear() == "beside-1"
+            assert child.ended() == 0
+    with forked(contained) as child:
+        assert child.hear() == FOLDER  # it is nobody's now
+        assert child.ended() == 0
+    entries_of = {entry.name: entry.held.records for entry in entries(tmp_path / "disk")}
+    assert list(entries_of.values()) == [12]

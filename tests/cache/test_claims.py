@@ -71,6 +71,22 @@ def test_a_key_that_is_freed_goes_to_who_waits(claims: Claims) -> None:
     claims.free(OTHER)
 
 
+def test_what_another_cache_computes_is_not_waited_for(
+    claims: Claims, path: Path
+) -> None:
+    def work(end: End) -> None:
+        mine = holder(path)
+        for namespace in range(64):
+            mine.claim(namespace.to_bytes(8, "little") + KEY[8:])
+        end.tell("has them")
+        end.hear()
+
+    with forked(work) as child:
+        assert child.hear() == "has them"
+        assert claims.claim(KEY) == Claim(ours=True, waited=False)
+    claims.free(KEY)
+
+
 def test_one_process_at_a_time_has_a_key(claims: Claims, path: Path) -> None:
     def work(end: End) -> None:
         mine = holder(path)

@@ -168,11 +168,11 @@ def test_a_link_where_the_folder_should_be_is_not_followed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"version": 0}, "another version"),
+        ({"version": 0}, "state.json is damaged"),
         ({"clean": False, "boot": "of yesterday"}, "before a power cut"),
     ],
 )
-def test_what_another_version_or_a_power_cut_left_is_emptied_and_filled_anew(
+def test_what_damage_or_a_power_cut_left_is_emptied_and_filled_anew(
     filled: Path, state: dict[str, Any], words: str
 ) -> None:
     path = filled / FOLDER / "state.json"
@@ -181,6 +181,32 @@ def test_what_another_version_or_a_power_cut_left_is_emptied_and_filled_anew(
     again = train(disk=str(filled), epochs=1)
     assert again["told"] == []
     assert again["records"]["disk"] == SAMPLES
+
+
+def test_what_another_version_left_is_refused_by_name_and_stays(filled: Path) -> None:
+    path = filled / FOLDER / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
+    before = contents(filled)
+    one_warning(filled, "format is 2, this one reads 1", "penstock cache clear")
+    assert contents(filled) == before
+
+
+def test_a_database_of_another_program_is_refused_and_stays(tmp_path: Path) -> None:
+    place = tmp_path / FOLDER
+    place.mkdir(mode=0o700)
+    (place / "data.mdb").write_bytes(b"precious")
+    one_warning(tmp_path, "did not write", "give another folder")
+    assert contents(tmp_path) == {f"{FOLDER}/data.mdb": b"precious"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what is in the files of a folder."""
+    files = (path for path in folder.rglob("*") if path.stat().st_size)
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.is_file()
+    }
 
 
 def test_a_torn_database_is_emptied_and_filled_anew(filled: Path) -> None:
@@ -202,6 +228,22 @@ def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> N
     assert kind_of_place(tmp_path / "of all others", mounts) == "ext4"
     (tmp_path / "link").symlink_to(inner)
     assert kind_of_place(tmp_path / "link", mounts) == "nfs4"
+
+
+@pytest.mark.parametrize(
+    "kind", ["fuse.ceph-fuse", "panfs", "fuse.anything-new", "davfs", "pvfs2", "smb3"]
+)
+def test_only_file_systems_that_are_known_to_be_local_are(kind: str) -> None:
+    assert kind not in LOCAL
+
+
+def test_a_mount_whose_name_is_not_utf_8_is_read_over(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/B\xfccher")
+    lines = [b"none / ext4 rw 0 0", b"/dev/sdb1 " + os.fsencode(odd) + b" vfat rw 0 0"]
+    mounts.write_bytes(b"\n".join(lines))
+    assert kind_of_place(tmp_path, mounts) == "ext4"
+    assert kind_of_place(Path(odd, "cache"), mounts) == "vfat"
 
 
 def test_a_folder_on_a_network_file_system_is_not_used(

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
+from penstock.cache import memory as module
 from penstock.cache.arena_registry import nameless
 from penstock.cache.memory import (
     _LOOKUPS,
@@ -20,6 +22,7 @@ from penstock.cache.memory import (
     Arena,
     Full,
 )
+from penstock.system import file_locks
 from support.forked import End, forked
 
 
@@ -32,6 +35,60 @@ def an_arena(capacity: int = 4096, samples: int = 0) -> Iterator[Arena]:
     arena = Arena(nameless("test"), capacity, samples)
     yield arena
     arena.close()
+
+
+def test_it_grows_only_while_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = [800 << 20]
+    monkeypatch.setattr(module, "effective_memory_bytes", lambda: memory[0])
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    with an_arena(600 << 20) as arena:
+        arena.put(key(1), bytes(1 << 20))
+        memory[0] = 110 << 20  # 100 MiB of the 800 are left to others
+        for number in range(2, 40):
+            with suppress(Full):
+                arena.put(key(number), bytes(1 << 20))
+        assert 1 << 20 < arena.used <= (1 << 20) + module.GRAIN + (10 << 20)
+        memory[0] = 800 << 20
+        with pytest.raises(Full):  # it does not look again at once
+            arena.put(key(50), bytes(1 << 20))
+        clock[0] += 2 * module.SHORT_S
+        arena.put(key(50), bytes(1 << 20))
+
+
+def test_where_memory_is_short_it_says_so_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "effective_memory_bytes", lambda: 0)
+    with an_arena() as arena:
+        with pytest.raises(Full, match="takes no more for now"):
+            arena.put(key(1), b"one")
+        with pytest.raises(Full, match="^$"):
+            arena.put(key(1), b"one")
+
+
+def test_a_process_that_is_stopped_while_it_stores_holds_up_nobody(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(end: End) -> None:
+        mine = Arena(arena.reopened())
+        with mine._writer:
+            end.tell("writes")
+            end.hear()
+
+    monkeypatch.setattr(file_locks, "PATIENCE_S", 0.05)
+    arena._writer = file_locks.ByteLock(arena._descriptor, module.WRITING)
+    with forked(work) as child:
+        assert child.hear() == "writes"
+        child.signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            arena.put(key(1), b"one")
+        monkeypatch.setattr(file_locks.time, "sleep", lambda _: pytest.fail("waits"))
+        with pytest.raises(TimeoutError):  # at once
+            arena.put(key(1), b"one")
+        monkeypatch.undo()
+    arena.put(key(1), b"one")
+    assert bytes(arena.get(key(1)) or b"") == b"one"
 
 
 @pytest.fixture
