@@ -21,6 +21,7 @@ from ..engine.batch.device import DeviceStage
 from ..engine.recipe import Executor
 from ..errors import check
 from ..system.printing import Bare, call, name_of
+from ..system.resources import memory_limit_bytes
 from .files import Files
 from .sources import Folder
 
@@ -365,13 +366,12 @@ class CacheStage:
             'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or both'
             ", got neither",
         )
-        import psutil  # a third of what importing all of penstock took
-
-        total = psutil.virtual_memory().total
+        total = memory_limit_bytes()
         check(
             self.ram <= total,
-            f"`ram` must be at most the memory of this machine, {total} bytes, got"
-            f" {self.ram}; what does not fit can go to cache(disk=...)",
+            f"`ram` must be at most the memory that this process may have, {total}"
+            f" bytes by this machine and its control groups, got {self.ram}; what does"
+            " not fit can go to cache(disk=...)",
         )
         check(
             self.disk_limit is None or self.disk is not None,

@@ -109,7 +109,7 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "more than there is": (
         lambda: plain().cache(ram=1 << 50),
-        "`ram` must be at most the memory of this machine, ",
+        "`ram` must be at most the memory that this process may have, ",
     ),
     "no folder": (
         lambda: plain().cache(disk=3),  # type: ignore[arg-type]

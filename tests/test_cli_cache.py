@@ -57,9 +57,11 @@ def test_clear_gives_the_space_back(tmp_path: Path) -> None:
     place = tmp_path / "penstock-cache" / "data.mdb"
     for end in (200, 300):  # two namespaces: their lengths differ
         data = np.random.default_rng(0).integers(0, 256, (end, 20_000), np.uint8)
-        with ps.Pipeline.from_dataset(data).cache(disk=tmp_path, codec="raw").batch(
-            50
-        ) as pipe:
+        with (
+            ps.Pipeline.from_dataset(data)
+            .cache(disk=tmp_path, codec="raw")
+            .batch(50) as pipe
+        ):
             assert sum(len(batch) for batch in pipe) == end
     full = place.stat().st_size
     name = said("ls", tmp_path)[1][0].split()[0]

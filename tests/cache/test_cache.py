@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from penstock.cache import folder as folder_module
 from penstock.cache.cache import REPEATED, Cache, Lookup, RandomUpstreamError
 from penstock.cache.disk import Disk
-from penstock.cache import folder as folder_module
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
 from penstock.cache.tiers import COMPARED, FOLDER
@@ -290,5 +290,7 @@ def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
     with forked(contained) as child:
         assert child.hear() == FOLDER  # it is nobody's now
         assert child.ended() == 0
-    entries_of = {entry.name: entry.held.records for entry in entries(tmp_path / "disk")}
+    entries_of = {
+        entry.name: entry.held.records for entry in entries(tmp_path / "disk")
+    }
     assert list(entries_of.values()) == [12]
