@@ -20,8 +20,8 @@ __all__ = [
     "Budget",
     "effective_cpus",
     "effective_memory_bytes",
-    "oom_kills",
     "memory_limit_bytes",
+    "oom_kills",
     "parse_bytes",
 ]
 
