@@ -144,6 +144,19 @@ def test_a_sampler_that_draws_at_once_draws_as_often_as_for_torch(workers: int) 
     assert orders(DataLoader, sample_seeding=True) == orders(torchs.DataLoader)
 
 
+@pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
+def test_a_sampler_that_is_its_own_iterator_goes_on_where_it_was(
+    settings: dict[str, Any],
+) -> None:
+    first = DataLoader(range(9), batch_sampler=Eager(9), **settings)
+    batches = iter(first)
+    next(batches), next(batches)
+    state = first.state_dict()
+    second = DataLoader(range(9), batch_sampler=Eager(9), **settings)
+    second.load_state_dict(state)
+    assert torch.equal(torch.cat(list(second)), torch.cat(list(batches)))
+
+
 def test_settings_are_taken_as_true_or_false_as_torch_takes_them() -> None:
     loader = DataLoader([1, 2], persistent_workers=0, sample_seeding=True)  # type: ignore[arg-type]
     assert len(list(loader)) == 2

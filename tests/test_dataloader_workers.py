@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -116,6 +116,17 @@ class Spanned(Streamed):
         return iter(range(self.start, self.length))
 
 
+class SetsItselfBack(Streamed):
+    """Is its own iterator, and begins again whenever it is asked for one."""
+
+    def __iter__(self) -> Self:
+        self.samples = iter(range(self.length))
+        return self
+
+    def __next__(self) -> int:
+        return next(self.samples)
+
+
 def set_span(number: int) -> None:
     info = torchs.get_worker_info()
     assert info is not None
@@ -126,7 +137,13 @@ def set_span(number: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("data", "init"), [(Streamed, None), (TakesItsShare, None), (Spanned, set_span)]
+    ("data", "init"),
+    [
+        (Streamed, None),
+        (TakesItsShare, None),
+        (Spanned, set_span),
+        (SetsItselfBack, None),
+    ],
 )
 def test_no_sample_of_an_iterable_comes_twice(
     data: Any, init: Any, workers: int
