@@ -15,7 +15,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -397,6 +397,7 @@ RULES: Mapping[type, Rule] = {
     memoryview: lambda walk, value: ndarray(walk, np.asarray(value)),
     np.memmap: lambda walk, value: ndarray(walk, np.asarray(value)),
     np.ndarray: ndarray,
+    type(Path()): lambda _, value: leaf("path", str(value)),
     # code
     Library: lambda walk, value: library(walk, str(value)),
     classmethod: parts("__func__"),
@@ -412,7 +413,6 @@ RULES: Mapping[type, Rule] = {
     types.MethodType: bound,
 }
 INHERITED: Mapping[type, Rule] = {
-    PurePath: lambda _, value: leaf(type(value).__name__, str(value)),
     frozenset: set_,
     functools.partial: parts("func", "args", "keywords"),
     set: set_,
@@ -440,8 +440,7 @@ def rule_of(kind: type) -> Rule:
         found = own(walk, value)
         if own is object_ or kind is base:
             return found
-        return node(
-            "sub", walk.visit(kind, ".<class>"), found, walk.members(vars(value))
-        )
+        added = state_of(walk, object.__getstate__(value))  # in `__dict__` and slots
+        return node("sub", walk.visit(kind, ".<class>"), found, added)
 
     return rule
