@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | clean
+# make demo | check | test | test-all | lint | clean
 # Each makes .venv (Python 3.11 or later) and installs what it needs there on first use.
 # `make demo ARGS="--data DIR"` hands options on; `make PYTHON=/path/to/python` picks one.
 
@@ -21,7 +21,11 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help demo test test-all lint clean
+# Tests that do not disturb each other run side by side; `serial` ones follow, alone.
+BESIDE := -n 2 --dist worksteal
+UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
+
+.PHONY: help demo check test test-all lint clean
 
 help:
 	@sed -n 's/^# //p;/^$$/q' Makefile
@@ -29,19 +33,25 @@ help:
 demo: $(STAMP)
 	@$(RUN) penstock demo $(ARGS)
 
+check: lint
+	@echo "tests: units"
+	@$(RUN) pytest $(BESIDE) -m "not (slow or serial or long)" $(UNITS) $(ARGS)
+
 test: lint
-	@echo "tests: all but the slow ones"
-	@$(RUN) pytest $(ARGS)
+	@echo "tests: all but the slow ones, side by side; then those that run alone"
+	@$(RUN) pytest $(BESIDE) -m "not (slow or serial)" $(ARGS)
+	@$(RUN) pytest -m "serial and not slow" $(ARGS)
 
 test-all: lint $(FRAMEWORKS)
-	@echo "tests: all"
+	@echo "tests: all, one after the other"
 	@$(RUN) pytest -m "" $(ARGS)
 
 lint: $(STAMP) .types/penstock
-	@echo "lint: ruff check, ruff format, mypy --strict"
+	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports"
 	@$(RUN) ruff check --quiet --output-format concise
 	@$(RUN) ruff format --check --quiet || { echo "cure: $(RUN) ruff format"; exit 1; }
 	@$(RUN) mypy
+	@.venv/bin/lint-imports --no-cache --no-logo >.types/imports || { cat .types/imports; exit 1; }
 
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
