@@ -337,7 +337,10 @@ class Engine:
         if found is None:
             return
         segment.undecided = False
-        if found.executor == "inline":
+        if found.executor != "inline" and (why := segment.why_not()):
+            segment.movable = False
+            segment.note("inline", "inline", "stays", why)
+        elif found.executor == "inline":
             segment.note("inline", "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):
             segment.note("inline", found.executor, "moved", found.reason)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import random
 import threading
 import types
 from collections import deque
@@ -27,16 +28,23 @@ import torch
 __all__ = [
     "Finding",
     "ObjectPart",
+    "changed",
     "find_unsafe",
     "parts_of",
+    "snapshot",
     "walk",
 ]
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
 ITERATOR = "hands out what it holds once, in order"
+STREAM = "draws from one stream, in order"
 
 TYPES: Mapping[str, str] = {
+    "random.Random": STREAM,
+    "numpy.Generator": STREAM,
+    "numpy.RandomState": STREAM,
+    "torch.Generator": STREAM,
     "zipfile.ZipFile": POSITION,
     "zipfile.ZipExtFile": POSITION,
     "tarfile.TarFile": POSITION,
@@ -89,6 +97,16 @@ ITERATORS = frozenset(
 ) - {itertools.count, itertools.repeat}  # a step of these is one, whoever takes it
 
 
+GLOBAL_STREAMS = (
+    getattr(random, "_inst", None),
+    getattr(np.random.mtrand, "_rand", None),
+    torch.default_generator,
+)
+"""The generators that `random`, numpy and torch keep for everybody."""
+LOOKED = 3
+"""How deep a snapshot looks: a cache in a dataset within a subset is at 3."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that threads must not share."""
@@ -115,8 +133,58 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
     return None
 
 
+def snapshot(things: Iterable[Any]) -> dict[str, Any]:
+    """Return what tells whether objects have changed, by path: no deeper than `LOOKED`.
+
+    Numbers and text by value, containers by their length, arrays and tensors by where
+    they lie and how often they were written, everything else by identity.
+    """
+    found: dict[str, Any] = {}
+    level: list[Named] = [(str(at), thing) for at, thing in enumerate(things)]
+    for _ in range(LOOKED):
+        inner: list[Named] = []
+        for path, thing in level:
+            for step, part in _held(thing):
+                found[path + step] = _summary(part)
+                if type(part) not in PLAIN and len(found) < MAX_PARTS:
+                    inner.append((path + step, part))
+        level = inner
+    return found
+
+
+def changed(before: Mapping[str, Any], things: Iterable[Any]) -> str | None:
+    """Return the path of what is another than it was, without the number before it."""
+    after = snapshot(things)
+    for path in (*before, *after):
+        if path not in before or path not in after or before[path] != after[path]:
+            return path.lstrip("0123456789")
+    return None
+
+
+def _held(thing: Any) -> Iterable[Named]:
+    """Return what an object of the user's holds, its code left out."""
+    if not WHOLE.isdisjoint(type(thing).__mro__) or is_a(thing, types.FunctionType):
+        return ()
+    if is_a(thing, types.MethodType):
+        return ((".__self__", thing.__self__),)
+    return chain(_members(thing), _attributes(thing))
+
+
+def _summary(thing: Any) -> Any:
+    kind = type(thing)
+    if kind in PLAIN:
+        return thing if kind in (int, float, bool, str) else repr(thing)[:64]
+    if kind is torch.Tensor:
+        return id(thing), thing._version  # noqa: SLF001 torch's count of writes in place
+    if kind in BARE:
+        return id(thing), len(thing)
+    return id(thing)
+
+
 def _why(thing: Any) -> str | None:
     kind = type(thing)
+    if any(thing is each for each in GLOBAL_STREAMS):
+        return None  # seeded, or watched, wherever they are drawn from
     if kind in ITERATORS:
         return ITERATOR
     if issubclass(kind, io.IOBase):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, TYPE_CHECKING
 
 from ..errors import StateError, check
 from ..system.printing import call
@@ -89,6 +89,9 @@ class SegmentRecipe:
     """How long one sample may take."""
     movable: bool = False
     """Whether it may be moved to another executor than it starts with: `auto`."""
+    subjects: tuple[Any, ...] = ()
+    """The dataset and functions it works with: where they change while they are read,
+    the segment stays where it is."""
     storable: tuple[int | None, ...] = ()
     """Of each operation: the samples that a cache behind it would hold; None where each
     epoch has others."""

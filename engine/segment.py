@@ -11,6 +11,7 @@ from typing import Literal
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
+from .movable import changed, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move, MoveOutcome
 from .recipe import SegmentRecipe
@@ -62,6 +63,14 @@ def make_pool(
 MakePool = Callable[[Kind], WorkerPool]
 """Makes the crew of one kind for this segment."""
 
+CHANGES = (
+    "`{}` changes while samples are made, and each worker would change a copy of its"
+    " own; set num_parallel_workers if that is as good"
+)
+DREW = (
+    "it draws from a global random generator, and each worker would draw from one of its"
+    " own; draw from `rng`, or set num_parallel_workers if that is as good"
+)
 MAX_MOVES = 16
 """That are remembered."""
 MAX_PREFETCH = 128
@@ -83,6 +92,9 @@ class Segment:
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
+        self.drew = False
+        """Whether it was seen, inline, to draw from a global generator."""
+        self._before = snapshot(recipe.subjects) if self.undecided else {}
         self.movable = (
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
@@ -106,6 +118,16 @@ class Segment:
     def executor(self) -> str:
         """The kind of workers it has now."""
         return self._pool.executor
+
+    def why_not(self) -> str:
+        """Say why workers beside the trainer would make other samples; empty: nothing.
+
+        By what was seen of the first ones, made inline.
+        """
+        if self.drew:
+            return DREW
+        path = changed(self._before, self.recipe.subjects)
+        return "" if path is None else CHANGES.format(path)
 
     @property
     def moving(self) -> bool:

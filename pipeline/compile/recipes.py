@@ -27,7 +27,7 @@ from ..stages import (
     Stage,
 )
 from .caches import caches_of, read_in_threads
-from .segments import Numbered, fused
+from .segments import Numbered, found_kind, fused
 
 __all__ = [
     "compile_drawn",
@@ -116,7 +116,8 @@ def compile_drawn(
         operation = SeededRead(read.stage, read.get, read.get_many, start)
         segment = replace(segment, program=Program((operation,), places=True))
     if source.executor == "auto" and source.num_parallel_workers is None:
-        segment = replace(segment, executor="auto")
+        kind = found_kind(segment.name, source.dataset)
+        segment = replace(segment, executor=kind, subjects=(source.dataset,))
     return replace(recipe, plan=DrawnPlan(), segments=(segment,))
 
 

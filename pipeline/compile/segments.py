@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...cache.cache import Cache
 from ...engine.movable import Finding, find_unsafe
@@ -35,6 +36,7 @@ from ..stages import (
 
 __all__ = [
     "Kind",
+    "found_kind",
     "fused",
     "kind_of",
 ]
@@ -73,11 +75,16 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
 
 
 def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
-    if not safe or any(stage.timeout is not None for stage in stages):
+    if any(stage.timeout is not None for stage in stages):
         return "process"  # threads cannot be stopped
-    source = stages[0]
-    waits = isinstance(source, SourceStage) and source.waits
     counted = any(stage.num_parallel_workers is not None for stage in stages)
+    source = stages[0] if isinstance(stages[0], SourceStage) else None
+    if not safe:
+        # Several workers are the user's word. Else it is right where it is: a forked
+        # worker would share the read position, or repeat the stream.
+        declared = source is not None and source.thread_safe is False
+        return "process" if counted or declared else "inline"
+    waits = source is not None and source.waits
     return "thread" if waits or counted else "auto"
 
 
@@ -148,6 +155,11 @@ def last_cache(stages: Sequence[Numbered]) -> int:
     return max(caches, default=-1)
 
 
+def subject_of(stage: PerSample) -> Any:
+    """Return the object of the user's that a stage works with."""
+    return stage.dataset if isinstance(stage, SourceStage) else stage.called
+
+
 def is_repeatable(operation: Operation) -> bool:
     """Whether it makes the same of the same, as far as it says."""
     match operation:
@@ -201,9 +213,9 @@ def _segment(
         all(stage.tune for stage in stages),
         kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
-        movable=all(
-            executor_of(each) == "auto" and not _is_read_on(each) for each in stages
-        ),
+        movable=kind.finding is None
+        and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
+        subjects=tuple(map(subject_of, stages)),
     )
 
 
@@ -213,14 +225,26 @@ def named(number: int, stage: PerSample | CacheStage) -> str:
     return f"{stage.kind}(ID:{number}){label}"
 
 
+def found_kind(name: str, dataset: Any) -> Executor:
+    """Return what a dataset of torch's loader begins with where the user asked for none.
+
+    That is the trainer's process, and so it is right there; what several workers must
+    not share, or would repeat, keeps it there.
+    """
+    finding = find_unsafe(dataset, "dataset")
+    _tell(name, Kind("inline", finding=finding))
+    return "auto" if finding is None else "inline"
+
+
 def _tell(name: str, kind: Kind) -> None:
     """Log what was found in a segment's data that its threads would share."""
     if kind.finding is None:
         return
-    if kind.executor == "process":
+    if kind.executor in ("process", "inline"):
         from ...autotune.log import announce  # loaded where there is something to say
 
-        announce(MOVED % (name, kind.finding))
+        line = MOVED if kind.executor == "process" else STAYS
+        announce(line % (name, kind.finding))
     else:
         logging.getLogger("penstock").warning(SHARED, name, kind.finding)
 
@@ -228,6 +252,12 @@ def _tell(name: str, kind: Kind) -> None:
 MOVED = (
     "%s: executor auto -> process: %s. Make it when it is first used, so that every "
     "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
+)
+STAYS = (
+    "%s: executor auto -> inline: %s, so several workers would get wrong samples or the "
+    "same draws. Make it when it is first used, so that every worker has its own, and "
+    "set num_parallel_workers; from_dataset(thread_safe=True) says that threads may "
+    "share it."
 )
 SHARED = (
     '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '
