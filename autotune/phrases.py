@@ -149,7 +149,8 @@ def speedup(headspace: float) -> str:
     """How much faster training would be if loading were free."""
     if headspace > ROUND_FROM:
         return f"more than {ROUND_FROM}x faster if loading were free"
-    return f"at most {count(headspace)}x faster if loading were free"
+    digits = 1 if headspace < TENS_FROM else 0
+    return f"at most {headspace:.{digits}f}x faster if loading were free"
 
 
 def count(number: float) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from ..errors import BudgetError, PenstockError
 from .auto_executor import resolve
-from .batch.buffer import FailedBatch, Finished
+from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
@@ -35,6 +35,7 @@ from .observe.knob import Knob
 from .observe.reading import TrainerMeter
 from .plan import BatchPlan
 from .program.program import ReadOn
+from .program.seeding import marks, seeded_by
 from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment, make_pool
 from .workers.process.fork_server import ForkServer
@@ -153,10 +154,18 @@ class Engine:
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])
+        if isinstance(popped[1], Gathered):
+            popped = popped[0], self._collate(popped[1])
         slab = getattr(popped[0].buffer, "slab", None)
         if isinstance(slab, Slab):  # nobody writes it any more
             self._slabs.hand_over(slab.key)
         return popped
+
+    def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
+        """Run the user's `collate_fn`, its draws seeded by the batch, here and now."""
+        plan = gathered.plan
+        with seeded_by(self.recipe.seed, plan.epoch, plan.batch):
+            return gathered.collate()
 
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
@@ -317,8 +326,13 @@ class Engine:
         """Work on one lease of a segment that is the trainer's own, the last first."""
         for segment in reversed(self.segments):
             inline = segment.inline
-            if inline is not None and inline.step():
+            if inline is None:
+                continue
+            before = marks() if segment.undecided else None
+            if inline.step():
                 self._unweighed = segment if segment.undecided else None
+                if before is not None and before != marks():
+                    segment.drew = True
                 return True
         return False
 
@@ -427,7 +441,7 @@ class Engine:
         core: Core,
         at: int,
         recipe: SegmentRecipe,
-        finish: Callable[[InFlightBatch], Finished | FailedBatch],
+        finish: Callable[[InFlightBatch], Finished | Gathered | FailedBatch],
     ) -> Segment:
         connector = Connector(
             core, self.engine_lock, at, finish, len(recipe.program.operations)

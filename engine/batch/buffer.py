@@ -37,6 +37,7 @@ __all__ = [
     "Collate",
     "FailedBatch",
     "Finished",
+    "Gathered",
     "Lend",
     "heap",
 ]
@@ -73,6 +74,25 @@ class FailedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """A batch whose rows are all there, and are not collated yet."""
+
+    buffer: BatchBuffer
+    plan: BatchPlan
+    indices: NDArray[np.int64]
+    failures: tuple[Failure, ...] = ()
+
+    def collate(self) -> Finished | FailedBatch:
+        """Make the batch; what the user's `collate_fn` raises is the batch's error."""
+        rows = tuple(failure.row for failure in self.failures)
+        try:
+            return Finished(self.buffer.collect(rows), self.failures)
+        except Exception as error:  # noqa: BLE001 the trainer is to see it
+            error.add_note(self.buffer.blame(self.plan, self.indices))
+            return FailedBatch(error)
+
+
+@dataclass(frozen=True, slots=True)
 class Buffers:
     """How batches are made: opens one buffer a batch, and finishes it.
 
@@ -96,8 +116,17 @@ class Buffers:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
+<<<<<<< HEAD
     def finish(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
         """Make a batch whose rows are done: runs the user's collate."""
+=======
+    def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
+        """Make the batch whose rows are done.
+
+        A `collate_fn` of the user's is left to the trainer's thread, where torch calls
+        it with no workers: one batch after the other, in order, when it is asked for.
+        """
+>>>>>>> 6e08a2b (A collate_fn of the user's runs where torch runs it with no workers, its draws seeded by the batch)
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
         # What cut an iterable short was raised before, unless it was substituted.
@@ -107,6 +136,7 @@ class Buffers:
         fatal = self._fatal(failures)
         if fatal is not None:
             return FailedBatch(fatal.annotated(plan.epoch, plan.step))
+<<<<<<< HEAD
         if len(failures) == plan.n_rows and not self.keep:
             first = failures[0].annotated(plan.epoch, plan.step)
             return FailedBatch(first, tuple(failures))
@@ -116,6 +146,11 @@ class Buffers:
         except Exception as error:  # noqa: BLE001 what the user's raises is the batch
             error.add_note(buffer.blame(plan, in_flight.rows.indices))
             return FailedBatch(error)
+=======
+        gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
+        users = self.collate is not None and not self.keep
+        return gathered if users else gathered.collate()
+>>>>>>> 6e08a2b (A collate_fn of the user's runs where torch runs it with no workers, its draws seeded by the batch)
 
     def _fatal(self, failures: list[Failure]) -> Failure | None:
         """Return the failure that no other sample can stand in for, if there is one."""

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import default_collate
 
-from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, donors, heap
+from penstock.engine.batch.buffer import (
+    Buffers,
+    FailedBatch,
+    Finished,
+    Gathered,
+    donors,
+    heap,
+)
 from penstock.engine.batch.layout import Layout, describe, size_of
 from penstock.engine.core.chunk import Failure, InFlightBatch
 from support.core_script import Script
@@ -56,7 +63,8 @@ def finish(
     in_flight.failures = [
         Failure(ValueError(f"row {row}"), "Map(ID:1) f", row, row) for row in failed
     ]
-    return buffers.finish(in_flight)
+    made = buffers.finish(in_flight)
+    return made.collate() if isinstance(made, Gathered) else made
 
 
 def buffers(**options: Any) -> Buffers:

@@ -202,13 +202,17 @@ def reads(sample: Any, file: io.BytesIO = OPEN[0]) -> Any:
 
 
 SHARING: dict[str, tuple[list[Stage], list[tuple[str, bool]]]] = {
-    "an unsafe dataset": ([SourceStage(OPEN)], [("process", False)]),
+    "an unsafe dataset": ([SourceStage(OPEN)], [("inline", False)]),
+    "an unsafe dataset, workers asked for": (
+        [SourceStage(OPEN, num_parallel_workers=2)],
+        [("process", False)],
+    ),
     "declared": ([SourceStage(OPEN, thread_safe=True)], [("auto", True)]),
     "declared not to be": ([SourceStage([1], thread_safe=False)], [("process", False)]),
-    "an unsafe function": ([DATA, MapStage(reads)], [("process", False)]),
+    "an unsafe function": ([DATA, MapStage(reads)], [("inline", False)]),
     "an unsafe predicate": (
         [DATA, MapStage(decode, num_parallel_workers=2), FilterStage(reads)],
-        [("auto", True), ("thread", True), ("process", False)],
+        [("auto", True), ("thread", True), ("inline", False)],
     ),
     "processes said": ([SourceStage(OPEN, executor="process")], [("process", False)]),
     "processes said, safe": (

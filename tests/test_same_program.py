@@ -1,0 +1,250 @@
+"""What torch loads right with no workers, a tuned loader loads right."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+import penstock as ps
+from penstock.engine.movable import changed, snapshot
+
+LENGTH = 160
+RECORD = 64
+
+
+def work() -> None:
+    """Take as much of the GIL as makes a loader look for workers."""
+    end_s = time.perf_counter() + 0.0005
+    while time.perf_counter() < end_s:
+        pass
+
+
+class Records:
+    """Reads records of one file, through a handle that it keeps."""
+
+    def __init__(self, folder: Path, *, buffered: bool) -> None:
+        path = folder / "records.bin"
+        rows = np.arange(LENGTH, dtype=np.int64).repeat(RECORD // 8)
+        path.write_bytes(rows.tobytes())
+        self.file = path.open("rb", buffering=-1 if buffered else 0)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        work()
+        self.file.seek(index * RECORD)
+        return int(np.frombuffer(self.file.read(RECORD), np.int64)[-1])
+
+
+class Zipped(Records):
+    """The same from an archive."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, buffered=True)
+        self.file.close()
+        with zipfile.ZipFile(folder / "records.zip", "w") as archive:
+            for index in range(LENGTH):
+                archive.writestr(str(index), str(index))
+        self.archive = zipfile.ZipFile(folder / "records.zip")
+
+    def __getitem__(self, index: int) -> int:
+        work()
+        return int(self.archive.read(str(index)))
+
+
+class OwnStream:
+    """Draws from a generator of its own, in the order of the calls."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.generator = make()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> float:
+        work()
+        if isinstance(self.generator, torch.Generator):
+            return float(torch.rand((), generator=self.generator))
+        return float(self.generator.random())
+
+
+class Counting:
+    """Counts its calls, and keeps what it made."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        work()
+        self.calls += 1
+        self.kept.setdefault(index, self.calls)
+        return self.kept[index], self.calls
+
+
+DATASETS: dict[str, Callable[[Path], Any]] = {
+    "a file": lambda folder: Records(folder, buffered=True),
+    "a raw file": lambda folder: Records(folder, buffered=False),
+    "an archive": Zipped,
+    "numpy's generator": lambda _: OwnStream(lambda: np.random.default_rng(0)),
+    "Python's generator": lambda _: OwnStream(lambda: random.Random(0)),
+    "torch's generator": lambda _: OwnStream(lambda: torch.Generator().manual_seed(0)),
+    "a counter and a cache": lambda _: Counting(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _tuned() -> None:
+    ps.set_enable_autotune(True)
+
+
+def samples(loader: Any) -> list[Any]:
+    """Two epochs, as plain numbers."""
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            columns = batch if isinstance(batch, (list, tuple)) else [batch]
+            found += list(zip(*(column.tolist() for column in columns), strict=True))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the handles are the user's
+@pytest.mark.parametrize("what", DATASETS)
+def test_no_workers_asked_for_means_what_torch_makes_of_it(
+    what: str, tmp_path: Path
+) -> None:
+    expected, found = (
+        samples(
+            Loader(
+                DATASETS[what](tmp_path),
+                batch_size=8,
+                shuffle=True,
+                generator=torch.Generator().manual_seed(3),
+            )
+        )
+        for Loader in (torch.utils.data.DataLoader, ps.DataLoader)
+    )
+    assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("what", DATASETS)
+def test_a_pipeline_of_it_makes_the_same(what: str, tmp_path: Path) -> None:
+    expected = samples(
+        torch.utils.data.DataLoader(DATASETS[what](tmp_path), batch_size=8)
+    )
+    with ps.Pipeline.from_dataset(DATASETS[what](tmp_path)).batch(8) as pipe:
+        assert samples(pipe) == expected
+
+
+class Reusing:
+    """Collates into one buffer, as torch allows with no workers."""
+
+    def __init__(self) -> None:
+        self.out = torch.empty(8, dtype=torch.int64)
+        self.running = threading.Lock()
+
+    def __call__(self, rows: list[int]) -> torch.Tensor:
+        assert self.running.acquire(blocking=False), "called by two threads at once"
+        try:
+            return self.out.copy_(torch.tensor(rows))
+        finally:
+            self.running.release()
+
+
+class Slow:
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        work()
+        return index
+
+
+def test_a_collate_fn_may_use_its_buffer_for_the_next_batch() -> None:
+    loader = ps.DataLoader(Slow(), batch_size=8, collate_fn=Reusing())
+    found = [row for batch in loader for row in batch.tolist()]
+    assert found == list(range(LENGTH))
+
+
+def masked(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(rows), torch.rand(len(rows))
+
+
+def unmasked(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(rows), torch.zeros(len(rows))
+
+
+def masks(loader: Any, pauses: Iterator[float]) -> tuple[list[float], list[float]]:
+    """An epoch's masks, and what the trainer draws meanwhile."""
+    torch.manual_seed(0)
+    drawn, own = [], []
+    for _, mask in loader:
+        drawn += mask.tolist()
+        own.append(float(torch.rand(())))
+        time.sleep(next(pauses))
+    return drawn, own
+
+
+def uneven(seed: int) -> Iterator[float]:
+    dice = random.Random(seed)
+    return iter(lambda: dice.choice([0.0, 0.003]), None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_that_draws_is_repeatable_and_leaves_the_trainers_draws_alone(
+    workers: int,
+) -> None:
+    def loader(collate: Any = masked) -> Any:
+        return ps.DataLoader(Slow(), 8, collate_fn=collate, num_workers=workers)
+
+    found, again = masks(loader(), uneven(1)), masks(loader(), uneven(2))
+    assert found == again
+    assert len(set(found[0])) == LENGTH
+    _, undisturbed = masks(loader(unmasked), uneven(1))
+    assert found[1] == undisturbed
+
+
+class Late:
+    """Draws from the global generators in one sample of a hundred."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(())) if index % 100 == 99 else float(index)
+
+
+def test_rare_draws_are_the_same_for_any_number_of_workers() -> None:
+    found = []
+    for workers in (0, 2):
+        torch.manual_seed(1)
+        loader = ps.DataLoader(Late(), batch_size=4, num_workers=workers)
+        found.append([samples(loader), float(torch.rand(()))])
+    assert found[0] == found[1]
+
+
+def test_a_snapshot_tells_what_has_changed() -> None:
+    data = Counting()
+    before = snapshot([data])
+    assert changed(before, [data]) is None
+    data[0]
+    assert changed(before, [data]) in (".kept", ".calls")
+    subset = torch.utils.data.Subset(data, [0, 1])  # type: ignore[arg-type]
+    before = snapshot([subset])
+    subset[1]
+    assert changed(before, [subset]) in (".dataset.kept", ".dataset.calls")
