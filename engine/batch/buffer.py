@@ -116,17 +116,12 @@ class Buffers:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
-<<<<<<< HEAD
-    def finish(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
-        """Make a batch whose rows are done: runs the user's collate."""
-=======
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.
 
         A `collate_fn` of the user's is left to the trainer's thread, where torch calls
         it with no workers: one batch after the other, in order, when it is asked for.
         """
->>>>>>> 6e08a2b (A collate_fn of the user's runs where torch runs it with no workers, its draws seeded by the batch)
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
         # What cut an iterable short was raised before, unless it was substituted.
@@ -136,21 +131,12 @@ class Buffers:
         fatal = self._fatal(failures)
         if fatal is not None:
             return FailedBatch(fatal.annotated(plan.epoch, plan.step))
-<<<<<<< HEAD
         if len(failures) == plan.n_rows and not self.keep:
             first = failures[0].annotated(plan.epoch, plan.step)
             return FailedBatch(first, tuple(failures))
-        rows = tuple(failure.row for failure in failures)
-        try:
-            return Finished(buffer.collect(rows), tuple(failures))
-        except Exception as error:  # noqa: BLE001 what the user's raises is the batch
-            error.add_note(buffer.blame(plan, in_flight.rows.indices))
-            return FailedBatch(error)
-=======
         gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
         users = self.collate is not None and not self.keep
         return gathered if users else gathered.collate()
->>>>>>> 6e08a2b (A collate_fn of the user's runs where torch runs it with no workers, its draws seeded by the batch)
 
     def _fatal(self, failures: list[Failure]) -> Failure | None:
         """Return the failure that no other sample can stand in for, if there is one."""
