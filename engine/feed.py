@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished
+from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
@@ -152,7 +152,8 @@ class PlannedFeed:
                     buffer = self._engine.recipe.buffers.of(plan)
                     buffer.place(range(plan.n_rows), sample * plan.n_rows)
                     in_flight = replace(in_flight, buffer=buffer)
-                    finished = self._engine.recipe.buffers.finish(in_flight)
+                    made = self._engine.recipe.buffers.finish(in_flight)
+                    finished = made.collate() if isinstance(made, Gathered) else made
                     return replace(finished, failures=failed.failures)
         return failed
 
