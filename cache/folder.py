@@ -195,7 +195,7 @@ def check_ours(folder: Path) -> None:
         raise DistrustError(
             f"{folder} was written by another version of penstock (its format is"
             f" {version}, this one reads {VERSION}); use that version, give another"
-            f" folder, or empty this one: penstock cache clear {folder}"
+            f" folder, or empty it by `penstock cache clear {folder}`"
         )
 
 

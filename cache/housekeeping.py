@@ -127,7 +127,10 @@ def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
         if (place / "data.mdb").exists():
             disk = Disk(place, mends=False, looks=looks)
         yield disk
-    except (DiskError, DistrustError) as error:
+    except DistrustError as error:
+        text = f"{error}; nothing was changed (penstock cache clear empties it)"
+        raise NoCacheError(text) from error
+    except DiskError as error:
         raise NoCacheError(str(error)) from error
     finally:
         if disk is not None:

@@ -9,6 +9,7 @@ from penstock.system.resources import (
     Budget,
     effective_cpus,
     effective_memory_bytes,
+    memory_limit_bytes,
     parse_bytes,
 )
 
@@ -100,6 +101,21 @@ def test_memory_is_what_is_free_where_no_limit_is_set(tmp_path: Path) -> None:
         "sys/memory/job/memory.usage_in_bytes": "1000\n",
     }
     assert effective_memory_bytes(*tree(tmp_path, files)) == 16 * GIB
+
+
+def test_what_a_process_may_ever_have_is_the_least_limit_above_it(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\n",
+        "proc/self/cgroup": "0::/pod/job\n5:memory:/job\n",
+        "sys/pod/job/memory.max": "max\n",
+        "sys/pod/memory.max": f"{4 * GIB}\n",
+        "sys/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    assert memory_limit_bytes(*tree(tmp_path, files)) == 4 * GIB
+    (tmp_path / "sys/pod/memory.max").write_text("max\n")
+    assert memory_limit_bytes(tmp_path / "proc", tmp_path / "sys") == 32 * GIB
 
 
 def test_a_memory_limit_counts_less_what_is_used_and_not_only_cached(
