@@ -210,19 +210,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
-        from ..autotune.explain import explain
-        from ..engine.monitor import unmeasured
-
-        observation = self._slot.observation()
-        if observation is None:
-            observation = unmeasured(self._compiled())
-        tuned = config.get_enable_autotune()
-        return explain(observation, config.budget(), tuned=tuned)
+        return self._slot.seen(self._compiled)[1]
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None where there is none."""
-        run = self._slot.run
-        return None if run is None else run.run.read()
+        return self._slot.stats()
 
     def close(self) -> None:
         """Stop penstock's workers. The loader may be iterated again."""

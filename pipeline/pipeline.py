@@ -174,25 +174,21 @@ class Pipeline(Description):
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
-        from ..autotune.explain import cache_points, explain
-        from ..engine.monitor import unmeasured
+        from ..autotune.explain import cache_points
 
-        observation = self._slot.observation()
-        if observation is None:
-            recipe = self._compiled()
-            observation = unmeasured(self._slot.begun(recipe, self._here(recipe)))
-        tuned = config.get_enable_autotune()
-        said = explain(observation, config.budget(), tuned=tuned)
-        if not (caches := self._compiled().caches):
-            return replace(said, caching=cache_points(observation))
+        recipe = self._compiled()
+        seen, said = self._slot.seen(
+            lambda: self._slot.begun(recipe, self._here(recipe))
+        )
+        if not (caches := recipe.caches):
+            return replace(said, caching=cache_points(seen))
         found = (cache.statistics() for cache in caches)
         lines = tuple(each.line for each in found if each is not None)
         return replace(said, caching=lines)
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None before the first loop."""
-        run = self._slot.run
-        return None if run is None else run.run.read()
+        return self._slot.stats()
 
     def close(self) -> None:
         """Stop all workers, let go of all memory. It may be iterated again.

@@ -28,11 +28,13 @@ from ..errors import PenstockError, check
 from ..system.runtime_folder import runtime_folder
 
 if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
     from ..autotune.policies.per_regime import Values
     from ..autotune.saved import Saved
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
+    from ..engine.observe.reading import Reading
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
 
 __all__ = [
@@ -268,9 +270,27 @@ class Slot:
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
 
-    def observation(self) -> Observation | None:
-        """Return the last seconds of training, of this run or the one before."""
-        return self._last if self.run is None else self.run.observation()
+    def stats(self) -> Reading | None:
+        """Return all counters since the engine began; None where there is none."""
+        return None if self.run is None else self.run.run.read()
+
+    def seen(self, recipe: Callable[[], Recipe]) -> tuple[Observation, Explanation]:
+        """Return the last seconds of training, of this run or the one before.
+
+        Args:
+            recipe: of the next run, asked where there was none; nothing is measured.
+
+        Returns:
+            What was observed, and what it means.
+        """
+        from ..autotune.explain import explain
+        from ..engine.monitor import unmeasured
+
+        seen = self._last if self.run is None else self.run.observation()
+        if seen is None:
+            seen = unmeasured(recipe())
+        tuned = config.get_enable_autotune()
+        return seen, explain(seen, config.budget(), tuned=tuned)
 
 
 class TunedRun:

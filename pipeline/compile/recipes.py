@@ -50,18 +50,9 @@ def compile_recipe(
     stages = read_in_threads(stages)
     source = stages[0]
     assert isinstance(source, SourceStage)
-    found = (each for each in enumerate(stages) if isinstance(each[1], BatchStage))
-    number, batch = next(found, (0, None))
-    if not isinstance(batch, BatchStage):
-        raise SpecError(
-            "the pipeline has no batch size; end it with .batch(n) before iterating"
-        )
+    number, batch = _batch(stages)
     name = f"Batch(ID:{number})"
-    work: list[Numbered] = [
-        (number, stage)
-        for number, stage in enumerate(stages)
-        if isinstance(stage, (PerSample, CacheStage))
-    ]
+    work = _work(stages)
     repack = _repacks(source, work, shard)
     buffers = Buffers(
         name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
@@ -119,6 +110,25 @@ def compile_drawn(
         kind = found_kind(segment.name, source.dataset)
         segment = replace(segment, executor=kind, subjects=(source.dataset,))
     return replace(recipe, plan=DrawnPlan(), segments=(segment,))
+
+
+def _work(stages: Sequence[Stage]) -> list[Numbered]:
+    """Return the stages that do something to samples, with their numbers."""
+    return [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (PerSample, CacheStage))
+    ]
+
+
+def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
+    """Return the stage that makes batches, and which of the pipeline's it is."""
+    for number, stage in enumerate(stages):
+        if isinstance(stage, BatchStage):
+            return number, stage
+    raise SpecError(
+        "the pipeline has no batch size; end it with .batch(n) before iterating"
+    )
 
 
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
