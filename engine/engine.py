@@ -1,7 +1,7 @@
 """The engine: makes a recipe live, owns every thread, process and slab of it.
 
-    with Engine(recipe, purse, step) as engine:   # compiled, forked, started
-        flight, finished = engine.pop()           # in order; blocks until ready
+    with Engine(recipe, byte_budget, step) as engine:  # compiled, forked, started
+        in_flight, finished = engine.pop()        # in order; blocks until ready
 
 It holds no reference to the pipeline or to the trainer's iterator, and neither do its
 threads, so letting go of an iterator is enough to have it closed (`Slot` in tuned.py).
@@ -68,13 +68,13 @@ class Engine:
 
     Args:
         recipe: what to run.
-        purse: the bytes it may hold, shared with other pipelines.
+        byte_budget: the bytes it may hold, shared with other pipelines.
         step: the first batch wanted.
         trainer: the instrument of whoever takes the batches.
         slabs: where worker processes write; given where others know it, too.
 
     Raises:
-        BudgetError: from `pop`, when the purse cannot hold one batch.
+        BudgetError: from `pop`, when the budget cannot hold one batch.
     """
 
     def __init__(

@@ -179,15 +179,13 @@ class PlannedFeed:
         return replace(plan, substituted=rows)
 
 
-# Batches from what is left over at run time: after a filter, or from an iterable.
-#
-# The engine loads blocks of planned tickets; here the samples that survived are dealt
-# into batches of the size asked for, in ticket order. So batches do not depend on where
-# blocks begin, and a state needs nothing but the number of tickets used up.
-
-
 class RepackFeed:
-    """The feed of a pipeline with a filter, or over an iterable."""
+    """The feed of a pipeline with a filter, or over an iterable.
+
+    The engine loads blocks of planned tickets; here the samples that survived are dealt
+    into batches of the size asked for, in ticket order. So batches do not depend on
+    where blocks begin, and a state needs nothing but the number of tickets used up.
+    """
 
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
@@ -295,18 +293,13 @@ class RepackFeed:
             raise
 
 
-def block_rows(plan: Plan) -> int:
-    """Tickets in a block: the batch size asked for."""
-    return plan.batch(0).n_rows
-
-
 def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
-    """Return the block that a cursor's tickets lie in, and how many of it are used."""
-    block, skip = divmod(cursor.position, block_rows(plan))
+    """Return the block that a cursor's tickets lie in, and how many of it are used.
+
+    A block has as many tickets as a batch was asked to have samples.
+    """
+    block, skip = divmod(cursor.position, plan.batch(0).n_rows)
     return plan.first_step(cursor.epoch) + block, skip
-
-
-# The feed of batches that torch's samplers draw: it draws, and knows the end.
 
 
 class DrawnFeed:

@@ -27,8 +27,6 @@ __all__ = [
     "make_pool",
 ]
 
-# Which crew works for a segment: one for each kind of workers.
-
 Kind = Literal["inline", "thread", "process", "async"]
 
 
@@ -39,13 +37,13 @@ def make_pool(
     children: Callable[[], WorkerPool],
     kind: Kind,
 ) -> WorkerPool:
-    """Make the crew of one kind; it has no workers yet.
+    """Make the pool of one kind; it has no workers yet.
 
     Args:
         connector: where they take their leases.
         recipe: of the segment.
         seed: of the samples' random streams.
-        children: makes a crew of processes, which share what the engine owns.
+        children: makes a pool of processes, which share what the engine owns.
         kind: of the workers.
     """
     program = recipe.program
@@ -61,7 +59,7 @@ def make_pool(
 
 
 MakePool = Callable[[Kind], WorkerPool]
-"""Makes the crew of one kind for this segment."""
+"""Makes the pool of one kind for this segment."""
 
 CHANGES = (
     "`{}` changes while samples are made, and each worker would change a copy of its"
@@ -112,7 +110,7 @@ class Segment:
         self.run_queue = RunQueue(self._threads)
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest from one kind of workers to another, and why."""
-        self._tell_flow()
+        self._tell_core()
 
     @property
     def executor(self) -> str:
@@ -146,7 +144,7 @@ class Segment:
 
     @property
     def inline(self) -> Inline | None:
-        """Its crew, if that is the trainer itself."""
+        """Its pool, if that is the trainer itself."""
         return self._pool if isinstance(self._pool, Inline) else None
 
     def start(self) -> None:
@@ -158,12 +156,12 @@ class Segment:
         with self._lock:
             self._asked = count
             self._pool.resize(count)
-        self._tell_flow()
+        self._tell_core()
 
     def set_prefetch(self, batches: int) -> None:
         """Let it work so many batches ahead."""
         self._prefetch = batches
-        self._tell_flow()
+        self._tell_core()
 
     def move(self, kind: Kind, workers: int | None = None) -> None:
         """Give the work to workers of another kind; returns at once, nothing drains.
@@ -179,7 +177,7 @@ class Segment:
                 self._asked = workers
             self._pool.resize(self._asked)
             before.retire()
-        self._tell_flow()
+        self._tell_core()
 
     def settled(self) -> bool:
         """Whether all workers of the kind before have left; forgets those that did."""
@@ -254,7 +252,7 @@ class Segment:
     def _threads(self) -> list[str]:
         return self._pool.threads()
 
-    def _tell_flow(self) -> None:
+    def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:
             far = self.executor == "process"
             workers = self.num_parallel_workers

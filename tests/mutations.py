@@ -70,10 +70,10 @@ MUTATIONS = [
     Mutation(CORE, "            self._wake(at, 1)  # one was woken, maybe", "            pass  #"),
     Mutation(CORE, "if number in (0, at - 1) or state.pieces:", "if number == at - 1:"),
     # States
-    Mutation(CORE, "(State.SOURCE_PAUSED, Event.RESTART): State.RUNNING,", ""),
+    Mutation(CORE, '(State.SOURCE_PAUSED, "restart"): State.RUNNING,', ""),
     Mutation(CORE, "if self.state in (State.SOURCE_PAUSED, State.PAUSED):", "if self.state is State.PAUSED:"),
     Mutation(CORE, "if allowed.hands_out and state.pieces[0][0]", "if state.pieces[0][0]"),
-    Mutation(CORE, "        self._follow(Event.CLOSE)\n", ""),
+    Mutation(CORE, '        self._follow("close")\n', ""),
     # Bytes
     Mutation(BUDGET, "self._held + nbytes > self._limit", "self._held + nbytes >= self._limit"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),
@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation(ORDER, "np.minimum(mixed, other, out=near)", "np.maximum(mixed, other, out=near)"),
     Mutation(ORDER, "while outside.size:", "if outside.size:"),
     Mutation(ORDER, "(given < 0)", "(given < -1)"),
-    Mutation(ORDER, 'np.argsort(rounds, kind="stable")', "np.argsort(-rounds)[::-1]"),
+    Mutation(ORDER, "np.diff(rounds[places])) + 1", "np.diff(rounds[places]))"),
     Mutation(PLAN, "min(max(n_global - first, 0), n_rows)", "min(n_global - first, n_rows)"),
     Mutation(PLAN, "n_local * self.shard.size / n_global", "n_local / n_global"),
     Mutation(PLAN, "start + rows % span.n_true", "start + np.minimum(rows, span.n_true - 1)"),

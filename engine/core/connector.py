@@ -15,7 +15,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from .byte_budget import Reservations
 from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import ALL, FEED, LEASE_NS, Core, State
 from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
@@ -111,11 +110,7 @@ class EngineLock(Waiters):
         super().__init__(len(core.segments), core.wakes)
         self._core = core
         self.clock = clock
-
-    @property
-    def reservations(self) -> Reservations:
-        """What the batches in flight may hold."""
-        return self._core.reservations
+        self.reservations = core.reservations
 
     @property
     def closed(self) -> bool:
@@ -331,8 +326,11 @@ class Connector:
 
     def waiting(self, now_ns: int) -> tuple[GaugeReading, float]:
         """Return what waits behind the segment, and the bytes of one such row."""
-        gauge = self._core.segments[self.segment].gauge
-        return gauge.read(now_ns), self._core.row_bytes(self.segment)
+        core, reader = self._core, self.segment + 1
+        gauge = core.segments[self.segment].gauge.read(now_ns)
+        if reader < len(core.segments):
+            return gauge, core.segments[reader].row_bytes
+        return gauge, core.reservations.statistics().batch_bytes / core.batch_rows
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
         """Return one reading a live worker."""

@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..plan import BatchPlan, Rows
 from .byte_budget import Reservations
@@ -46,7 +46,6 @@ __all__ = [
     "FEED",
     "Batches",
     "Core",
-    "Event",
     "Piece",
     "SegmentState",
     "State",
@@ -78,14 +77,8 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Event(Enum):
-    """What leads from one state to another."""
-
-    PAUSE_SOURCE = "pause_source"
-    PAUSE = "pause"
-    UNPAUSE = "unpause"
-    RESTART = "restart"
-    CLOSE = "close"
+Event = Literal["pause_source", "pause", "unpause", "restart", "close"]
+"""What leads from one state to another."""
 
 
 class Allowed(NamedTuple):
@@ -104,13 +97,13 @@ ALLOWED = {
     State.PAUSED: Allowed(opens=False, hands_out=False, delivers=True),
     State.CLOSED: Allowed(opens=False, hands_out=False, delivers=False),
 }
-FOLLOWS = {
-    (State.RUNNING, Event.PAUSE_SOURCE): State.SOURCE_PAUSED,
-    (State.RUNNING, Event.PAUSE): State.PAUSED,
-    (State.SOURCE_PAUSED, Event.PAUSE): State.PAUSED,
-    (State.SOURCE_PAUSED, Event.RESTART): State.RUNNING,
-    (State.PAUSED, Event.UNPAUSE): State.RUNNING,
-    **{(state, Event.CLOSE): State.CLOSED for state in State},
+FOLLOWS: dict[tuple[State, Event], State] = {
+    (State.RUNNING, "pause_source"): State.SOURCE_PAUSED,
+    (State.RUNNING, "pause"): State.PAUSED,
+    (State.SOURCE_PAUSED, "pause"): State.PAUSED,
+    (State.SOURCE_PAUSED, "restart"): State.RUNNING,
+    (State.PAUSED, "unpause"): State.RUNNING,
+    **{(state, "close"): State.CLOSED for state in State},
 }
 """An event that is not listed for a state leaves it as it is."""
 
@@ -169,6 +162,12 @@ class SegmentState:
         self.ns_per_row = known + LEARNING * (seen - known)
         self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
         return self.span(batch_rows) > before
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of one row that waits here, on average; 0 while none does."""
+        waiting = sum(piece[4] for piece in self.pieces)
+        return waiting / self.waiting if self.waiting else 0.0
 
     def push(self, piece: Piece) -> None:
         """Let rows wait here."""
@@ -323,16 +322,16 @@ class Core:
 
     def pause_source(self) -> bool:
         """Open no batch; return whether a worker is still reading from the source."""
-        self._follow(Event.PAUSE_SOURCE)
+        self._follow("pause_source")
         return any(lease.segment == 0 for lease in self.leases)
 
     def pause(self) -> None:
         """Give nobody work. Batches that are ready may be popped."""
-        self._follow(Event.PAUSE)
+        self._follow("pause")
 
     def unpause(self) -> None:
         """End `pause`, and let all look again."""
-        self._follow(Event.UNPAUSE)
+        self._follow("unpause")
         for at in range(len(self.segments)):
             self._wake(at)
 
@@ -343,7 +342,7 @@ class Core:
 
     def restart(self, step: int, now_ns: int) -> None:
         """Forget everything in flight, and go on at `step`."""
-        self._follow(Event.RESTART)
+        self._follow("restart")
         self.leases.clear()
         self.batches_in_flight.clear()
         self.outbox.clear()
@@ -358,7 +357,7 @@ class Core:
 
     def close(self, now_ns: int) -> None:
         """Forget everything, for good."""
-        self._follow(Event.CLOSE)
+        self._follow("close")
         self.restart(self.head, now_ns)
         self._wake(FEED)
 
@@ -383,16 +382,6 @@ class Core:
         self.segments[at].lease_ns = lease_ns
         self._wake(at)
         self._widened(at)
-
-    # What the monitor asks
-
-    def row_bytes(self, at: int) -> float:
-        """Bytes of one row that waits behind segment `at`, on average."""
-        if at + 1 < len(self.segments):
-            behind = self.segments[at + 1]
-            waiting = sum(piece[4] for piece in behind.pieces)
-            return waiting / behind.waiting if behind.waiting else 0.0
-        return self.reservations.statistics().batch_bytes / self.batch_rows
 
     # The parts of these
 

@@ -130,7 +130,7 @@ class PartReading:
 
 
 class PartsMeter:
-    """What the operations of a segment take, each. The gate's lock guards it."""
+    """What the operations of a segment take, each. The engine lock guards it."""
 
     def __init__(self, count: int) -> None:
         self._rows = 0

@@ -137,10 +137,6 @@ class Plan:
         """Return the cursor once this batch is consumed, within the same epoch."""
         return self._cursor(plan.epoch, plan.batch + 1)
 
-    def next_epoch(self, cursor: Cursor) -> Cursor:
-        """Return the cursor before the epoch after that of `cursor`."""
-        return self._cursor(cursor.epoch + 1, 0)
-
     def facts(self) -> dict[str, int | str]:
         """Return what the hash is made of, in words that an error can show."""
         return {
@@ -241,8 +237,6 @@ def fingerprint(facts: Mapping[str, int | str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-# Looks up the rows of several batches at once, as orders cost least in bulk.
-
 Positions = NDArray[np.int64]
 
 
@@ -264,7 +258,7 @@ class IndexWindow(NamedTuple):
 
 
 class RowReader:
-    """Reads an order window by window and keeps the last window.
+    """Reads an order window by window, as orders cost least in bulk; keeps the last.
 
     Any thread may call `rows`: a window is never changed, only replaced by another in
     one assignment, so the worst that a race costs is a window computed twice.

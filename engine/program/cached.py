@@ -68,7 +68,9 @@ class Cached(Calling):
                 return marked(read.stage, read.get, index)
             case Map() as step:
                 sample = self._make(at - 1, index, context)
-                return mapped(step, sample, context)
+                extras = {"ctx": context} if step.wants_ctx else {}
+                made = marked(step.stage, step.function, sample, **extras)
+                return refused_none(step.stage, made)
             case Stored() as stored:
 
                 def compute(number: int) -> Any:
@@ -84,12 +86,6 @@ class Cached(Calling):
 @dataclass(frozen=True, slots=True)
 class AwaitedCached(Cached):
     """The same, where all functions are coroutine functions."""
-
-    def begin(self, work: Work) -> Calls:
-        """Prepare to await one sample after the other."""
-        indices = work.chunk.indices.tolist()
-        make = partial(self._make, len(self.steps) - 1, context=work.chunk.context)
-        return Calls(map(make, work.watched(indices)), len(indices), work)
 
     async def _make(self, at: int, index: int, context: Context) -> Any:
         """Return the sample as step `at` gives it."""
@@ -125,12 +121,6 @@ def varied(context: Context, number: int) -> Context:
         step=context.step + number,
         strength=strength,
     )
-
-
-def mapped(step: Map, sample: Any, context: Context) -> Any:
-    """Return what a function makes of a sample."""
-    extras = {"ctx": context} if step.wants_ctx else {}
-    return refused_none(step.stage, marked(step.stage, step.function, sample, **extras))
 
 
 def refused_none(stage: str, sample: Any) -> Any:

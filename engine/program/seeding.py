@@ -3,7 +3,8 @@
 The generators of `random`, `numpy.random` and torch are set from a sample's own seed
 before it is made, so its bytes do not depend on who makes it, or after what. That takes
 some 20 us, so it is left out for data that draws nothing. Each lease is watched, which
-takes 12 us, and one in which something is drawn is made once more.
+takes 12 us, and one in which something is drawn is made once more. A worker process
+begins as torch's data sets and `worker_init_fn` expect to find it: `WorkerStart`.
 """
 
 from __future__ import annotations
@@ -157,9 +158,6 @@ def _words() -> Any:
     if not isinstance(generator, np.random.MT19937):
         return None
     return (ctypes.c_char * WORDS).from_address(generator.ctypes.state_address)
-
-
-# A worker process as torch's data sets and `worker_init_fn` expect to find it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""The bus to a CUDA device. All calls of CUDA that copying takes are in here."""
+"""The bus to a CUDA device, which takes copies while the trainer computes.
+
+What is issued on the bus is done in that order, later. Host memory that a copy reads
+from must be left as it is until then, and only pinned memory is read later. All calls of
+CUDA that copying takes are in here.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,6 @@ __all__ = [
     "CudaBus",
     "DeviceEvent",
 ]
-
-# The bus: what is asked of a device that takes copies while the trainer computes.
-#
-# What is issued on the bus is done in that order, later. Host memory that a copy reads
-# from must be left as it is until then, and only pinned memory is read later.
 
 
 class DeviceEvent(Protocol):

@@ -90,7 +90,7 @@ class PinnedRing:
         buffer = self._buffers[self._next]
         buffer.wait()
         try:
-            memory = buffer.ensure(room_of(tensors), self._bus)
+            memory = buffer.ensure(sum(map(room, tensors)), self._bus)
         except RuntimeError:  # they can be copied from where they are, only slower
             return None, {}
         self._next = (self._next + 1) % len(self._buffers)
@@ -132,13 +132,8 @@ class PinnedSlabs:
         return self._able
 
 
-def room_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of memory that tensors take, each on cache lines of its own."""
-    return sum(room(tensor) for tensor in tensors)
-
-
 def room(tensor: torch.Tensor) -> int:
-    """Bytes of the cache lines of one."""
+    """Bytes of memory that a tensor takes, on cache lines of its own."""
     return -(-tensor.nbytes // ALIGN) * ALIGN
 
 

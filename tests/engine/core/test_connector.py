@@ -336,3 +336,11 @@ def test_the_time_of_workers_is_counted_also_of_those_that_left() -> None:
 
 def test_it_shows_how_many_workers_it_has() -> None:
     assert repr(Site().connectors[1]) == "<Connector of segment 1: 1 workers>"
+
+
+def test_what_waits_for_the_trainer_is_measured_by_its_batches() -> None:
+    site = Site()
+    site.load()
+    gauge, row_bytes = site.connectors[1].waiting(0)
+    assert gauge.capacity == 2
+    assert row_bytes == site.engine_lock.reservations.statistics().batch_bytes / 2 == 1

@@ -24,7 +24,7 @@ from penstock.engine.plan import (
     Shard,
     Tail,
 )
-from penstock.errors import SpecError
+from penstock.errors import SpecError, StateError
 
 WORLDS = (1, 2, 3, 5, 8)
 
@@ -143,7 +143,7 @@ def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
         last = len(expected) if world == 1 else data.draw(st.integers(0, len(expected)))
         while cursor.step < last:
             if cursor.batch == plan.steps_in(cursor.epoch):
-                cursor = plan.next_epoch(cursor)
+                cursor = plan.start(cursor.epoch + 1)
             batches = [p.batch_at(cursor.epoch, cursor.batch) for p in together]
             rows = [true_rows(p, b) for p, b in zip(together, batches, strict=True)]
             seen.append(list(chain(*rows)))
@@ -156,8 +156,16 @@ def test_after_an_epochs_last_batch_the_cursor_stays_until_moved_on() -> None:
     end = plan.cursor_after(plan.batch(2))
     assert (end.epoch, end.batch, end.step, end.position) == (0, 3, 3, 10)
     assert plan.restore(plan.state(end)) == end
-    assert plan.next_epoch(end) == plan.start(1)
     assert plan.start(1).step == end.step
+
+
+def test_a_state_beyond_the_end_of_its_epoch_is_damaged() -> None:
+    (plan,) = constant(10, 4)
+    end = plan.state(plan.cursor_after(plan.batch(2)))
+    beyond = plan.timeline.place(0, 4)
+    damaged = {**end, "batch": 4, "step": beyond.step, "position": beyond.position}
+    with pytest.raises(StateError, match="the state is damaged"):
+        plan.restore(damaged)
 
 
 def test_with_drop_last_the_end_is_that_of_the_last_whole_batch() -> None:
