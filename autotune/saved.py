@@ -58,6 +58,13 @@ class Saved:
         }
 
 
+UNREADABLE = (
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    RecursionError,
+)
+"""What comes of JSON that is no autotune result."""
+
+
 def load_saved(path: str | os.PathLike[str]) -> Saved:
     """Read such a file.
 
@@ -74,7 +81,7 @@ def load_saved(path: str | os.PathLike[str]) -> Saved:
             " with set_enable_autotune(True, filepath_prefix) writes"
             " <prefix>_<rank>.json when it ends"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise SpecError(
             f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
             " <prefix>_<rank>.json is one, not the .jsonl beside it"

@@ -93,10 +93,16 @@ def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
     [
         ("{", "is not an autotune result"),
         ("{}", "is not an autotune result"),
+        ("[" * 100_000, "is not an autotune result"),
+        (
+            '{"knobs": [], "machine": {"cpu_cores": 1' + "0" * 400 + "}}",
+            "is not an autotune result",
+        ),
         ('{"knobs": [{"op": "a", "knob": "prefetch_size", "value": 0}]}', "may not be"),
         ('{"knobs": [], "executors": {"a": "fork bomb"}}', "there is no executor"),
         ('{"knobs": []}', "of another pipeline"),
     ],
+    ids=lambda text: text[:20],
 )
 def test_another_file_is_an_error_that_says_so(
     tmp_path: Path, text: str, told: str

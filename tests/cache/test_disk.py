@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import disk as admission
+from penstock.cache import folder as folder_module
 from penstock.cache.disk import Disk, DiskError, let_go, room_of, shared_disk
 from penstock.cache.folder import leased
 from penstock.cache.memory import Full
@@ -263,3 +264,43 @@ def test_the_limit_is_four_fifths_of_what_is_free(folder: Path) -> None:
     free = os.statvfs(folder)
     assert disk.limit == pytest.approx(free.f_bavail * free.f_frsize * 0.8, rel=0.05)
     disk.close()
+
+
+def test_pages_are_read_again_only_if_the_file_is_not_as_it_was_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    monkeypatch.setattr(folder_module, "check_pages", looked.append)
+    data = folder / "data.mdb"
+
+    def reopened(*, sync: bool) -> int:
+        disk = Disk(folder, 1 << 20)
+        disk.put([(os.urandom(16), b"x")], "x")
+        if sync:
+            disk.sync()
+        disk.close()
+        return len(looked)
+
+    assert reopened(sync=True) == 0
+    assert reopened(sync=False) == 0  # left as a killed process leaves it
+    assert reopened(sync=True) == 1
+    os.utime(data)  # somebody wrote to it
+    assert reopened(sync=True) == 2
+
+
+def test_what_takes_long_to_open_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+
+    def warning(text: str) -> None:
+        assert str(folder) in text
+        told.set()
+
+    Disk(folder, 1 << 20).close()
+    os.utime(folder / "data.mdb")
+    monkeypatch.setattr(folder_module, "SLOW_S", 0.0)
+    monkeypatch.setattr(folder_module.LOGGER, "warning", warning)
+    monkeypatch.setattr(folder_module, "check_pages", lambda _: told.wait())
+    Disk(folder, 1 << 20).close()
+    assert told.is_set()
