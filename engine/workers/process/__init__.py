@@ -1,1 +1,1 @@
-"""engine/workers/process: see the README."""
+"""Worker processes, and the transport that they share with the child that hosts an engine."""

@@ -39,7 +39,7 @@ HEADER = struct.Struct("!Q")
 CONTROL = struct.Struct("@Nii")
 """C's `struct cmsghdr`, which precedes descriptors: its length, level and type."""
 MAX_DESCRIPTORS = 8
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
 """Frames of more are sent without the GIL: copying them takes a while."""
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
