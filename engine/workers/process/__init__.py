@@ -1,1 +1,1 @@
-"""Worker processes, and the transport that they share with the child that hosts an engine."""
+"""Worker processes, and the transport that the child that hosts an engine shares."""
