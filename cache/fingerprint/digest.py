@@ -164,16 +164,14 @@ def function_body(walk: Walk, value: types.FunctionType) -> bytes:
     bound: dict[str, dict[Any, Any]] = {
         "default": dict(enumerate(value.__defaults__ or ())),
         "default ": value.__kwdefaults__ or {},
+        "attribute": vars(value),
         "closure cell": dict(
             zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         ),
     }
     if value.__globals__ is vars(functools) and "registry" in vars(value):
-        bound = {
-            "registry": vars(value)["registry"]
-        }  # of singledispatch, which remembers types
-    else:
-        bound[""] = vars(value)
+        # singledispatch: its other parts remember the types that it has met
+        bound = {"registry": dict(vars(value)["registry"])}
     parts = [walk.members(each, f".<{name}> ") for name, each in bound.items()]
     return node("function", does(walk, value), *parts)
 
