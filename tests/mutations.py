@@ -39,7 +39,7 @@ TESTS = {
     PLAN: ("engine/plan/test_plan.py", "engine/plan/test_cursor.py"),
     TIMELINE: ("engine/plan/test_timeline.py", "engine/plan/test_schedule.py"),
     TRIAL: ("autotune/test_trial.py", "autotune/test_noise.py"),
-    CURVE: ("autotune/test_bottleneck_law.py", "autotune/test_planner.py"),
+    CURVE: ("autotune/test_curve.py", "autotune/test_bottleneck_law.py"),
 }
 """By file: the tests that must notice, the fastest first."""
 
