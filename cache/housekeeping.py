@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from .disk import Disk, DiskError, Namespace
@@ -70,14 +71,12 @@ def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
     """
     seen = damaged = 0
     told_s = time.monotonic()
-    for place in existing(folder):
-        with opened(place) as disk:
-            for whole in checked(disk):
-                damaged += not whole
-                seen += 1
-                if time.monotonic() - told_s > SLOW_S:
-                    progress(seen)
-                    told_s = time.monotonic()
+    for whole in chain.from_iterable(map(checked, existing(folder))):
+        damaged += not whole
+        seen += 1
+        if time.monotonic() - told_s > SLOW_S:
+            progress(seen)
+            told_s = time.monotonic()
     return Verification(seen - damaged, damaged)
 
 
@@ -137,12 +136,12 @@ def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
             disk.close()
 
 
-def checked(disk: Disk | None) -> Iterator[bool]:
-    """Look at every record: yield whether it is whole."""
-    if disk is None:
-        return
-    for name in disk.namespaces():
-        for key in disk.keys(name):
+def checked(place: Path) -> Iterator[bool]:
+    """Look at every record of a database: yield whether it is whole."""
+    with opened(place) as disk:
+        if disk is None:
+            return
+        for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
             yield is_whole(disk, key)
 
 
