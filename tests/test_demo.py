@@ -21,6 +21,7 @@ from penstock.demo.story import Screen
 from penstock.errors import SpecError
 from penstock.pipeline.sources import Folder
 from penstock.pipeline.testing import draw_photos
+from support import warm
 
 LAST_LINE = re.compile(
     r"demo: gain (?P<gain>\d+\.\d)x \((?P<old>\d+) -> (?P<new>\d+) samples/s\), "
@@ -38,7 +39,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(cache: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The command with nothing drawn yet, in a process group of its own."""
     command = [sys.executable, "-P", "-m", "penstock", "demo", *options]
-    with subprocess.Popen(
+    with warm.Popen(
         command,
         cwd=cache,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},

@@ -14,6 +14,7 @@ import textwrap
 import psutil
 import pytest
 
+from support import warm
 from support.datasets import KINDS
 
 PROMPT_S = 20.0
@@ -39,7 +40,7 @@ def pipe_of(kind, length=10**7, wait_s=0.001):
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a script after the preamble; what it prints, errors too, is its stdout."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,

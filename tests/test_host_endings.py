@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine.host import serving
+from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
 from support.functions import BadSample, digest, indices
 from support.hosted import (
@@ -188,7 +189,7 @@ def trainer_of(
     kind: str,
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """Start a trainer in a process of its own; give it, in mid loop, and all its."""
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-c", SCRIPT, kind],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,

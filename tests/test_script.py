@@ -11,6 +11,7 @@ import pytest
 
 from penstock.autotune.report import read_report
 from penstock.errors import SpecError
+from support import warm
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plain_training.py"
 
@@ -19,9 +20,7 @@ def penstock(
     *arguments: str, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "penstock", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder
-    )
+    return warm.run(command, cwd=folder)
 
 
 @pytest.mark.timeout(120)
@@ -59,9 +58,7 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
         "--lr",
         "1",
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = warm.run(command, cwd=tmp_path)
     assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
     assert done.returncode == 3
     assert "nothing: no DataLoader was iterated" in done.stderr

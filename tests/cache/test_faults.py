@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import warm
 
 TESTS = Path(__file__).parents[1]
 KILLS = TESTS / "support" / "cache_faults.py"
@@ -18,7 +19,7 @@ FILES = ["state.json", "lock.mdb", "users", "writer", "claims"]
 
 def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
     """Have a script do something; fail the test if it fails or crashes."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-P", str(script), *map(str, arguments)],
         env={
             **os.environ,
@@ -26,9 +27,6 @@ def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
             "OMP_NUM_THREADS": "1",
         },
         timeout=timeout_s,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     print(done.stdout)

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cache.folder import LOCAL, kind_of_place
 from penstock.cache.tiers import FOLDER
+from support import warm
 from support.cache_training import SAMPLES, WIDTH, train
 
 TESTS = Path(__file__).parents[1]
@@ -24,7 +25,7 @@ KINDS = ["thread", "process"]
 
 def begun(*before: str, **described: Any) -> subprocess.Popen[str]:
     """Start a training in a process of its own."""
-    return subprocess.Popen(
+    return warm.Popen(
         [*before, sys.executable, "-P", str(SCRIPT), json.dumps(described)],
         env={
             **os.environ,

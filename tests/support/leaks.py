@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from support.warm import warm_pid
+
 __all__ = ["Footprint", "children", "leaks_since"]
 
 POLL_S = 0.001
@@ -48,7 +50,7 @@ class Footprint:
         tracker = resource_tracker()
         return cls(
             threads=frozenset(filter(was_started_by_python, threading.enumerate())),
-            children=frozenset(child_pids()) - {tracker.pid},
+            children=frozenset(child_pids()) - {tracker.pid, warm_pid()},
             files=frozenset(f for f in open_files() if f[0] != tracker.descriptor),
             segments=frozenset(entries(SHARED_MEMORY)),
             shared_kib=shared_kib(),

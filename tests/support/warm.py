@@ -1,0 +1,222 @@
+"""`subprocess.Popen` for our own scripts, from an interpreter that has torch loaded.
+
+Importing torch takes two seconds of CPU, and dozens of tests need a process of their
+own. So one interpreter imports it once, and forks for each that is started. What is
+forked is a child of this very process, as with `subprocess`: forked twice, and adopted
+by the nearest subreaper, which this process is for that moment.
+
+What a plain `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS` cannot say is started
+by `subprocess` itself.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+__all__ = ["Popen", "run", "warm_pid"]
+
+PR_SET_CHILD_SUBREAPER = 36
+LINE = 1 << 20
+BOOT = "import sys; sys.path[:] = {path}; from support.warm import serve; serve({end})"
+FLAGS = {"-P"}
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+
+
+def warm_pid() -> int | None:
+    """Return the interpreter that forks; None: nobody has asked for one."""
+    return None if _server is None else _server[0].pid
+
+
+class Popen(subprocess.Popen[str]):
+    """Starts one of our scripts; everything else is `subprocess.Popen`'s."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        (_, preexec_fn, _, pass_fds, cwd, env, _, _, shell) = rest[:9]
+        read_in, _, _, write_out, _, write_err = rest[9:15]
+        new_session = rest[-2]
+        plan = None if shell or preexec_fn or pass_fds else planned(args, env)
+        if plan is None:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        given = (read_in, write_out, write_err)
+        files = [at if fd == -1 else fd for at, fd in enumerate(given)]
+        order = {**plan, "cwd": os.fspath(cwd or os.getcwd()), "session": new_session}
+        self.pid = start(order, files)
+        self._child_created = True
+        for end in {*given} - {-1}:
+            os.close(end)
+
+
+def run(
+    args: Sequence[str], *, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Do as `subprocess.run(capture_output=True, text=True)` does."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Popen(args, **{**pipes, **options}) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def planned(args: Any, env: Any) -> dict[str, Any] | None:
+    """Return what to run, as JSON can hold it; None: it is nothing of the kind."""
+    if isinstance(args, str) or args[0] != sys.executable:
+        return None
+    rest = list(map(os.fspath, args[1:]))
+    while rest and rest[0] in FLAGS:
+        rest.pop(0)
+    variables = dict(os.environ if env is None else env)
+    told = "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONWARNINGS"
+    same = all(variables.get(name) == os.environ.get(name) for name in told)
+    if not same or not rest or (rest[0][0] == "-" and rest[0] not in ("-c", "-m")):
+        return None
+    return {"args": rest, "env": variables}
+
+
+def start(order: dict[str, Any], files: list[int]) -> int:
+    """Have it forked; return its pid."""
+    _, line = server()
+    fds = array.array("i", files)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)
+        line.sendmsg([json.dumps(order).encode()], [rights])
+        return int(line.recv(LINE))
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Return the interpreter that forks, started when it is first asked for."""
+    global _server  # noqa: PLW0603 one a process
+    if _server is None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        boot = BOOT.format(path=sys.path, end=theirs.fileno())
+        fds = (theirs.fileno(),)
+        process = subprocess.Popen([sys.executable, "-c", boot], pass_fds=fds)
+        theirs.close()
+        atexit.register(stop)
+        _server = process, ours
+    return _server
+
+
+def stop() -> None:
+    """End it."""
+    if _server is not None:
+        _server[1].close()
+        _server[0].wait()
+
+
+# In the interpreter that forks
+
+
+def serve(end: int) -> None:
+    """Fork for each order that comes, until nobody can send one."""
+    line = socket.socket(fileno=end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
+    import torch.utils.data  # noqa: F401
+
+    import penstock
+    import penstock.autotune.tuner
+    import penstock.cli
+    import penstock.engine.run  # noqa: F401
+
+    while True:
+        body, rights, _, _ = line.recvmsg(LINE, socket.CMSG_SPACE(3 * 4))
+        if not body:
+            return
+        files = array.array("i")
+        files.frombytes(rights[0][2])
+        told, tell = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            pid = os.fork()
+            if pid == 0:
+                for end in (line.detach(), told, tell):
+                    os.close(end)
+                become(json.loads(body), list(files))
+            os.write(tell, str(pid).encode())
+            os._exit(0)
+        os.waitpid(middle, 0)  # only then has the one below another parent
+        line.send(os.read(told, LINE))
+        for file in (told, tell, *files):
+            os.close(file)
+
+
+def become(order: dict[str, Any], files: list[int]) -> NoReturn:
+    """Be the interpreter that was asked for, to its end."""
+    if order["session"]:
+        os.setsid()
+    for at, file in enumerate(files):
+        os.dup2(file, at)
+    for file in files:
+        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(order["cwd"])
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ.clear()
+    os.environ.update(order["env"])
+    path = os.environ.get("PYTHONPATH", "")
+    if path != before:
+        sys.path[:0] = path.split(os.pathsep)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    interrupted = False
+    try:
+        execute(order["args"], main)
+    except KeyboardInterrupt as error:
+        show(error)
+        interrupted = True
+    except Exception as error:  # noqa: BLE001 as an interpreter shows it
+        show(error)
+        raise SystemExit(1) from None
+    if interrupted:
+        atexit.register(end_by_interrupt)
+    raise SystemExit(0)
+
+
+def execute(args: list[str], main: types.ModuleType) -> None:
+    """Run what the command line names, as `__main__`."""
+    if args[0] == "-c":
+        sys.argv = ["-c", *args[2:]]
+        exec(compile(args[1], "<string>", "exec"), vars(main))  # noqa: S102
+    elif args[0] == "-m":
+        sys.argv = args[1:]
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = args
+        runpy.run_path(args[0], run_name="__main__")
+
+
+def show(error: BaseException) -> None:
+    """Print the traceback of the script alone."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+
+
+def end_by_interrupt() -> None:
+    """End as an interpreter does that nobody caught Ctrl-C in."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
