@@ -118,7 +118,8 @@ class Explanation:
             if round(100 * stage.wait_share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.verdict}: {waiting}{named}; {phrases.speedup(self.headspace)}."
+        speedup = phrases.speedup(self.headspace)
+        return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
 
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON can hold it."""

@@ -148,9 +148,9 @@ def released(wait: float, workers: int, nbytes: int) -> str:
 def speedup(headspace: float) -> str:
     """How much faster training would be if loading were free."""
     if headspace > ROUND_FROM:
-        return f"more than {ROUND_FROM}x faster if loading were free"
+        return f"more than {ROUND_FROM}x faster"
     digits = 1 if headspace < TENS_FROM else 0
-    return f"at most {headspace:.{digits}f}x faster if loading were free"
+    return f"at most {headspace:.{digits}f}x faster"
 
 
 def count(number: float) -> str:

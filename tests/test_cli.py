@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import cli
+from support import warm
 
 
 def test_the_commands_are_those_that_work() -> None:
@@ -19,9 +19,7 @@ def test_the_commands_are_those_that_work() -> None:
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "demo", "--data", "missing"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = warm.run(command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: `from_folder` needs a folder, got ")
     assert done.stderr.count("\n") == 1
@@ -34,9 +32,7 @@ def test_misuse_has_exit_code_2(arguments: list[str]) -> None:
 
 def test_a_plan_of_a_log_that_is_none_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = warm.run(command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: 'nothing.jsonl' is not the log of a tuned")
 

@@ -18,6 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
+from support import warm
 from support.coroutines import hand_on, pipe_of
 from support.datasets import Sample
 from support.functions import BadSample, fails_on, indices
@@ -227,7 +228,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_a_loop_whose_reads_wait_for_ever() -> None:
-    script = subprocess.Popen(
+    script = warm.Popen(
         [sys.executable, "-c", textwrap.dedent(CTRL_C)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,

@@ -10,7 +10,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import psutil
 import pytest
 
 import penstock as ps
+from support import warm
 from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.functions import augment, digest, pids, waits
 from support.leaks import children
@@ -64,8 +64,8 @@ def through_pickle(pipe: ps.Pipeline) -> ps.Pipeline:
 def told_by(code: str) -> tuple[int, bytes]:
     """Run a script; return how it ends, and what it says on stderr."""
     command = [sys.executable, "-c", code]
-    run = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    return run.returncode, run.stderr
+    run = warm.run(command, timeout=60)
+    return run.returncode, run.stderr.encode()
 
 
 def epochs(count: int) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from support.warm import warm_pid
+from support.warm import warm_descriptor, warm_pid
 
 __all__ = ["Footprint", "children", "leaks_since"]
 
@@ -51,7 +51,11 @@ class Footprint:
         return cls(
             threads=frozenset(filter(was_started_by_python, threading.enumerate())),
             children=frozenset(child_pids()) - {tracker.pid, warm_pid()},
-            files=frozenset(f for f in open_files() if f[0] != tracker.descriptor),
+            files=frozenset(
+                f
+                for f in open_files()
+                if f[0] not in (tracker.descriptor, warm_descriptor())
+            ),
             segments=frozenset(entries(SHARED_MEMORY)),
             shared_kib=shared_kib(),
         )

@@ -26,7 +26,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Popen", "run", "warm_pid"]
+__all__ = ["Popen", "run", "warm_descriptor", "warm_pid"]
 
 PR_SET_CHILD_SUBREAPER = 36
 LINE = 1 << 20
@@ -39,6 +39,11 @@ _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 def warm_pid() -> int | None:
     """Return the interpreter that forks; None: nobody has asked for one."""
     return None if _server is None else _server[0].pid
+
+
+def warm_descriptor() -> int | None:
+    """Return the descriptor of the line to it."""
+    return None if _server is None else _server[1].fileno()
 
 
 class Popen(subprocess.Popen[str]):
@@ -149,8 +154,8 @@ def serve(end: int) -> None:
         if middle == 0:
             pid = os.fork()
             if pid == 0:
-                for end in (line.detach(), told, tell):
-                    os.close(end)
+                for file in (line.detach(), told, tell):
+                    os.close(file)
                 become(json.loads(body), list(files))
             os.write(tell, str(pid).encode())
             os._exit(0)

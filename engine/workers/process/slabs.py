@@ -11,6 +11,7 @@ appear there.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....system.descriptors import descriptors_left
 from ....system.shared_memory import shared_file
 from ...batch.layout import ALIGN, Allocate, Layout, block_bytes
 
@@ -32,6 +34,9 @@ __all__ = [
     "map_shared",
 ]
 
+KEPT_FREE = 16
+"""Descriptors that batches leave to worker processes and to the user: without one, rows
+come through the pipes."""
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -226,6 +231,9 @@ class SlabPool:
                 self._free.remove(slab)
                 return slab
         self._drop_free()
+        if descriptors_left() < KEPT_FREE:
+            text = f"{KEPT_FREE} file descriptors are kept for other things"
+            raise OSError(errno.EMFILE, text)
         self._next += 1
         return Slab(self._next, size)
 
