@@ -31,7 +31,7 @@ from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .monitor import Monitor
 from .observe.gil import GilProbe
-from .observe.knob import Knob
+from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
 from .plan import BatchPlan
 from .program.program import ReadOn
@@ -242,10 +242,6 @@ class Engine:
         """The step that `pop` returns next."""
         return self.engine_lock.head
 
-    def knobs(self) -> tuple[Knob, ...]:
-        """Return everything that may be turned."""
-        return tuple(knob for segment in self.segments for knob in segment.knobs())
-
     def close(self) -> None:
         """Stop and join all workers, give back all memory.
 
@@ -353,11 +349,11 @@ class Engine:
         segment.undecided = False
         if found.executor != "inline" and (why := segment.why_not()):
             segment.movable = False
-            segment.note("inline", "inline", "stays", why)
+            note(segment, "inline", "inline", "stays", why)
         elif found.executor == "inline":
-            segment.note("inline", "inline", "stays", found.reason)
+            note(segment, "inline", "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):
-            segment.note("inline", found.executor, "moved", found.reason)
+            note(segment, "inline", found.executor, "moved", found.reason)
 
     def _follow(self, segment: Segment) -> None:
         """Give a segment the workers that its knob asks for; let the old ones go."""
@@ -372,7 +368,7 @@ class Engine:
             self.move(segment, kind)
         except Exception as error:  # noqa: BLE001 what pickling the user's raises
             segment.movable = False
-            segment.note(segment.executor, kind, "failed", str(error))
+            note(segment, segment.executor, kind, "failed", str(error))
             return False
         return True
 
@@ -459,3 +455,10 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {'closed' if self._closed else self.engine_lock}>"
+
+
+def note(
+    segment: Segment, old: str, new: str, outcome: MoveOutcome, reason: str
+) -> None:
+    """Remember a change of kind, or why there was none."""
+    segment.moves.append(Move.now(segment.recipe.name, old, new, outcome, reason))

@@ -142,13 +142,9 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     level: list[Named] = [(str(at), thing) for at, thing in enumerate(things)]
     for _ in range(LOOKED):
-        inner: list[Named] = []
-        for path, thing in level:
-            for step, part in _held(thing):
-                found[path + step] = _summary(part)
-                if type(part) not in PLAIN and len(found) < MAX_PARTS:
-                    inner.append((path + step, part))
-        level = inner
+        held = ((path + s, part) for path, thing in level for s, part in _held(thing))
+        level = list(islice(held, MAX_PARTS))
+        found |= {path: _summary(part) for path, part in level}
     return found
 
 

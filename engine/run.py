@@ -19,7 +19,7 @@ from .host.local import Host, TrainerHost
 from .host.process import ProcessHost
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
-from .observe.observation import Move, MoveOutcome, Observation
+from .observe.observation import Move, Observation
 from .observe.reading import Reading, TrainerMeter, Window, difference
 from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
@@ -66,7 +66,7 @@ class Run:
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False
-        self._era = self.era
+        self._era = self._now
         self._window = Window(self)
         self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
@@ -120,7 +120,8 @@ class Run:
             self.host = self._moved_host(data)
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
             self._movable, self._wanted = False, self._kind
-            self._note_move("failed", str(error))
+            move = Move.now(NAME, "trainer", "process", "failed", str(error), "host")
+            self._moves = (*self._moves, move)
             return
         self._moved += 1
         if self._closed:  # by another thread, which may have closed the one before
@@ -157,13 +158,8 @@ class Run:
     def _want(self, kind: str) -> None:
         self._wanted = kind
 
-    def _note_move(self, outcome: MoveOutcome, reason: str) -> None:
-        now_s = time.perf_counter_ns() / 1e9
-        move = Move(now_s, NAME, "trainer", "process", outcome, reason, "host")
-        self._moves = (*self._moves, move)
-
     @property
-    def era(self) -> tuple[int, int]:
+    def _now(self) -> tuple[int, int]:
         """Changes when all counters begin anew, as the engine is another one."""
         return self._moved, self.host.era
 
@@ -176,6 +172,7 @@ class Run:
 
     @calm.setter
     def calm(self, calm: bool) -> None:
+        """Let it be measured, or not; only an engine that may move is."""
         self.contention.armed = calm and self._movable
 
     @property
@@ -189,8 +186,8 @@ class Run:
         None also where the engine is another one than it was: its counters began anew.
         """
         observation = self._window.observe()
-        if self._era != self.era:
-            self._era, self._window = self.era, Window(self)
+        if self._era != self._now:
+            self._era, self._window = self._now, Window(self)
             return None
         return observation if self._trainer.training else None
 
@@ -213,7 +210,7 @@ class Run:
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
-        era = self.era
+        era = self._now
         readings = [reading for at, reading in list(self._history) if at == era]
         if self._trainer.training or not readings:
             readings.append(self.read())
@@ -243,7 +240,7 @@ class Run:
             self._lane.close()
 
     def _note(self, reading: Reading) -> None:
-        self._history.append((self.era, reading))
+        self._history.append((self._now, reading))
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -13,7 +12,7 @@ from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
 from .movable import changed, snapshot
 from .observe.knob import Knob
-from .observe.observation import Move, MoveOutcome
+from .observe.observation import Move
 from .recipe import SegmentRecipe
 from .workers.coroutines import Coroutines
 from .workers.inline import Inline
@@ -151,14 +150,14 @@ class Segment:
         """Let the workers begin."""
         self._pool.resize(self._asked)
 
-    def set_workers(self, count: int) -> None:
+    def _set_workers(self, count: int) -> None:
         """Ask for `count` workers; takes hold while work goes on."""
         with self._lock:
             self._asked = count
             self._pool.resize(count)
         self._tell_core()
 
-    def set_prefetch(self, batches: int) -> None:
+    def _set_prefetch(self, batches: int) -> None:
         """Let it work so many batches ahead."""
         self._prefetch = batches
         self._tell_core()
@@ -209,7 +208,7 @@ class Segment:
             high,
             recipe.tunable and low < high,
             lambda: self.num_parallel_workers,
-            self.set_workers,
+            self._set_workers,
         )
         yield Knob(
             recipe.queue_name,
@@ -218,7 +217,7 @@ class Segment:
             MAX_PREFETCH,
             recipe.tunable,
             lambda: self.prefetch_size,
-            self.set_prefetch,
+            self._set_prefetch,
         )
         if self.movable:
             yield Knob(
@@ -231,13 +230,6 @@ class Segment:
                 self._want,
                 choices=("thread", "process"),
             )
-
-    def note(self, old: str, new: str, outcome: MoveOutcome, reason: str) -> Move:
-        """Remember a change of kind, or why there was none."""
-        now_s = time.perf_counter_ns() / 1e9
-        move = Move(now_s, self.recipe.name, old, new, outcome, reason)
-        self.moves.append(move)
-        return move
 
     def take_wanted(self) -> Kind | None:
         """Return the kind that the knob asks for, once; None: it asks for none."""

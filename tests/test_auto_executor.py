@@ -276,7 +276,7 @@ def test_what_cannot_be_moved_says_so_once_and_goes_on(
         engine = engine_of(pipe)
         [segment] = engine.segments
         monkeypatch.setattr(engine, "move", refuse)
-        [knob] = [knob for knob in engine.knobs() if knob.name == "executor"]
+        [knob] = [knob for knob in segment.knobs() if knob.name == "executor"]
         assert knob.set("process") == "process"
         next(loop)
         assert segment.executor == "thread"
@@ -284,7 +284,7 @@ def test_what_cannot_be_moved_says_so_once_and_goes_on(
             "executor thread -> process failed: `lambda` cannot travel; write it with "
             "def."
         )
-        assert not [knob for knob in engine.knobs() if knob.name == "executor"]
+        assert not [knob for knob in segment.knobs() if knob.name == "executor"]
 
 
 def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> None:
@@ -293,7 +293,7 @@ def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> 
         found = []
         for number, batch in enumerate(pipe):
             found.append(batch)
-            for knob in engine_of(pipe).knobs():
+            for knob in engine_of(pipe).segments[0].knobs():
                 if knob.name == "executor":
                     knob.set("process" if number % 10 < 5 else "thread")
         assert digest(found) == undisturbed

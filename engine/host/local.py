@@ -126,7 +126,7 @@ class TrainerHost:
         return self.read()
 
     def knobs(self) -> tuple[Knob, ...]:
-        return self.engine.knobs()
+        return tuple(k for segment in self.engine.segments for k in segment.knobs())
 
     def is_free(self) -> bool:
         return self.engine.is_free()

@@ -116,15 +116,19 @@ class HostChild(Child):
             self._number += 1
             try:
                 self._questions.send((self._number, question))
-                while messages := self._questions.receive_all(ANSWER_S):
-                    for number, answer in messages:
-                        if number == self._number:  # others come late: given up before
-                            return answer
+                return self._answer(self._number)
             except (EOFError, OSError):
                 return None
             except BaseException:  # Ctrl-C: half an answer may have been read
                 self._questions.close()  # so it ends, and another takes its place
                 raise
+
+    def _answer(self, wanted: int) -> Any:
+        """Wait for one answer; others come late, as they were given up before."""
+        while messages := self._questions.receive_all(ANSWER_S):
+            answers = dict(messages)
+            if wanted in answers:
+                return answers[wanted]
         return None
 
     def is_free(self) -> bool:

@@ -8,6 +8,7 @@ and simulated.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,6 +68,20 @@ class Move:
     reason: str
 
     knob: Literal["executor", "host"] = "executor"
+
+    @classmethod
+    def now(
+        cls,
+        op: str,
+        old: str,
+        new: str,
+        outcome: MoveOutcome,
+        reason: str,
+        knob: Literal["executor", "host"] = "executor",
+    ) -> Move:
+        """Return one made at this moment."""
+        now_s = time.perf_counter_ns() / 1e9
+        return cls(now_s, op, old, new, outcome, reason, knob)
 
     @property
     def line(self) -> str:

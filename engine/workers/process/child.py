@@ -253,6 +253,7 @@ class WorkerChild(Child):
         return rows if held.row not in rows else (held.row,)
 
     def cause(self) -> str:
+        """Say how it ended: by itself, or as it was stuck."""
         if self.stuck is None:
             return super().cause()
         stopped = ", stopped by a signal (SIGSTOP, or a debugger)"

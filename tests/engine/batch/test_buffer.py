@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -220,7 +221,7 @@ def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
         (Refusing(), 64),
         (["abc"] * 1000, 3000),
     ],
-    ids=lambda value: type(value).__name__ if type(value) is object else repr(value),
+    ids=lambda value: re.sub(r" (at )?0x\w+", "", repr(value)),
 )
 def test_the_bytes_of_a_sample_are_those_of_its_arrays_and_texts(
     sample: Any, nbytes: int
