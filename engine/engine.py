@@ -33,7 +33,7 @@ from .monitor import Monitor
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
-from .plan import BatchPlan
+from .plan import BatchPlan, Plan
 from .program.program import ReadOn
 from .program.seeding import marks, seeded_by
 from .recipe import Recipe, SegmentRecipe
@@ -88,7 +88,7 @@ class Engine:
         self._owner = os.getpid()
         self._closed = False
         self._in_epochs = self._without_slabs = False
-        self.recipe = recipe
+        self.recipe, self._begun_at = recipe, step
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
         self._fork_server = self._fork() if "process" in kinds else None
@@ -420,7 +420,9 @@ class Engine:
     def _fork(self) -> ForkServer:
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
         method = self.recipe.options.multiprocessing_context
-        return ForkServer(programs, self.recipe.seed, method)
+        plan = self.recipe.plan
+        begun = self._begun_at, plan.shard.rank if isinstance(plan, Plan) else 0
+        return ForkServer(programs, self.recipe.seed, begun, method)
 
     def _core(
         self, recipe: Recipe, buffer_of: Callable[[BatchPlan], RowBuffer], step: int

@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
@@ -488,8 +487,9 @@ def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
 
 def seed_of_epoch(base: int, epoch: int) -> int:
     """Return the seed of an epoch's samples where none is drawn for it."""
-    mixed = np.random.SeedSequence((base, epoch)).generate_state(1, np.uint64)
-    return int(mixed[0] >> np.uint64(1))
+    from ..engine.program.seeding import mixed
+
+    return mixed((base, epoch)) >> 1
 
 
 def rank_of_process() -> int:

@@ -27,6 +27,8 @@ __all__ = [
     "SeededRead",
     "WorkerStart",
     "marks",
+    "mixed",
+    "seed_global_generators",
     "seeded_by",
 ]
 
@@ -98,20 +100,29 @@ class SeededRead(Calling):
 def seeded(pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
     """Yield each index with the global generators set to its seed."""
     for index, seed in pairs:
-        random.seed(seed)
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
-        torch.default_generator.manual_seed(seed)
+        seed_global_generators(seed)
         yield index
+
+
+def seed_global_generators(seed: int) -> None:
+    """Set the generators of `random`, numpy and torch (on the CPU) to 64 bits."""
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
+    torch.default_generator.manual_seed(seed)
+
+
+def mixed(numbers: Sequence[int]) -> int:
+    """Return 64 bits that depend on all of these numbers, each of 0 or more."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 @contextlib.contextmanager
 def seeded_by(*numbers: int) -> Iterator[None]:
     """Seed the global generators by these numbers within; put them back after it."""
     known = states()
-    words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
     try:
-        for _ in seeded(iter([(0, int(words[0]))])):
-            yield
+        seed_global_generators(mixed(numbers))
+        yield
     finally:
         restore(known)
 
@@ -173,25 +184,25 @@ class WorkerStart:
     """As the user asked for; 0 leaves it to the tuner."""
     init: Callable[[int], Any] | None
     """`worker_init_fn`."""
+    seed: int = field(default_factory=torch.initial_seed)
+    """The trainer's."""
 
     def __call__(self, number: int) -> None:
         """Make this process worker `number`: `get_worker_info()` answers from here on.
 
-        The generators are set as torch sets them in its worker of that number, which is
-        what a `worker_init_fn` derives its seeds from.
+        The generators are set by the trainer's seed and by what the process began with,
+        which is its own: a `worker_init_fn` derives its seeds from them.
 
         Raises:
             Exception: whatever the user's `worker_init_fn` raises.
         """
-        seed = (torch.initial_seed() + number) & 0xFFFFFFFFFFFFFFFF
+        seed = (self.seed + torch.initial_seed()) & 0xFFFFFFFFFFFFFFFF
         torchs._worker_info = torchs.WorkerInfo(  # noqa: SLF001 the one place that `get_worker_info` reads
             id=number,
             num_workers=max(self.num_workers, number + 1),
             seed=seed,
             dataset=self.dataset,
         )
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
+        seed_global_generators(seed)
         if self.init is not None:
             self.init(number)

@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import util
@@ -32,6 +33,7 @@ import torch
 
 from ....system.shared_memory import shared_file
 from ...program.program import Program
+from ...program.seeding import mixed, seed_global_generators
 from ...recipe import StartMethod
 from .child import Child, fork_child, run_child
 from .parcel import pack, unpack
@@ -58,6 +60,8 @@ class Post(NamedTuple):
     segment: int
     number: int
     """Its own among the workers of the segment, from 0, free when it is made."""
+    before: int
+    """How many workers of the segment had the number before it."""
 
 
 class ForkServer:
@@ -66,6 +70,8 @@ class ForkServer:
     Args:
         programs: by segment; worker processes run one of them.
         seed: of the samples' random streams.
+        begun: where the run begins, and on which rank: workers of another run, or
+            rank, draw from other global generators.
         method: how it starts; None: by fork, unless CUDA is in use, which does not
             survive one.
 
@@ -77,25 +83,30 @@ class ForkServer:
         self,
         programs: Mapping[int, Program],
         seed: int,
+        begun: tuple[int, ...] = (),
         method: StartMethod | None = None,
     ) -> None:
         self._programs = programs
-        self._seed = seed
+        self._seeds = seed, *begun
         self._method = method or "fork"
         if method is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._method = "forkserver"
         self._lock = threading.Lock()
-        """Guards `_server` and `generation`: several worker pools start workers."""
+        """Guards what follows: several worker pools start workers."""
+        self._made: Counter[tuple[int, int]] = Counter()
+        """Workers made so far, by segment and number."""
         self.generation = 0
         """Workers of an earlier one know the dataset as it was."""
         self._server = self._start()
 
-    def start_worker(self, post: Post) -> tuple[Pipe, StatusPage]:
-        """Have a worker made for a post; return the pipe to it, and its page."""
+    def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage]:
+        """Have a worker of a segment made; return the pipe to it, and its page."""
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
-        message, descriptors = tuple(post), (theirs.fileno(), status_page.descriptor)
+        descriptors = theirs.fileno(), status_page.descriptor
         with self._lock:
+            message = segment, number, self._made[segment, number]
+            self._made[segment, number] += 1
             try:
                 self._server.pipe.send(message, descriptors)
             except EOFError:  # killed: as good a one is had from the trainer as it is
@@ -121,8 +132,8 @@ class ForkServer:
 
     def _start(self) -> Child:
         if self._method != "fork":
-            return start_fresh(self._programs, self._seed, self._method)
-        make = partial(fork_worker, self._programs, self._seed)
+            return start_fresh(self._programs, self._seeds, self._method)
+        make = partial(fork_worker, self._programs, self._seeds)
         return Child(*Child.fork(partial(run_fork_server, make)))
 
     def __repr__(self) -> str:
@@ -138,6 +149,8 @@ def end(server: Child) -> None:
 # From here on, all but `start_fresh` runs in the fork server and in workers. The fork
 # server has one thread, the main one, and one handler, that of SIGCHLD.
 
+Seeds = tuple[int, ...]
+"""The seed of the samples' random streams, and what else tells this run from others."""
 Make = Callable[[Post, Pipe], int]
 """Makes a worker for a post, given its pipe, with its page; returns its pid."""
 
@@ -207,30 +220,36 @@ def tell_failure(page: int) -> None:
 
 
 def fork_worker(
-    programs: Mapping[int, Program], seed: int, post: Post, work: Pipe
+    programs: Mapping[int, Program], seeds: Seeds, post: Post, work: Pipe
 ) -> int:
     """Fork a worker from this process; return its pid."""
     program = programs[post.segment]
-    return fork_child(partial(run_worker, program, seed, post, work), work)
+    return fork_child(partial(run_worker, program, seeds, post, work), work)
 
 
-def run_worker(program: Program, seed: int, post: Post, work: Pipe) -> None:
-    """In a worker process: work until told to stop or the trainer is gone."""
+def run_worker(program: Program, seeds: Seeds, post: Post, work: Pipe) -> None:
+    """In a worker process: work until told to stop or the trainer is gone.
+
+    Its global generators begin where those of no other worker do: a copy of the
+    trainer's would give the same draws to all.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch's count
+    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
     program.enter(post.number)
-    Worker(work, program, seed, StatusPage(work.descriptors.popleft())).run()
+    Worker(work, program, seeds[0], StatusPage(work.descriptors.popleft())).run()
 
 
 def start_fresh(
-    programs: Mapping[int, Program], seed: int, method: StartMethod
+    programs: Mapping[int, Program], seeds: Seeds, method: StartMethod
 ) -> Child:
     """Start a fork server in a fresh interpreter.
 
     Raises:
         SpecError: something in the programs cannot travel.
     """
-    parcel = _descriptor_of(pack((programs, seed), "programs"))
+    parcel = _descriptor_of(pack((programs, seeds), "programs"))
     ours, theirs = Pipe.pair()
     try:
         pid = _launch(method, theirs.fileno(), parcel)
@@ -255,11 +274,11 @@ def main() -> None:
 def _run(parcel: int, post: Post, work: Pipe) -> None:
     use_one_thread()
     try:
-        programs, seed = _open(parcel)
+        programs, seeds = _open(parcel)
     except Exception:
         tell_failure(work.descriptors[0])
         raise
-    run_worker(programs[post.segment], seed, post, work)
+    run_worker(programs[post.segment], seeds, post, work)
 
 
 def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
@@ -301,8 +320,8 @@ def _descriptor_of(parcel: bytes) -> int:
 
 
 @functools.cache
-def _open(parcel: int) -> tuple[Mapping[int, Program], int]:
+def _open(parcel: int) -> tuple[Mapping[int, Program], Seeds]:
     """Read a parcel. Mapped: several processes do, and share its position."""
     with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
-        programs, seed = unpack(data)
-    return programs, seed
+        programs, seeds = unpack(data)
+    return programs, seeds

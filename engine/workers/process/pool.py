@@ -36,7 +36,7 @@ from ...recipe import SegmentRecipe
 from ..pool import PoolStatistics, join_all, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
-from .fork_server import ForkServer, Post
+from .fork_server import ForkServer
 from .handover import recall
 from .slabs import Slab, SlabPool
 from .worker import Placement, Task, failed_outcome
@@ -195,8 +195,8 @@ class ChildSet:
         generation = self._fork_server.generation
         taken = {child.number for child in self.children.values()}
         number = next(n for n in count() if n not in taken)
-        post = Post(self._connector.segment, number)
-        child = WorkerChild(*self._fork_server.start_worker(post), generation, number)
+        pipe, page = self._fork_server.start_worker(self._connector.segment, number)
+        child = WorkerChild(pipe, page, generation, number)
         self.children[child.pipe.fileno()] = child
         self.selector.register(child.pipe, READ)
 
