@@ -72,7 +72,7 @@ MUTATIONS = [
     # States
     Mutation(CORE, '(State.SOURCE_PAUSED, "restart"): State.RUNNING,', ""),
     Mutation(CORE, "if self.state in (State.SOURCE_PAUSED, State.PAUSED):", "if self.state is State.PAUSED:"),
-    Mutation(CORE, "if allowed.hands_out and state.pieces[0][0]", "if state.pieces[0][0]"),
+    Mutation(CORE, "if allowed.gives_work and state.pieces[0][0]", "if state.pieces[0][0]"),
     Mutation(CORE, '        self._follow("close")\n', ""),
     # Bytes
     Mutation(BUDGET, "self._held + nbytes > self._limit", "self._held + nbytes >= self._limit"),

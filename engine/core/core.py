@@ -86,16 +86,16 @@ class Allowed(NamedTuple):
 
     opens: bool
     """Batches, and hands out their planned rows."""
-    hands_out: bool
+    gives_work: bool
     """Rows that wait before a segment."""
     delivers: bool
 
 
 ALLOWED = {
-    State.RUNNING: Allowed(opens=True, hands_out=True, delivers=True),
-    State.SOURCE_PAUSED: Allowed(opens=False, hands_out=True, delivers=True),
-    State.PAUSED: Allowed(opens=False, hands_out=False, delivers=True),
-    State.CLOSED: Allowed(opens=False, hands_out=False, delivers=False),
+    State.RUNNING: Allowed(opens=True, gives_work=True, delivers=True),
+    State.SOURCE_PAUSED: Allowed(opens=False, gives_work=True, delivers=True),
+    State.PAUSED: Allowed(opens=False, gives_work=False, delivers=True),
+    State.CLOSED: Allowed(opens=False, gives_work=False, delivers=False),
 }
 FOLLOWS: dict[tuple[State, Event], State] = {
     (State.RUNNING, "pause_source"): State.SOURCE_PAUSED,
@@ -256,9 +256,9 @@ class Core:
         state, allowed = self.segments[at], ALLOWED[self.state]
         lease: Lease | None = None
         if state.pieces:
-            if allowed.hands_out and state.pieces[0][0] <= self._limit(at):
+            if allowed.gives_work and state.pieces[0][0] <= self._limit(at):
                 lease = self._lease_pieces(at, state, now_ns)
-        elif at > 0 and allowed.hands_out:
+        elif at > 0 and allowed.gives_work:
             return Wait.INPUT
         elif allowed.opens and (in_flight := self._frontier()):
             lease = self._lease_rows(in_flight, state)

@@ -234,7 +234,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert self.asked <= settled <= self.asked + self.unsure
 
     @invariant()
-    def no_tier_holds_more_than_it_may(self) -> None:
+    def no_tier_exceeds_its_room(self) -> None:
         if self.cache is None:
             return
         if self.here.arena is not None:

@@ -378,7 +378,7 @@ def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) ->
 
 
 @pytest.mark.parametrize(
-    ("state", "opens", "hands_out", "delivers"),
+    ("state", "opens", "gives_work", "delivers"),
     [
         (State.RUNNING, True, True, True),
         (State.SOURCE_PAUSED, False, True, True),
@@ -387,9 +387,9 @@ def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) ->
     ],
 )
 def test_each_state_allows_what_the_table_says(
-    state: State, *, opens: bool, hands_out: bool, delivers: bool
+    state: State, *, opens: bool, gives_work: bool, delivers: bool
 ) -> None:
-    assert isinstance(in_state(state).core.take(1, 0), Lease) is hands_out
+    assert isinstance(in_state(state).core.take(1, 0), Lease) is gives_work
     fresh = course([1], [1])
     fresh.core.state = state
     assert isinstance(fresh.core.take(0, 0), Lease) is opens

@@ -149,7 +149,7 @@ class CoreMachine(RuleBasedStateMachine):
             course.check()
 
     @invariant()
-    def the_budget_holds_what_the_batches_are_charged(self) -> None:
+    def the_budget_is_what_the_batches_are_charged(self) -> None:
         charged = [course.reservations.statistics() for course in self.courses]
         assert self.byte_budget.held_bytes == sum(one.held_bytes for one in charged)
         overdraft = sum(course.overdraft() for course in self.courses)

@@ -16,7 +16,7 @@ from penstock.engine.observe.gil import BURST, SLEEP_S, GilProbe
 DATA = os.urandom(1 << 18)
 
 
-def holds_the_gil() -> None:
+def keeps_the_gil() -> None:
     sum(range(1000))
 
 
@@ -57,7 +57,7 @@ def held_share(probe: GilProbe) -> float:
 @pytest.mark.slow  # on a machine that others use, waiting for a core looks the same
 def test_it_tells_python_from_work_that_lets_go_of_the_gil() -> None:
     with GilProbe() as probe:
-        with at_work(holds_the_gil):
+        with at_work(keeps_the_gil):
             bound = held_share(probe)
         with at_work(lets_go_of_the_gil):
             free = held_share(probe)

@@ -19,7 +19,7 @@ from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
 
 
-def holds_bytes(dtype: torch.dtype) -> bool:
+def keeps_bytes(dtype: torch.dtype) -> bool:
     """Whether tensors of this dtype can be made of bytes: quantised ones cannot."""
     try:
         torch.zeros(16, dtype=torch.uint8).view(dtype)
@@ -30,7 +30,7 @@ def holds_bytes(dtype: torch.dtype) -> bool:
 
 KEEP = 40
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
-DTYPES = sorted({t for t in DTYPES if holds_bytes(t)}, key=str)
+DTYPES = sorted({t for t in DTYPES if keeps_bytes(t)}, key=str)
 SAMPLES = [Numbers(50)[index] for index in range(8)]
 
 

@@ -1,0 +1,83 @@
+"""One word for one thing: names use the terms of the field."""
+
+from __future__ import annotations
+
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+REPLACED = {
+    "account": "reservations",
+    "bury": "reap",
+    "crew": "worker pool",
+    "dismiss": "stop",
+    "flight": "in-flight batch",
+    "gate": "engine lock",
+    "hands": "status page",
+    "hire": "start",
+    "hold": "backoff",
+    "holds": "backoffs",
+    "LEAST": "MIN",
+    "meeting": "arena registry",
+    "MOST": "MAX",
+    "neighbour": "host peer",
+    "neighbours": "host peers",
+    "nursery": "fork server",
+    "park": "suspend",
+    "poke": "notify",
+    "purse": "byte budget",
+    "roster": "worker pool",
+    "rouse": "resume",
+    "template": "fork server",
+    "turn": "lookup",
+}
+"""Words that nobody outside would look for, and what the code says instead."""
+COMPOUNDS = ("in_flight", "InFlight")
+"""Which read as one word."""
+NO_CODE = {"build", "dist", "docs"}
+
+
+def words(name: str) -> list[str]:
+    """Split at `_` and capitals: `EngineLock` and `engine_lock` alike."""
+    for compound in COMPOUNDS:
+        name = name.replace(compound, "")
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return [part if part.isupper() else part.lower() for part in parts]
+
+
+def names(path: Path) -> Iterator[str]:
+    """Yield the identifiers of a file. Those of tests are sentences, and left out."""
+    text = io.StringIO(path.read_text(encoding="utf-8"))
+    for token in tokenize.generate_tokens(text.readline):
+        is_name = token.type == tokenize.NAME and not keyword.iskeyword(token.string)
+        if is_name and not token.string.startswith("test_"):
+            yield token.string
+
+
+def replaced(name: str) -> set[str]:
+    """Return the words of an identifier that others have taken the place of."""
+    split = words(name)
+    folded = {word.lower() for word in split if not word.isupper() or len(split) == 1}
+    return REPLACED.keys() & ({*split} | folded)
+
+
+def test_no_name_uses_a_word_that_was_replaced(root: Path) -> None:
+    found = {
+        f"{path.relative_to(root)}: {name} (say {REPLACED[word]})"
+        for path in root.glob("[!.]*/**/*.py")
+        if path.relative_to(root).parts[0] not in NO_CODE
+        for name in {*names(path), path.stem}
+        for word in replaced(name)
+    }
+    assert found == set()
+
+
+def test_a_word_is_found_wherever_it_stands_in_a_name() -> None:
+    assert replaced("_purse") == {"purse"}
+    assert replaced("EngineGate") == {"gate"}
+    assert replaced("MOST_LINES") == {"MOST"}
+    for name in ("batches_in_flight", "InFlightBatch", "at_most", "holder"):
+        assert replaced(name) == set()
