@@ -24,15 +24,17 @@ from dataclasses import dataclass, replace
 from burning import burn, rounds_for
 
 import penstock as ps
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.tuner import Tuner
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.observe.observation import Move
 from penstock.engine.run import Run
 
 BATCH = 32
 SLICE_S = 2.0
 """How long each candidate is measured in a round."""
-DECIDE_S = 30.0
-"""Longest that `auto` may take to settle."""
+DECIDE_S = 15.0
+"""That the tuner has for `auto`; it is left alone after that."""
 NOISE = os.urandom(1 << 20)
 
 
@@ -83,6 +85,7 @@ class Candidate:
         segment = replace(recipe.segments[0], executor=executor, movable=auto)
         recipe = replace(recipe, segments=(segment,))
         self.run = Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0))
+        self.auto = auto
 
     def rate(self, seconds: float) -> float:
         """Train for so long; return samples a second."""
@@ -94,23 +97,21 @@ class Candidate:
         return rows / spent
 
     def settle(self) -> None:
-        """Train until it has made up its mind."""
-        start = time.perf_counter()
-        while time.perf_counter() - start < DECIDE_S and not self.over():
+        """Train until the tuner has had its time."""
+        budget, log = ps.config.budget(), AutotuneLog(quiet=True)
+        tuner = Tuner(self.run, BottleneckLaw(), budget, log)
+        end = time.perf_counter() + DECIDE_S * self.auto
+        due = 0.0
+        while (now := time.perf_counter()) < end:
+            if now >= due:
+                due = now + tuner.step()
             self.run.next()
 
-    def over(self) -> bool:
-        """Whether the last move is the end of a trial, or a reason for none."""
-        moves = self.moves()
-        return bool(moves) and moves[-1].outcome in ("kept", "taken back", "stays")
-
-    def moves(self) -> tuple[Move, ...]:
-        """Return what it has done, and why."""
-        return self.run.recent().segments[0].moves
-
-    def close(self) -> None:
-        """End it."""
-        self.run.close()
+    @property
+    def kind(self) -> str:
+        """What it has come to."""
+        segment = self.run.recent().segments[0]
+        return f"{segment.num_parallel_workers} {segment.executor}"
 
 
 def measure(name: str, data: Samples, rounds: int) -> list[float]:
@@ -138,11 +139,8 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
         medians = {each: statistics.median(found) for each, found in rates.items()}
         best = max(medians["threads"], medians["processes"])
         for each, one in candidates.items():
-            print(
-                f"  {each:<20} {medians[each]:>8,.0f}/s  {medians[each] / best:5.2f}x"
-            )
-            for move in one.moves():
-                print(f"      {move.line}")
+            share = medians[each] / best
+            print(f"  {each:<20} {medians[each]:>8,.0f}/s  {share:5.2f}x  {one.kind}")
     return [medians[each] / best for each in medians if each.startswith("auto")]
 
 
