@@ -453,9 +453,9 @@ def byte_of(namespace: bytes) -> int:
     return FIRST_BYTE | int.from_bytes(namespace, "little") >> 4
 
 
-# LMDB allows each database once a process, and py-lmdb's `Environment.close` waits until
-# no thread is in a call of it. In a forked child those threads are not there, so it
-# would wait forever; and it must be closed there before it can be opened again. So a
+# LMDB allows each database once a process, and py-lmdb's `Environment.close` waits
+# until no thread is in a call of it. In a forked child those threads are not there, so
+# it would wait forever; and it must be closed there before it can be opened again. So a
 # fork waits for calls that are in flight, and the child closes what it inherited.
 
 _open: dict[str, tuple[Disk, int]] = {}

@@ -241,7 +241,7 @@ def enter(folder: Path, users: int, *, mends: bool) -> str | None:
 
     Args:
         folder: see `check_folder`.
-        users: descriptor of its file `users`, which is locked for as long as it is open.
+        users: descriptor of its file `users`, which is locked while it is open.
         mends: whether to empty a folder that was not left whole.
 
     Returns:

@@ -82,8 +82,9 @@ WRITING = 0
 
 
 SHORT = (
-    "its RAM holds {} of {} bytes and takes no more for now: what memory is free in this"
-    " machine or control group is left to the rest; give a smaller `ram`, or more memory"
+    "its RAM holds {} of {} bytes and takes no more for now: what memory is free in"
+    " this machine or control group is left to the rest; give a smaller `ram`, or more"
+    " memory"
 )
 
 

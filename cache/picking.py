@@ -38,8 +38,8 @@ SAMPLES = 3
 ROOMY = 1.5
 """All samples fit if there is this many times the room that the first one asks for."""
 DISK_BYTES_PER_S = 1.5e9
-"""Of a local disk whose pages are mostly in memory. Nobody has read it yet; a guess that
-is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
+"""Of a local disk whose pages are mostly in memory. Nobody has read it yet; a guess
+that is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
 TRIES = 3
 """Of each measurement."""
 EPOCHS = 10

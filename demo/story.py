@@ -1,7 +1,7 @@
 """The demo from its start to its last line.
 
-`tell` is the story; `train` its loop, cut into windows that are measured; `Screen` shows
-progress on a terminal, and plain lines elsewhere.
+`tell` is the story; `train` its loop, cut into windows that are measured; `Screen`
+shows progress on a terminal, and plain lines elsewhere.
 """
 
 from __future__ import annotations

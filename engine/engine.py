@@ -394,9 +394,9 @@ class Engine:
         limit = self.reservations.byte_budget.limit_bytes
         if needed > limit:
             raise BudgetError(
-                f"the memory budget must hold one batch: {in_flight.plan.n_rows} samples "
-                f"of this pipeline need {needed} bytes on their way, got {limit}; "
-                "raise it with set_memory_budget() or make the batch smaller"
+                "the memory budget must hold one batch:"
+                f" {in_flight.plan.n_rows} samples of this pipeline need {needed}"
+                f" bytes on their way, got {limit}; raise it with set_memory_budget() or make the batch smaller"
             )
 
     def _end_fork_server(self) -> None:

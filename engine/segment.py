@@ -65,8 +65,8 @@ CHANGES = (
     " own; set num_parallel_workers if that is as good"
 )
 DREW = (
-    "it draws from a global random generator, and each worker would draw from one of its"
-    " own; draw from `rng`, or set num_parallel_workers if that is as good"
+    "it draws from a global random generator, and each worker would draw from one of"
+    " its own; draw from `rng`, or set num_parallel_workers if that is as good"
 )
 MAX_MOVES = 16
 """That are remembered."""

@@ -3,11 +3,11 @@
     torchrun --standalone --nproc-per-node=4 --max-restarts=3 examples/elastic_resume.py
     torchrun --standalone --nproc-per-node=2 examples/elastic_resume.py  # goes on there
 
-All is kept in `--folder`, else in a folder among the temporary ones, from which the next
-run goes on. A checkpoint holds the model, the optimiser and the pipeline's state, which
-is the same on every rank and fits any number of them: the global batches that follow are
-the same, shared out among whoever is there. Each step's samples are written to
-`steps.jsonl`, so that you can look: every sample of an epoch is there once.
+All is kept in `--folder`, else in a folder among the temporary ones, from which the
+next run goes on. A checkpoint holds the model, the optimiser and the pipeline's state,
+which is the same on every rank and fits any number of them: the global batches that
+follow are the same, shared out among whoever is there. Each step's samples are written
+to `steps.jsonl`, so that you can look: every sample of an epoch is there once.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""What users write, and compiling it into what the engine runs; README.md has the map."""
+"""What users write, and how it is compiled: README.md has the map."""
 
 __all__: list[str] = []

@@ -144,11 +144,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._made_from: tuple[Any, ...] = ()
         """What the recipe depends on, and frameworks assign late."""
         self._drawing = Drawing()
-        """The epoch where the loader stands: of the newest batch, or the one to come."""
+        """The epoch of the newest batch, or the one to come."""
         self._resumed = False
         """Whether `_drawing` is from a state, and its loop has not begun."""
         self._running: dict[int, Drawing] = {}
-        """Of all loops that go on, by their ids; in the order of their newest batches."""
+        """Of all loops that go on, by id, in the order of their newest batches."""
         self._base: int | None = None
         """What torch's workers would be seeded from, where they outlive an epoch."""
         self._plan: BatchPlan | None = None

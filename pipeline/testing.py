@@ -1,11 +1,11 @@
 """For tests of pipelines: photos, drawn, and a check that a resume is exact.
 
-The photos are a folder of JPEGs that decode and learn like a small photo set. One is a sky over a ground, strewn with overlapping leaves whose sizes follow a
-power law. Such "dead leaves" have the statistics of natural images: edges at every
-scale and a spectrum that falls as 1/f, on which the size of a JPEG and the time to
-decode it depend (Lee, Mumford, Huang: "Occlusion models for natural images", IJCV
-2001). The class sets the leaves' outline and the hues they lean to; all else varies
-from photo to photo.
+The photos are a folder of JPEGs that decode and learn like a small photo set. One is a
+sky over a ground, strewn with overlapping leaves whose sizes follow a power law. Such
+"dead leaves" have the statistics of natural images: edges at every scale and a spectrum
+that falls as 1/f, on which the size of a JPEG and the time to decode it depend (Lee,
+Mumford, Huang: "Occlusion models for natural images", IJCV 2001). The class sets the
+leaves' outline and the hues they lean to; all else varies from photo to photo.
 """
 
 from __future__ import annotations

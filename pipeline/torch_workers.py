@@ -127,9 +127,9 @@ def is_keeper(each: Any) -> bool:
 
 
 # An iterable among several workers of torch's: no sample comes twice. Each worker
-# has a copy of an iterable data set, and is to find out by `get_worker_info` which share
-# is its own. One that never looks would yield everything in every worker: of such a one,
-# worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
+# has a copy of an iterable data set, and is to find out by `get_worker_info` which
+# share is its own. One that never looks would yield everything in every worker: of such
+# a one, worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
 
 SHARES = frozenset(("id", "num_workers", "dataset"))
 """What one looks at who takes his share himself."""

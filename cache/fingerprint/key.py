@@ -270,7 +270,7 @@ def by_threads(look: Callable[[str], bytes], paths: Sequence[str]) -> list[bytes
 
 
 def state(path: str) -> bytes:
-    """Return the size and time of change of a file, 16 bytes, and where a link leads."""
+    """Return a file's size and time of change, 16 bytes, and where a link leads."""
     try:
         status = os.stat(path)
         leads_to = os.path.realpath(path) if os.path.islink(path) else ""

@@ -1,4 +1,4 @@
-"""What is handed over: a batch in flight, its chunks of planned rows, and their leases."""
+"""What is handed over: a batch in flight, its chunks of rows, and their leases."""
 
 from __future__ import annotations
 

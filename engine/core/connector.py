@@ -310,7 +310,7 @@ class Connector:
 
     @property
     def busy(self) -> bool:
-        """Whether a worker has a batch or a lease in hand, even one that was dropped."""
+        """Whether a worker has a batch or a lease in hand, even a dropped one."""
         return self._finishing > 0 or any(meter.leases for meter in self._meters)
 
     @property

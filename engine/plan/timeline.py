@@ -4,8 +4,8 @@ What a batch is like is a pure function of where it stands, never of a clock. A 
 answers two questions. `at`: what is in force for the batch that starts here?
 `next_change`: until where, at least, does its global size hold? The second makes
 lengths and random access exact without walking over the steps. What does not change how
-many batches there are (image size, learning rate, momentum) may differ at every step and
-needs no change announced.
+many batches there are (image size, learning rate, momentum) may differ at every step
+and needs no change announced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The bus to a CUDA device, which takes copies while the trainer computes.
 
 What is issued on the bus is done in that order, later. Host memory that a copy reads
-from must be left as it is until then, and only pinned memory is read later. All calls of
-CUDA that copying takes are in here.
+from must be left as it is until then, and only pinned memory is read later. All calls
+of CUDA that copying takes are in here.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def named(number: int, stage: PerSample | CacheStage) -> str:
 
 
 def found_kind(name: str, dataset: Any) -> Executor:
-    """Return what a dataset of torch's loader begins with where the user asked for none.
+    """Return what a dataset of torch's loader begins with if no workers are set.
 
     That is the trainer's process, and so it is right there; what several workers must
     not share, or would repeat, keeps it there.
@@ -254,10 +254,10 @@ MOVED = (
     "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
 )
 STAYS = (
-    "%s: executor auto -> inline: %s, so several workers would get wrong samples or the "
-    "same draws. Make it when it is first used, so that every worker has its own, and "
-    "set num_parallel_workers; from_dataset(thread_safe=True) says that threads may "
-    "share it."
+    "%s: executor auto -> inline: %s, so several workers would get wrong samples or "
+    "the same draws. Make it when it is first used, so that every worker has its own, "
+    "and set num_parallel_workers; from_dataset(thread_safe=True) says that threads "
+    "may share it."
 )
 SHARED = (
     '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '

@@ -153,10 +153,11 @@ def test_evidence_in_the_words_of_mindspore_is_given_for_what_a_decision_rests_o
     seen = starved()
     read = seen.segments[0]
     lines = list(evidence(seen, grown(read.name, "num_parallel_workers")))
-    assert lines == [
+    [line] = lines
+    assert line == (
         f"Op ({read.name}) is slow, input connector utilization=1.000000, output"
         " connector utilization=0.000000, diff=1.000000 > 0.35 threshold."
-    ]
+    )
     [low] = evidence(seen, grown(read.queue_name, "prefetch_size"))
     assert low == (
         f"Op ({read.queue_name}) getting low average worker cpu utilization"

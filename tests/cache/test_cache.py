@@ -100,7 +100,8 @@ def test_changed_data_is_told_of_once_and_computed_anew(
     with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path / "disk") as it:
         changed = Computing(it, version=1)
         assert all(changed.right(index) for index in [*range(9), *range(9)])
-        # all was dropped, and what that run may store meanwhile is doubted like the rest
+        # all was dropped, and what that run may store meanwhile is doubted like the
+        # rest
         assert changed.computed == 9 + 9
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 1

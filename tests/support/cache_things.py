@@ -154,7 +154,8 @@ def loaded(
     module = types.ModuleType(name)
     patch.setitem(sys.modules, name, module)
     file = f"<{name}>"
-    patch.setitem(linecache.cache, file, (0, None, code.splitlines(True), file))
+    lines = code.splitlines(keepends=True)
+    patch.setitem(linecache.cache, file, (0, None, lines, file))
     source = compile(code, file, "exec")
     exec(source, vars(module))  # noqa: S102 - as an import would
     return module

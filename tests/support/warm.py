@@ -5,8 +5,8 @@ own. So one interpreter imports it once, and forks for each that is started. Wha
 forked is a child of this very process, as with `subprocess`: forked twice, and adopted
 by the nearest subreaper, which this process is for that moment.
 
-What a plain `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS` cannot say is started
-by `subprocess` itself.
+What a plain `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS` cannot say is
+started by `subprocess` itself.
 """
 
 from __future__ import annotations

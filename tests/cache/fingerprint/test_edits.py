@@ -87,7 +87,8 @@ FILES = {
             import edited_cfg_2 as two
             return late(x) + two.LATER + edited_tools.helper(x)
         def dynamic(x):
-            return getattr(edited_cfg_3, "WHOLE") + globals()["BY_NAME"] + eval("BY_TEXT")
+            named = globals()["BY_NAME"] + eval("BY_TEXT")
+            return getattr(edited_cfg_3, "WHOLE") + named
         def loaded(x): return importlib.import_module("edited_cfg_4").VALUE + x
         def text(x): return f"{{x:{format}}}{{str(x)!{conversion}}}"
         def several(x):
@@ -103,7 +104,8 @@ FILES = {
             nested, library, renamed, remembered, by_type, Crop({instance}), Crop.fixed,
             made({cell}), functools.partial(takes_module, module=edited_cfg_3),
             functools.partial(clip, low={partial}), *steps, lambda x: Point().x + x,
-            decorated({decorator})(op), Crop({bound}).__call__, made(edited_tools.helper(1)),
+            decorated({decorator})(op), Crop({bound}).__call__,
+            made(edited_tools.helper(1)),
         ]
         {unused_function}
     """,

@@ -40,7 +40,8 @@ class Site:
         for segment in segments:
             segment.learn(1, 1, 1)  # a lease is a whole batch
         reservations = Reservations(
-            byte_budget or ByteBudget(1 << 40), lambda: self.engine_lock.notify()
+            byte_budget or ByteBudget(1 << 40),
+            lambda: self.engine_lock.notify(),  # noqa: PLW0108 there is none yet
         )
         self.core = core = Core(
             Script(sizes), lambda plan: None, segments, reservations, 0

@@ -50,7 +50,8 @@ class Site:
     def __init__(self, function: Any, sizes: tuple[int, ...] = (4,)) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(3)]
         reservations = Reservations(
-            ByteBudget(1 << 40), lambda: self.engine_lock.notify()
+            ByteBudget(1 << 40),
+            lambda: self.engine_lock.notify(),  # noqa: PLW0108 there is none yet
         )
         core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
         self.engine_lock = EngineLock(core)
