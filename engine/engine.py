@@ -396,7 +396,8 @@ class Engine:
             raise BudgetError(
                 "the memory budget must hold one batch:"
                 f" {in_flight.plan.n_rows} samples of this pipeline need {needed}"
-                f" bytes on their way, got {limit}; raise it with set_memory_budget() or make the batch smaller"
+                f" bytes on their way, got {limit}; raise it with set_memory_budget()"
+                " or make the batch smaller"
             )
 
     def _end_fork_server(self) -> None:
