@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.reading import Reading
     from ..engine.recipe import Executor, Recipe
+    from .torch_workers import ShareWatch
 
 __all__ = [
     "BYPASS",
@@ -83,10 +84,7 @@ RUNNING = frozenset(
     )
 )
 """What a copy of a loader does not have."""
-SHARES = (
-    "an iterable data set says itself which worker reads what; of one that does not,"
-    " each of several workers takes its share"
-)
+SHARES = "an iterable data set says itself which worker reads what"
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -281,10 +279,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         drawing.on(self.num_workers if iterable else None)
         if not drawing.restore(self.generator):
             drawing.note(self.generator)
-        begin = partial(self._torchs, drawing.base)
-        given = Note(self, drawing).given
+        note = Note(self, drawing)
+        begin = partial(self._torchs, drawing.base, note)
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        return resumed(begin, drawing, alone, given)
+        return resumed(begin, drawing, alone, note.given)
 
     def _own_state(self) -> Any:
         """Return the state of an iterable data set that has one and is read here."""
@@ -294,25 +292,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         here = isinstance(dataset, IterableDataset) and self.num_workers == 0
         return dataset.state_dict() if here and is_keeper(dataset) else None
 
-    def _torchs(self, base: int | None) -> Any:
-        """Return torch's own iterator; with autotune on, no sample of it comes twice.
+    def _torchs(self, base: int | None, note: Note) -> Any:
+        """Return torch's own iterator.
 
         Torch's workers take these attributes with them, and nobody else sees them.
 
         Args:
             base: of workers that torch would have kept, for which it draws none: the
                 generator that the order is drawn from is left to the samplers.
+            note: of the loop; told what watches new workers of an iterable.
         """
         given: dict[str, Any] = {}
         if base is not None:
             given["generator"] = torch.Generator().manual_seed(base)
-        several = self.num_workers > 1 and isinstance(self.dataset, IterableDataset)
-        piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
-        if several and not piped and config.get_enable_autotune():
-            from .torch_workers import SharedOut, watching
+        if self._forks_readers() and config.get_enable_autotune():
+            from .torch_workers import ShareWatch
 
-            given["dataset"] = SharedOut(self.dataset)
-            given["worker_init_fn"] = watching(self.worker_init_fn)
+            note.watch = ShareWatch(self.worker_init_fn, self.num_workers)
+            given["worker_init_fn"] = note.watch
         before = {name: vars(self)[name] for name in given}
         try:
             vars(self).update(given)
@@ -321,6 +318,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             vars(self).update(before)
         self._base = int(iterator._base_seed) if self._keeps_workers else None
         return iterator
+
+    def _forks_readers(self) -> bool:
+        """Whether several workers are forked, each with a copy of an iterable."""
+        if self.num_workers < 2 or not isinstance(self.dataset, IterableDataset):
+            return False
+        piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
+        kept = self.persistent_workers and self._iterator is not None
+        context = self.multiprocessing_context or torch.multiprocessing
+        return not piped and not kept and context.get_start_method() == "fork"
 
     @property
     def _keeps_workers(self) -> bool:
@@ -451,6 +457,7 @@ class Note:
     def __init__(self, loader: DataLoader[Any], drawing: Drawing) -> None:
         self._loader = loader
         self._drawing = drawing
+        self.watch: ShareWatch | None = None
 
     def take(self, delivery: Delivery | None) -> None:
         """A batch was given; None: the epoch is over."""
@@ -464,6 +471,9 @@ class Note:
 
     def given(self) -> None:
         """The loader stands where this loop does."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.tell()
         loader, drawing = self._loader, self._drawing
         if loader._drawing is not drawing and not loader._resumed:
             loader._drawing = drawing

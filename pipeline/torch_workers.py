@@ -9,14 +9,14 @@ where it is in the trainer's process: with 0 workers.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torchs
 
 from ..engine.movable import walk
@@ -24,13 +24,12 @@ from ..engine.plan import Drawing
 from ..errors import StateError
 
 __all__ = [
-    "SharedOut",
+    "ShareWatch",
     "TorchLoop",
     "find_on_device",
     "resumed",
     "tell_of_cuda",
     "tell_of_shared_memory",
-    "watching",
 ]
 
 
@@ -126,90 +125,45 @@ def is_keeper(each: Any) -> bool:
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
-# An iterable among several workers of torch's: no sample comes twice. Each worker
-# has a copy of an iterable data set, and is to find out by `get_worker_info` which
-# share is its own. One that never looks would yield everything in every worker: of such
-# a one, worker k of n takes the samples k, k + n, k + 2n, ... and drops the others.
-
 SHARES = frozenset(("id", "num_workers", "dataset"))
-"""What one looks at who takes his share himself."""
+"""What a worker looks at to take its share of an iterable."""
 
 
-class Watched:
-    """Torch's worker info, and whether anybody looked whose share is whose."""
+class Watched(torchs.WorkerInfo):
+    """Torch's worker info; notes that somebody looks whose share is whose."""
 
-    def __init__(self, info: Any) -> None:
-        vars(self).update(_info=info, _seen=False)
+    __slots__ = ()
+    seen: ClassVar[Any] = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:
         if name in SHARES:
-            vars(self)["_seen"] = True
-        return getattr(self._info, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._info, name, value)
-
-    def __repr__(self) -> str:
-        return repr(self._info)
+            Watched.seen[0] = 1
+        return super().__getattribute__(name)
 
 
-def watch() -> Watched:
-    """See from here on whether this worker looks at its own info."""
-    info: Any = torchs._worker_info  # noqa: SLF001 what `get_worker_info` reads
-    if not isinstance(info, Watched):
-        info = torchs._worker_info = Watched(info)  # type: ignore[assignment] # noqa: SLF001
-    watched: Watched = info
-    return watched
+class ShareWatch:
+    """Tells of an iterable that several workers read whole, each a copy of its own.
 
+    It is a `worker_init_fn` of forked workers, and calls the user's, which may be what
+    takes the shares. Nothing is left out: a queue may share it out, or anything else.
+    """
 
-class watching:  # noqa: N801 it is called as the function that it wraps
-    """A `worker_init_fn` that is watched, too: it may be what takes the shares."""
-
-    def __init__(self, init: Callable[[int], Any] | None) -> None:
+    def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
         self._init = init
+        self._workers = workers
+        self._seen = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:
-        watch()
+        Watched.seen = self._seen
+        info = torchs._worker_info  # noqa: SLF001 what `get_worker_info` returns
+        object.__setattr__(info, "__class__", Watched)
         if self._init is not None:
             self._init(number)
 
-
-def once(source: Iterator[Any]) -> Iterator[Any]:
-    """Yield what is left of an iterator, without `iter`, which may set it back."""
-    missing = object()
-    while (sample := next(source, missing)) is not missing:
-        yield sample
-
-
-class SharedOut(IterableDataset[Any]):
-    """An iterable data set as several workers are to read it.
-
-    Everything but iteration is the data set's own, so that a `worker_init_fn` may set
-    its attributes.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        vars(self).update(_dataset=dataset)
-
-    def __iter__(self) -> Iterator[Any]:
-        source: Iterator[Any] = iter(self._dataset)
-        if torchs._worker_info is None:  # noqa: SLF001 one reader has it all
-            return source
-        seen = watch()
-        rest = once(source)
-        whole = chain(list(islice(rest, 1)), rest)  # a generator looks no earlier
-        if vars(seen)["_seen"]:
-            return whole
-        info = vars(seen)["_info"]
-        return islice(whole, info.id, None, info.num_workers)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+    def tell(self) -> None:
+        """Say it, once a batch has come: a generator has looked by then."""
+        if not self._seen[0]:
+            tell_once(READ_WHOLE, self._workers, self._workers)
 
 
 # What worker processes will suffer from, said before they do: once each.
@@ -222,6 +176,12 @@ TOLD: set[str] = set()
 ON_CUDA = (
     "`%s` is a tensor on %s: forked worker processes cannot use it, others have a copy"
     " each. Keep it on the CPU, and move batches to the device"
+)
+READ_WHOLE = (
+    "no worker has asked which share of the iterable data set is its own, so each of the"
+    " %d workers reads all of it, and its samples come %d times, as with torch. Let"
+    " `__iter__` read one share: torch.utils.data.get_worker_info() has the worker's `id`"
+    " and `num_workers`. If the data set is shared out in another way, all is well"
 )
 TOO_SMALL = (
     "%s holds %d MiB, and torch's own workers hand their batches over there; give the"
@@ -236,7 +196,7 @@ def tell_of_cuda(dataset: Any) -> None:
         return
     found = find_on_device(dataset, "cuda")
     if found is not None:
-        _tell(ON_CUDA, *found)
+        tell_once(ON_CUDA, *found)
 
 
 def find_on_device(dataset: Any, kind: str) -> tuple[str, torch.device] | None:
@@ -257,10 +217,10 @@ def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
     status = os.statvfs(folder)
     total = status.f_blocks * status.f_frsize
     if total < SMALL:
-        _tell(TOO_SMALL, folder, total // 2**20)
+        tell_once(TOO_SMALL, folder, total // 2**20)
 
 
-def _tell(text: str, *values: object) -> None:
+def tell_once(text: str, *values: object) -> None:
     line = text % values
     if line not in TOLD:
         TOLD.add(line)

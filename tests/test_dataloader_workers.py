@@ -15,6 +15,7 @@ import torch.utils.data as torchs
 
 import penstock as ps
 from penstock import DataLoader
+from penstock.pipeline import torch_workers
 from support.torch_datasets import Asks, Streamed, leave_mark
 
 # Torch warns of more workers than cores, of which a test machine may have one.
@@ -139,14 +140,12 @@ def set_span(number: int) -> None:
 @pytest.mark.parametrize(
     ("data", "init"),
     [
-        (Streamed, None),
         (TakesItsShare, None),
         (Spanned, set_span),
-        (SetsItselfBack, None),
     ],
 )
-def test_no_sample_of_an_iterable_comes_twice(
-    data: Any, init: Any, workers: int
+def test_no_sample_of_an_iterable_that_is_shared_comes_twice(
+    data: Any, init: Any, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     ps.set_enable_autotune(True)
     loader = DataLoader(
@@ -159,8 +158,22 @@ def test_no_sample_of_an_iterable_comes_twice(
     for _ in range(2):
         assert sorted(torch.cat(list(loader)).tolist()) == list(range(23))
     assert type(loader.dataset) is data
+    assert "get_worker_info" not in caplog.text
 
 
-def test_without_autotune_what_torch_gives_twice_comes_twice() -> None:
-    loader = DataLoader(Streamed(5), 5, num_workers=2)
-    assert len(torch.cat(list(loader))) == 10
+@pytest.mark.parametrize("data", [Streamed, SetsItselfBack])
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_torch_gives_twice_comes_twice_and_autotune_says_so_once(
+    data: Any,
+    tuned: bool,
+    kept: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_workers, "TOLD", set())
+    ps.set_enable_autotune(tuned)
+    loader = DataLoader(data(5), 5, num_workers=2, persistent_workers=kept)
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == sorted(2 * [*range(5)])
+    assert caplog.text.count("get_worker_info()") == tuned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -321,6 +322,38 @@ def test_auto_leaves_a_pipeline_that_draws_to_the_trainer(library: str) -> None:
         stats = pipe.stats()
         assert stats is not None
         assert {segment.executor for segment in stats.segments} == {"inline"}
+
+
+class FromQueue(torch.utils.data.IterableDataset[int]):
+    """Workers take the next number from one queue."""
+
+    def __init__(self) -> None:
+        self.numbers = multiprocessing.SimpleQueue()
+        for number in [*range(LENGTH), None, None]:
+            self.numbers.put(number)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers.get, None)
+
+
+class ByArgument(torch.utils.data.IterableDataset[int]):
+    """Its share is set by what a `worker_init_fn` is called with, alone."""
+
+    first, step = 0, 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, LENGTH, self.step))
+
+
+def take_share(number: int) -> None:
+    ByArgument.first, ByArgument.step = number, 2
+
+
+@pytest.mark.parametrize("data", [FromQueue, ByArgument])
+def test_an_iterable_that_shares_out_its_samples_loses_none(data: Any) -> None:
+    init = take_share if data is ByArgument else None
+    loader = ps.DataLoader(data(), 4, num_workers=2, worker_init_fn=init)
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
 
 
 def test_a_snapshot_tells_what_has_changed() -> None:
