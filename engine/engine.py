@@ -20,6 +20,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from ..errors import BudgetError, PenstockError
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
@@ -30,13 +32,14 @@ from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .monitor import Monitor
+from .movable import find_on_device
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
 from .plan import BatchPlan, Plan
 from .program.program import ReadOn
 from .program.seeding import marks, seeded_by
-from .recipe import Recipe, SegmentRecipe
+from .recipe import Recipe, SegmentRecipe, StartMethod
 from .segment import Kind, Segment, make_pool
 from .workers.process.fork_server import ForkServer
 from .workers.process.pool import ProcessPool
@@ -420,10 +423,21 @@ class Engine:
 
     def _fork(self) -> ForkServer:
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
-        method = self.recipe.options.multiprocessing_context
+        method = self.recipe.options.multiprocessing_context or self._start_method()
         plan = self.recipe.plan
         begun = self._begun_at, plan.shard.rank if isinstance(plan, Plan) else 0
         return ForkServer(programs, self.recipe.seed, begun, method)
+
+    def _start_method(self) -> StartMethod:
+        """Return how worker processes start where the user does not say.
+
+        By fork, as torch's do, also where CUDA is in use; but tensors of CUDA cannot
+        be used after one.
+        """
+        subjects = [each.subjects for each in self.recipe.segments]
+        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
+        return "forkserver" if held else "fork"
 
     def _core(
         self, recipe: Recipe, buffer_of: Callable[[BatchPlan], RowBuffer], step: int

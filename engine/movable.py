@@ -29,6 +29,7 @@ __all__ = [
     "Finding",
     "ObjectPart",
     "changed",
+    "find_on_device",
     "find_unsafe",
     "parts_of",
     "snapshot",
@@ -130,6 +131,17 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
         why = _why(part.thing)
         if why is not None:
             return Finding(part.path, _type_name(part.thing), why)
+    return None
+
+
+def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
+    """Return which part of `thing` is a tensor on a device of this kind, and which.
+
+    None if there is none a few levels deep.
+    """
+    for part in walk(thing, name):
+        if isinstance(part.thing, torch.Tensor) and part.thing.device.type == kind:
+            return part.path, part.thing.device
     return None
 
 

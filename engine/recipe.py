@@ -44,7 +44,8 @@ class Options:
     persistent_workers: bool = True
     """Whether worker processes, and what is prefetched, outlive an epoch."""
     multiprocessing_context: StartMethod | None = None
-    """How worker processes start; None: fork, and forkserver once CUDA is in use."""
+    """How worker processes start; None: by fork, or forkserver where the dataset or
+    functions hold tensors on a CUDA device."""
 
     def __post_init__(self) -> None:
         check(

@@ -405,7 +405,8 @@ class Description:
             persistent_workers: False: nothing outlives an epoch, and the next one's
                 worker processes see what was changed in the dataset in between.
             multiprocessing_context: how worker processes start: "fork", "forkserver"
-                or "spawn" (default: fork; forkserver where CUDA is in use).
+                or "spawn" (default: fork; forkserver where the dataset or functions
+                hold tensors on a CUDA device).
         """
         chosen = Options(host, persistent_workers, multiprocessing_context)
         return type(self)(self._stages, self._shard, chosen, self._schedule)

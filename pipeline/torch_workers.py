@@ -19,14 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from ..engine.movable import walk
+from ..engine.movable import find_on_device
 from ..engine.plan import Drawing
 from ..errors import StateError
 
 __all__ = [
     "ShareWatch",
     "TorchLoop",
-    "find_on_device",
     "resumed",
     "tell_of_cuda",
     "tell_of_shared_memory",
@@ -178,10 +177,11 @@ ON_CUDA = (
     " each. Keep it on the CPU, and move batches to the device"
 )
 READ_WHOLE = (
-    "no worker has asked which share of the iterable data set is its own, so each of the"
-    " %d workers reads all of it, and its samples come %d times, as with torch. Let"
-    " `__iter__` read one share: torch.utils.data.get_worker_info() has the worker's `id`"
-    " and `num_workers`. If the data set is shared out in another way, all is well"
+    "no worker has asked which share of the iterable data set is its own, so each of"
+    " the %d workers reads all of it, and its samples come %d times, as with torch. Let"
+    " `__iter__` read one share: torch.utils.data.get_worker_info() has the `id` of the"
+    " worker, and `num_workers`. If the data set is shared out in another way, all is"
+    " well"
 )
 TOO_SMALL = (
     "%s holds %d MiB, and torch's own workers hand their batches over there; give the"
@@ -194,20 +194,9 @@ def tell_of_cuda(dataset: Any) -> None:
     """Warn of a data set that holds tensors on a CUDA device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
-    found = find_on_device(dataset, "cuda")
+    found = find_on_device(dataset, "dataset", "cuda")
     if found is not None:
         tell_once(ON_CUDA, *found)
-
-
-def find_on_device(dataset: Any, kind: str) -> tuple[str, torch.device] | None:
-    """Return which part of a data set is a tensor on a device of this kind, and which.
-
-    None if there is none a few levels deep.
-    """
-    for part in walk(dataset, "dataset"):
-        if isinstance(part.thing, torch.Tensor) and part.thing.device.type == kind:
-            return part.path, part.thing.device
-    return None
 
 
 def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:

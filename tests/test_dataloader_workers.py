@@ -166,6 +166,7 @@ def test_no_sample_of_an_iterable_that_is_shared_comes_twice(
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_torch_gives_twice_comes_twice_and_autotune_says_so_once(
     data: Any,
+    *,
     tuned: bool,
     kept: bool,
     caplog: pytest.LogCaptureFixture,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.engine import engine, movable
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
 from support.leaks import children
@@ -62,17 +63,21 @@ def test_what_cannot_travel_is_named(method: str) -> None:
     assert 'multiprocessing_context="fork"' in str(caught.value)
 
 
-def test_where_cuda_is_in_use_nothing_is_forked_from_the_trainer(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("held", [False, True])
+def test_where_cuda_is_in_use_only_what_holds_its_tensors_is_not_forked(
+    *, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pipe_of(None) as pipe:
+    search = movable.find_on_device  # there may be no CUDA here: of another device
+    monkeypatch.setattr(engine, "find_on_device", lambda *of: search(*of[:2], "meta"))
+    table = torch.zeros(2, device="meta" if held else "cpu")
+    with pipe_of(None, lambda sample: sample[1] + len(table)) as pipe:
         loop = iter(pipe)
         next(loop)
         (fork_server,) = children()
-        assert "penstock.engine.workers.process.fork_server" in " ".join(
-            fork_server.cmdline()
-        )
+        command = " ".join(fork_server.cmdline())
+    fresh = "penstock.engine.workers.process.fork_server" in command
+    assert fresh == held
 
 
 @pytest.mark.parametrize("method", METHODS)

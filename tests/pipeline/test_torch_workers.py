@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from penstock import DataLoader
+from penstock.engine.movable import find_on_device
 from penstock.pipeline import torch_workers as surroundings
 from penstock.pipeline.torch_workers import (
-    find_on_device,
     tell_of_cuda,
     tell_of_shared_memory,
 )
@@ -33,9 +33,9 @@ class Backoffs:
 
 
 def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
-    found = find_on_device(Backoffs("meta"), "meta")
+    found = find_on_device(Backoffs("meta"), "dataset", "meta")
     assert found == ("dataset.tables['near'][1]", torch.device("meta"))
-    assert find_on_device(Backoffs("cpu"), "meta") is None
+    assert find_on_device(Backoffs("cpu"), "dataset", "meta") is None
     tell_of_cuda(Backoffs("meta"))  # no CUDA in use: nothing to tell
 
 

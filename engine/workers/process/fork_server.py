@@ -29,8 +29,6 @@ from functools import partial
 from multiprocessing import util
 from typing import NamedTuple
 
-import torch
-
 from ....system.shared_memory import shared_file
 from ...program.program import Program
 from ...program.seeding import mixed, seed_global_generators
@@ -72,8 +70,7 @@ class ForkServer:
         seed: of the samples' random streams.
         begun: where the run begins, and on which rank: workers of another run, or
             rank, draw from other global generators.
-        method: how it starts; None: by fork, unless CUDA is in use, which does not
-            survive one.
+        method: how it starts.
 
     Raises:
         SpecError: something in the programs cannot travel to a fresh interpreter.
@@ -84,13 +81,11 @@ class ForkServer:
         programs: Mapping[int, Program],
         seed: int,
         begun: tuple[int, ...] = (),
-        method: StartMethod | None = None,
+        method: StartMethod = "fork",
     ) -> None:
         self._programs = programs
         self._seeds = seed, *begun
-        self._method = method or "fork"
-        if method is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._method = "forkserver"
+        self._method = method
         self._lock = threading.Lock()
         """Guards what follows: several worker pools start workers."""
         self._made: Counter[tuple[int, int]] = Counter()
