@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
-from ..errors import check
+from ..errors import StateError, check
 from .session import Epoch, Loop, Slot
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ RUNNING = frozenset(
 )
 """What a copy of a loader does not have."""
 SHARES = "an iterable data set says itself which worker reads what"
+UNORDERED = (
+    "in_order=False: which {} batches were consumed is not known, as they come in"
+    " whatever order workers finish them, so going on from here would repeat some"
+    " samples and lose others. Take the state between two epochs, or use in_order=True"
+)
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -184,8 +189,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         order was drawn from, which is torch's global generator, or the loader's own; a
         sampler that draws from elsewhere has to be restored by its owner. Where torch's
         own workers load, they load what was consumed once more, and drop it.
+
+        Raises:
+            StateError: within an epoch of `in_order=False` and several workers, whose
+                batches would come in another order next time.
         """
         drawing = self._drawing
+        if drawing.batch and not self.in_order and self.num_workers > 1:
+            raise StateError(UNORDERED.format(drawing.batch))
         if drawing.torchs is None:  # between two epochs: where the next begins
             drawing = Drawing(drawing.epoch, base=self._base, now="")
             drawing.note(self.generator)

@@ -378,3 +378,26 @@ def test_batches_that_are_none_are_counted_like_others() -> None:
     second = DataLoader(Drawing(40), 10, collate_fn=nothing)
     second.load_state_dict(first.state_dict())
     assert list(second) == [None]
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_state_within_an_epoch_of_batches_that_come_unordered_is_refused(
+    *, tuned: bool
+) -> None:
+    ps.set_enable_autotune(tuned)
+    loader = DataLoader(Drawing(20), 5, num_workers=2, in_order=False)
+    batches = iter(loader)
+    loader.state_dict()  # nothing is consumed
+    next(batches)
+    with pytest.raises(ps.StateError, match="in_order=False: which 1 batches"):
+        loader.state_dict()
+    assert len(list(batches)) == 3
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_one_worker_alone_keeps_the_order() -> None:
+    loader = DataLoader(Drawing(20), 5, num_workers=1, in_order=False)
+    batches = iter(loader)
+    next(batches)
+    assert loader.state_dict()["batch"] == 1
+    del batches

@@ -356,6 +356,31 @@ def test_an_iterable_that_shares_out_its_samples_loses_none(data: Any) -> None:
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
 
 
+class Nested:
+    def __init__(self, layout: torch.layout) -> None:
+        self.layout = layout
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        parts = [torch.full((index + 1,), 1.0), torch.full((2,), float(index))]
+        return torch.nested.nested_tensor(parts, layout=self.layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nested_tensors_are_refused_with_torchs_advice_or_given_as_they_are(
+    layout: torch.layout, workers: int
+) -> None:
+    with pytest.raises(RuntimeError, match="provide a custom collate_fn"):
+        list(ps.DataLoader(Nested(layout), 2, num_workers=workers))
+    loader = ps.DataLoader(Nested(layout), 2, num_workers=workers, collate_fn=list)
+    found = [[part.tolist() for part in each] for batch in loader for each in batch]
+    assert found == [[[1.0] * (at + 1), [at, at]] for at in range(6)]
+
+
 def test_a_snapshot_tells_what_has_changed() -> None:
     data = Counting()
     before = snapshot([data])

@@ -164,7 +164,7 @@ class TensorLeaf(Layout):
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
         same(list(map(type, samples)), torch.Tensor)
         for sample in samples:
-            if sample.shape != self.shape or not _plain(sample, self.dtype):
+            if not _plain(sample, self.dtype) or sample.shape != self.shape:
                 raise Misfit
         torch.stack(list(samples), out=memory[first : first + len(samples)])
 
@@ -365,6 +365,7 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
     )
 
 
@@ -426,6 +427,8 @@ def _bytes_within(sample: Any, depth: int) -> int:
 
 def describe(sample: Any) -> str:
     """Say what a sample is, in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
+    if isinstance(sample, torch.Tensor) and sample.is_nested:
+        return "a nested tensor"  # most have no shape
     shape = getattr(sample, "shape", None)
     dtype = getattr(sample, "dtype", None)
     if shape is not None and dtype is not None:

@@ -326,6 +326,7 @@ def is_dense(value: Any) -> bool:
         and value.numel() > 0
         and not value.requires_grad
         and not value.is_quantized
+        and not value.is_nested
         and not value.is_conj()
         and not value.is_neg()
         and not value.__dict__

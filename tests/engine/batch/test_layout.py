@@ -158,6 +158,13 @@ def test_a_layout_knows_the_bytes_of_a_row() -> None:
     assert layout.row_bytes == 3 * 5 * 2 + 8 + 1 + 2 * 4
 
 
+with warnings.catch_warnings(action="ignore"):  # their API may change
+    NESTED = [
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
+        for layout in (torch.strided, torch.jagged)
+    ]
+
+
 @pytest.mark.parametrize(
     "sample",
     [
@@ -170,6 +177,7 @@ def test_a_layout_knows_the_bytes_of_a_row() -> None:
         np.ma.zeros(2),
         torch.zeros(2, requires_grad=True),
         torch.zeros(2).to_sparse(),
+        *NESTED,
         torch.nn.Parameter(torch.zeros(1)),
         (1, None),
         {"a": {1, 2}},
@@ -191,6 +199,7 @@ def test_what_is_not_known_to_the_last_bit_is_left_to_torch(sample: Any) -> None
         (torch.zeros(2), torch.zeros(3)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
         (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+        *((torch.zeros(2), each) for each in NESTED),
         (1, 1.0),
         (1, True),
         (1, 2**63),
