@@ -69,6 +69,21 @@ class Epoch(Iterator[Any]):
         self._abandon = weakref.finalize(self, slot.finalise, run)
 
     def __next__(self) -> Any:
+        try:
+            return self._deliver()
+        except Exception:
+            raise
+        except (
+            BaseException
+        ):  # Ctrl-C: its traceback keeps this loop from being dropped
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Stop the workers, unless the epoch is over."""
+        self._abandon()
+
+    def _deliver(self) -> Any:
         if self._over:
             raise StopIteration
         delivery = self._next()
@@ -77,8 +92,8 @@ class Epoch(Iterator[Any]):
             self._over = True
         if delivery is None or delivery.plan.last:  # frameworks ask no further
             self._given = True
-            self._abandon.detach()
             self._slot.release(self._run)
+            self._abandon.detach()
         if delivery is None:
             raise StopIteration
         return delivery.data
@@ -95,11 +110,6 @@ class Epoch(Iterator[Any]):
                 # The program has ended and closed the run under a daemon thread, which
                 # ends without a traceback.
                 raise SystemExit from None
-            raise
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, anywhere in the engine: it cannot go on
-            self._abandon()
             raise
 
     def withdraw(self) -> None:
@@ -142,18 +152,27 @@ class Loop(Iterator[Any]):
         self._pinned = pinned
 
     def __next__(self) -> Any:
-        # Torch's profilers know loading by the beginning and the end of this name.
-        with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
-            begin, self._begin = self._begin, None
-            if begin is not None and self._order() != self._drawn_from:
-                self._epoch.withdraw()
-                self._epoch = begin()
-            data = next(self._epoch)
-            if self._pinned:
-                from torch.utils.data._utils.pin_memory import pin_memory
+        try:
+            # Torch's profilers know loading by the beginning and the end of this name.
+            with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+                return self._next()
+        except Exception:
+            raise
+        except BaseException:  # as in the epoch's own
+            self._epoch.abandon()
+            raise
 
-                data = pin_memory(data)  # type: ignore[no-untyped-call]
-            return data
+    def _next(self) -> Any:
+        begin, self._begin = self._begin, None
+        if begin is not None and self._order() != self._drawn_from:
+            self._epoch.withdraw()
+            self._epoch = begin()
+        data = next(self._epoch)
+        if self._pinned:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            data = pin_memory(data)  # type: ignore[no-untyped-call]
+        return data
 
     def __len__(self) -> int:
         return self._length()
