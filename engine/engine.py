@@ -36,7 +36,7 @@ from .movable import find_on_device
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
-from .plan import BatchPlan, Plan
+from .plan import BatchPlan, DrawnPlan
 from .program.program import ReadOn
 from .program.seeding import marks, seeded_by
 from .recipe import Recipe, SegmentRecipe, StartMethod
@@ -425,7 +425,11 @@ class Engine:
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
         method = self.recipe.options.multiprocessing_context or self._start_method()
         plan = self.recipe.plan
-        begun = self._begun_at, plan.shard.rank if isinstance(plan, Plan) else 0
+        begun: tuple[int, ...]
+        if isinstance(plan, DrawnPlan):
+            begun = (plan.seed,)
+        else:
+            begun = self._begun_at, plan.shard.rank
         return ForkServer(programs, self.recipe.seed, begun, method)
 
     def _start_method(self) -> StartMethod:

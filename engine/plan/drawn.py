@@ -228,7 +228,9 @@ class DrawnPlan:
         self._kept = 0
         """The first step that is in `_drawn`, if any is."""
         self._batches: Iterator[Iterable[int]] = iter(())
-        self._epoch = self._first = self._position = self._seed = 0
+        self._epoch = self._first = self._position = 0
+        self.seed = 0
+        """Of the epoch, drawn where torch draws the one of its workers."""
         self.exhausted = True
         """Whether the samplers have no more for this epoch."""
         self.stop = 0
@@ -246,7 +248,7 @@ class DrawnPlan:
             skip: batches that are consumed already.
         """
         self._drawn.clear()
-        self._batches, self._epoch, self._seed = batches, epoch, seed
+        self._batches, self._epoch, self.seed = batches, epoch, seed
         self._position = 0
         for _ in range(skip):  # not by islice: its `iter` might draw another order
             self._position += len(list(next(batches, ())))
@@ -297,7 +299,7 @@ class DrawnPlan:
             momentum=None,
         )
         positions = np.arange(self._position, self._position + count)
-        self._drawn[self.stop] = plan, Rows(indices, seeds(self._seed, positions))
+        self._drawn[self.stop] = plan, Rows(indices, seeds(self.seed, positions))
         self._position += count
         self.stop += 1
 

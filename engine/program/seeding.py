@@ -184,25 +184,21 @@ class WorkerStart:
     """As the user asked for; 0 leaves it to the tuner."""
     init: Callable[[int], Any] | None
     """`worker_init_fn`."""
-    seed: int = field(default_factory=torch.initial_seed)
-    """The trainer's."""
 
     def __call__(self, number: int) -> None:
         """Make this process worker `number`: `get_worker_info()` answers from here on.
 
-        The generators are set by the trainer's seed and by what the process began with,
-        which is its own: a `worker_init_fn` derives its seeds from them.
+        The process began with global generators of its own, from which a
+        `worker_init_fn` derives its seeds.
 
         Raises:
             Exception: whatever the user's `worker_init_fn` raises.
         """
-        seed = (self.seed + torch.initial_seed()) & 0xFFFFFFFFFFFFFFFF
         torchs._worker_info = torchs.WorkerInfo(  # noqa: SLF001 the one place that `get_worker_info` reads
             id=number,
             num_workers=max(self.num_workers, number + 1),
-            seed=seed,
+            seed=torch.initial_seed(),
             dataset=self.dataset,
         )
-        seed_global_generators(seed)
         if self.init is not None:
             self.init(number)

@@ -68,8 +68,8 @@ class ForkServer:
     Args:
         programs: by segment; worker processes run one of them.
         seed: of the samples' random streams.
-        begun: where the run begins, and on which rank: workers of another run, or
-            rank, draw from other global generators.
+        begun: what tells this run from others of the seed: workers of another draw
+            from other global generators.
         method: how it starts.
 
     Raises:
