@@ -166,8 +166,9 @@ class Engine:
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn`, its draws seeded by the batch, here and now."""
-        plan = gathered.plan
-        with seeded_by(self.recipe.seed, plan.epoch, plan.batch):
+        plan, whole = gathered.plan, self.recipe.plan
+        seed = whole.seed if isinstance(whole, DrawnPlan) else self.recipe.seed
+        with seeded_by(seed, plan.epoch, plan.batch):
             return gathered.collate()
 
     def restart(self, step: int, skip: int = 0) -> None:

@@ -222,6 +222,23 @@ def test_a_collate_fn_that_draws_is_repeatable_and_leaves_the_trainers_draws_alo
     assert found[1] == undisturbed
 
 
+def test_a_collate_fn_draws_from_torchs_seed_and_goes_on_from_a_state() -> None:
+    def epoch(state: Any = None) -> list[Any]:
+        loader = ps.DataLoader(Slow(), 8, collate_fn=masked)
+        loader.load_state_dict(state or {})
+        return [(mask.tolist(), loader.state_dict()) for _, mask in loader]
+
+    torch.manual_seed(1)
+    first, second = epoch(), epoch()
+    torch.manual_seed(1)
+    again = epoch()
+    torch.manual_seed(2)
+    rest = epoch(first[4][1])
+    assert [mask for mask, _ in again] == [mask for mask, _ in first]
+    assert [mask for mask, _ in rest] == [mask for mask, _ in first[5:]]
+    assert not {mask[0] for mask, _ in first} & {mask[0] for mask, _ in second}
+
+
 class Late:
     """Draws from the global generators in one sample of a hundred."""
 
