@@ -210,6 +210,7 @@ def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
 
 
 def tell_once(text: str, *values: object) -> None:
+    """Warn, unless the same was said before."""
     line = text % values
     if line not in TOLD:
         TOLD.add(line)
