@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.cache.cache import RandomUpstreamError
 from penstock.cache.structure import UnstorableError
+from penstock.errors import SpecError
 from support.cached_data import EXECUTORS, Drawing, Noted, doubled, statistics
 from support.datasets import Counting, Numbers
 from support.functions import BadSample, augment, fails_on, indices
@@ -160,7 +161,7 @@ def by_strength(sample: Any, ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [by_epoch, by_strength])
-def test_what_depends_on_more_of_the_context_than_the_size_counts_as_random(
+def test_what_depends_on_more_of_the_context_than_the_size_is_refused(
     function: Callable[..., Any], kind: Kind
 ) -> None:
     source = ps.Pipeline.from_dataset(
@@ -169,8 +170,8 @@ def test_what_depends_on_more_of_the_context_than_the_size_counts_as_random(
         **kind,
     )
     pipe = source.map(function, **kind).cache(ram="1MB").batch()
-    error = first_error(pipe, RandomUpstreamError)
-    assert "in Cache(ID:2), sample index" in notes(error)
+    with pytest.raises(SpecError, match=r"reads ctx\.(epoch|strength), which is another"):
+        next(iter(pipe))
 
 
 # What cannot be stored

@@ -162,10 +162,10 @@ class Tracker:
 
 
 def children(*, recursive: bool = False) -> list[psutil.Process]:
-    """This process's children, but for multiprocessing's own tracker."""
-    tracker = resource_tracker().pid
+    """This process's children, but for those that serve all tests."""
+    serving = {resource_tracker().pid, warm_pid()}
     family = psutil.Process().children(recursive=recursive)
-    return [child for child in family if child.pid != tracker]
+    return [child for child in family if child.pid not in serving]
 
 
 def resource_tracker() -> Tracker:

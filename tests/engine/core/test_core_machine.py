@@ -189,5 +189,5 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "500")), stateful_step_count=40
+    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "150")), stateful_step_count=40
 )
