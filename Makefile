@@ -22,7 +22,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 # Tests that do not disturb each other run side by side; `serial` ones follow, alone.
-BESIDE := -n 2 --dist worksteal
+BESIDE := -n 3 --dist worksteal
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
 .PHONY: help demo check test test-all lint clean

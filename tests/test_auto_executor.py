@@ -23,6 +23,8 @@ from penstock.engine.segment import Kind
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
 
+pytestmark = pytest.mark.serial  # measures time
+
 LENGTH = 400
 THREADS = WORKERS["2 threads"]
 KINDS: tuple[Kind, ...] = ("inline", "thread", "process")

@@ -22,7 +22,7 @@ from support.datasets import Numbers
 from support.functions import augment, digest
 from support.leaks import children
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
 FAR = 60 * 8
 
 

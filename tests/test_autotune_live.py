@@ -21,7 +21,7 @@ LENGTH = 64
 DEADLINE_S = 20.0
 """The tuner decides within 2 or 3 s; a machine with other work gets more."""
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,8 @@ from penstock.pipeline.sources import Folder
 from penstock.pipeline.testing import draw_photos
 from support import warm
 
+pytestmark = pytest.mark.serial  # measures time
+
 LAST_LINE = re.compile(
     r"demo: gain (?P<gain>\d+\.\d)x \((?P<old>\d+) -> (?P<new>\d+) samples/s\), "
     r"trainer wait \d+% -> \d+%"

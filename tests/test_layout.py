@@ -116,9 +116,8 @@ def is_within(name: str, package: str) -> bool:
 
 
 def run_python(code: str, folder: Path, **environment: str) -> str:
-    """What `code` prints, run in `folder`, which also takes the compiled files."""
-    variables = os.environ | {"PYTHONPYCACHEPREFIX": str(folder / "pyc")} | environment
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    """What `code` prints, run in `folder`, which compiles nothing into a file."""
+    variables = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | environment
     command = [sys.executable, "-c", code]
     return subprocess.check_output(command, cwd=folder, env=variables, text=True)
 

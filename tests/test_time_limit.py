@@ -19,6 +19,8 @@ from support.datasets import Counting, Numbers
 from support.functions import indices
 from support.leaks import children
 
+pytestmark = pytest.mark.serial  # measures time
+
 SHORT_S = 0.5
 
 

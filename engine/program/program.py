@@ -147,7 +147,9 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
     while len(results) < count:
         try:
             results.extend(calls)
-        except BaseException as error:  # noqa: BLE001 SystemExit too is the trainer's
+        except BaseException as error:
+            if len(results) >= count:  # Ctrl-C, after the last call was through
+                raise
             failed.add(len(results))
             work.fail(len(results), error, stage)
             results.append(FAILED)

@@ -13,6 +13,8 @@ import pytest
 
 from penstock.engine.observe.gil import BURST, SLEEP_S, GilProbe
 
+pytestmark = pytest.mark.serial  # measures time
+
 DATA = os.urandom(1 << 18)
 
 
