@@ -142,13 +142,16 @@ class Engine:
         if self.segments[-1].inline is not None and engine_lock.peek() is None:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
+            ready = engine_lock.peek() is not None
+            if ready:
+                self._supply()
             with engine_lock.lock:
-                popped = engine_lock.pop()
+                popped = engine_lock.pop() if ready else None
                 if popped is not None:
                     break
                 self._check()
                 idle = engine_lock.trainer_waits = not (
-                    self._work_came or self._step_wanted
+                    self._work_came or self._step_wanted or engine_lock.peek()
                 )
                 self._work_came = False
             self._resolve()
@@ -335,6 +338,22 @@ class Engine:
                     segment.drew = True
                 return True
         return False
+
+    def _supply(self) -> None:
+        """Give workers who read from the trainer's own segments all they may take.
+
+        Once before each batch that is ready is handed over: while the trainer computes,
+        nobody else would, and they would have nothing to do. A segment that is still
+        undecided may be slow, so the batch goes first.
+        """
+        others = [at for at, segment in enumerate(self.segments) if not segment.inline]
+        feeding = [
+            segment.inline
+            for segment in reversed(self.segments[: max(others, default=0)])
+            if segment.inline and not segment.undecided
+        ]
+        while any(inline.step() for inline in feeding):
+            pass
 
     def _resolve(self) -> None:
         """Resolve `auto` for what was worked on last; a move takes as long as a fork.

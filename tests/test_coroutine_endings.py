@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.engine import engine
 from support import warm
 from support.coroutines import hand_on, pipe_of
-from support.datasets import Sample
+from support.datasets import Numbers, Sample
 from support.functions import BadSample, fails_on, indices
 
 
@@ -197,7 +197,8 @@ def test_one_that_will_not_be_cancelled_does_not_keep_close(
         return sample
 
     before = threading.active_count()
-    pipe = pipe_of(stubborn)
+    source = ps.Pipeline.from_dataset(Numbers(48), executor="thread")  # it reads ahead
+    pipe = source.map(stubborn).batch(8)
     batches = iter(pipe)
     next(batches)
     assert reached.wait(timeout=60)

@@ -43,6 +43,20 @@ def test_two_epochs_are_byte_identical_under_all_workers(
     assert two_epochs(augmented(chosen, chosen)) == expected
 
 
+def test_workers_go_on_with_what_the_trainer_reads_while_it_computes() -> None:
+    """It reads nothing between two calls of `next`, so it must read ahead in each."""
+    began = [threading.Event() for _ in range(1000)]
+
+    def note(sample: tuple[Any, int]) -> tuple[Any, int]:
+        began[sample[1]].set()
+        return sample
+
+    source = ps.Pipeline.from_dataset(Numbers(1000), **WORKERS["inline"])
+    with source.map(note, **WORKERS["2 threads"]).batch(8) as pipe:
+        for number, _ in zip(range(100), pipe, strict=False):
+            assert began[8 * (number + 1)].wait(timeout=60)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
