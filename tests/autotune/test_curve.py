@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.autotune.policies.curve import efficiency, probe
+from penstock.autotune.policies.curve import efficiency, probe, remembered
+from penstock.autotune.situation import Decision
+from penstock.autotune.trial import Trial
+from support.windows import READ, rate
+
+OTHER = {"other": ((1, 50.0), (2, 80.0))}
+
+
+def after_gain(*, kept: bool) -> set[str]:
+    """The operators whose curves are left after one was given more workers."""
+    growth = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
+    trial = Trial((growth,), (rate(64),), (rate(128),))
+    return set(remembered(OTHER, trial.outcomes(kept=kept)))
+
+
+def test_a_gain_makes_the_curves_of_others_obsolete_while_it_is_kept() -> None:
+    assert after_gain(kept=True) == {READ}
+    assert after_gain(kept=False) == {"other", READ}
 
 
 def test_of_rates_as_good_as_the_best_the_fewest_workers_count() -> None:

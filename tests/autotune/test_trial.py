@@ -8,17 +8,10 @@ from penstock.autotune.situation import Decision
 from penstock.autotune.trial import Trial, Verdict
 from penstock.autotune.window import cost_s, enough, joined
 from penstock.engine.observe.observation import Observation, TrainerObservation
-from support.windows import READ, at_ease, starved
+from support.windows import READ, at_ease, rate, starved
 
 GROWTH = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
 RELEASE = Decision(READ, "num_parallel_workers", 8, 2, "release", "as seen", 1.0)
-
-
-def rate(rows: int) -> Observation:
-    """A starving window in which each segment finished so many rows."""
-    seen = starved()
-    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
-    return replace(seen, segments=segments)
 
 
 def eased(wait_s: float) -> Observation:
@@ -40,6 +33,17 @@ def test_growth_that_gains_nothing_is_taken_back_in_the_end() -> None:
     same = [rate(100)]
     assert verdict(GROWTH, same, same * 3) is Verdict.MORE
     assert verdict(GROWTH, same, same * 4) is Verdict.ROLL_BACK
+
+
+@pytest.mark.parametrize(
+    ("promised", "rows", "expected"),
+    [(3.0, 110, Verdict.ROLL_BACK), (1.05, 102, Verdict.KEEP)],
+)
+def test_what_growth_must_gain_depends_on_what_it_promised(
+    promised: float, rows: int, expected: Verdict
+) -> None:
+    growth = replace(GROWTH, expected=promised)
+    assert verdict(growth, [rate(100)], [rate(rows)] * 4) is expected
 
 
 def test_harm_is_taken_back_after_two_windows_not_one() -> None:

@@ -181,3 +181,10 @@ def with_output(seen: Observation, share: float) -> Observation:
 def eased_situation() -> Situation:
     """A trainer that finds its batches ready."""
     return situation(at_ease())
+
+
+def rate(rows: int) -> Observation:
+    """A starving window in which each segment finished so many rows."""
+    seen = starved()
+    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
+    return replace(seen, segments=segments)
