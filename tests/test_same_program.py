@@ -298,6 +298,7 @@ def test_no_two_worker_processes_draw_the_same(library: str, tmp_path: Path) -> 
         assert len(set(drawn(data, workers))) == 2 * LENGTH
 
 
+@pytest.mark.serial  # two runs may differ on a busy machine: the cause is not found
 @pytest.mark.parametrize("library", GLOBAL)
 def test_what_one_worker_process_draws_is_repeatable(library: str) -> None:
     data = Draws(GLOBAL[library])
