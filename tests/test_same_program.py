@@ -298,9 +298,9 @@ def test_no_two_worker_processes_draw_the_same(library: str, tmp_path: Path) -> 
         assert len(set(drawn(data, workers))) == 2 * LENGTH
 
 
-@pytest.mark.serial  # two runs may differ on a busy machine: the cause is not found
 @pytest.mark.parametrize("library", GLOBAL)
 def test_what_one_worker_process_draws_is_repeatable(library: str) -> None:
+    ps.set_enable_autotune(False)  # tuned, there may soon be more than one
     data = Draws(GLOBAL[library])
     assert drawn(data, 1) == drawn(data, 1)
 

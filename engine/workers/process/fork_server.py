@@ -94,8 +94,8 @@ class ForkServer:
         """Workers of an earlier one know the dataset as it was."""
         self._server = self._start()
 
-    def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage]:
-        """Have a worker of a segment made; return the pipe to it, and its page."""
+    def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:
+        """Have a worker made; return the pipe to it, its page and its generation."""
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
         descriptors = theirs.fileno(), status_page.descriptor
@@ -108,8 +108,9 @@ class ForkServer:
                 end(self._server)
                 self._server = self._start()
                 self._server.pipe.send(message, descriptors)
+            generation = self.generation
         theirs.close()
-        return ours, status_page
+        return ours, status_page, generation
 
     def renew(self) -> None:
         """Start another from the trainer as it is now; old workers are to stop."""

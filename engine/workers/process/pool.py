@@ -192,11 +192,10 @@ class ChildSet:
         return descriptors_left() - to_come >= CHILD_NEEDS + KEPT_FREE
 
     def _start_child(self) -> None:
-        generation = self._fork_server.generation
         taken = {child.number for child in self.children.values()}
         number = next(n for n in count() if n not in taken)
-        pipe, page = self._fork_server.start_worker(self._connector.segment, number)
-        child = WorkerChild(pipe, page, generation, number)
+        made = self._fork_server.start_worker(self._connector.segment, number)
+        child = WorkerChild(*made, number)
         self.children[child.pipe.fileno()] = child
         self.selector.register(child.pipe, READ)
 
