@@ -28,11 +28,6 @@ from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
 from .system.resources import effective_cpus
 
-__all__ = [
-    "main",
-    "run_script",
-]
-
 MIB, GIB = 1 << 20, 1 << 30
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written
 SHARED_MEMORY_WANTED = GIB // 2

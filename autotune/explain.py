@@ -20,16 +20,6 @@ from .policies.case import CPU_HIGH, CPU_LOW, CPU_USED, DIFFERENCE, QUEUED
 from .situation import Decision
 from .window import demand_rows_per_s, outbox, wait_share
 
-__all__ = [
-    "Explanation",
-    "StageReport",
-    "Verdict",
-    "cache_points",
-    "evidence",
-    "explain",
-    "verdict_of",
-]
-
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 
 INPUT_BOUND = 0.10

@@ -28,8 +28,6 @@ import psutil
 
 from ..system.resources import Budget
 
-__all__ = ["HostPeers"]
-
 _numbers = itertools.count()
 """Tells the tuners of one process apart."""
 

@@ -25,14 +25,6 @@ from .saved import Saved
 from .situation import Decision, DecisionOutcome, Row, Situation
 from .window import wait_share
 
-__all__ = [
-    "AutotuneLog",
-    "Released",
-    "Spoken",
-    "announce",
-    "show_by_default",
-]
-
 LOGGER = logging.getLogger("penstock.autotune")
 
 REMARK = "Written by penstock's autotune: the values in force at the end of the run."

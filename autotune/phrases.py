@@ -8,33 +8,6 @@ from __future__ import annotations
 
 from .situation import Decision, DecisionOutcome
 
-__all__ = [
-    "blocked_bottleneck",
-    "bottleneck",
-    "contention",
-    "count",
-    "cpu_high",
-    "cpu_low",
-    "cpu_over_budget",
-    "crowded",
-    "executor",
-    "few_ahead",
-    "held_back",
-    "idle",
-    "law",
-    "one_a_core",
-    "outcome",
-    "peak",
-    "queue_idle",
-    "regime",
-    "released",
-    "request",
-    "short_name",
-    "size",
-    "slow",
-    "speedup",
-]
-
 TENS_FROM = 20
 """From here on a tenth of a worker is not worth saying."""
 ROUND_FROM = 100

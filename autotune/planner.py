@@ -21,8 +21,6 @@ from .simulator import Machine, Simulated, SimulatedStage, Trainer, Workload
 from .situation import Situation
 from .tuner import Tuner
 
-__all__ = ["Projection", "measured_workload", "plan"]
-
 TUNED_S = 60.0
 SEEN_S = 20.0
 """After that: the window that is told."""

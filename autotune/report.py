@@ -11,8 +11,6 @@ from typing import Any
 from ..errors import SpecError
 from . import phrases
 
-__all__ = ["Report", "read_report"]
-
 Row = Mapping[str, Any]
 SETTINGS = ("num_parallel_workers", "prefetch_size", "executor")
 """Of a stage, that a user can write down."""

@@ -13,8 +13,6 @@ from ..errors import SpecError
 from .policies.per_regime import Values
 from .situation import KnobKey, Row
 
-__all__ = ["Saved", "load_saved"]
-
 EXECUTORS = {"inline", "thread", "process"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1

@@ -22,16 +22,6 @@ from ..engine.observe.observation import (
 )
 from ..system.resources import Budget
 
-__all__ = [
-    "Decision",
-    "DecisionOutcome",
-    "KnobKey",
-    "KnobView",
-    "Measure",
-    "Row",
-    "Situation",
-]
-
 Row = dict[str, object]
 """One line of the JSON log."""
 

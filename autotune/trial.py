@@ -17,13 +17,6 @@ from ..engine.observe.observation import Observation
 from .situation import Decision, DecisionOutcome
 from .window import cost_s, measured, sustained_rows, wait_share, whole
 
-__all__ = [
-    "MAX_NOISE_WINDOWS",
-    "Noise",
-    "Trial",
-    "Verdict",
-]
-
 WORSE = 0.05
 """A sample may cost so much more before a change counts as harmful."""
 STANDARD_ERRORS = 2.0

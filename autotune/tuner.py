@@ -25,8 +25,6 @@ from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
 from .window import arrived, enough, joined, staff, wait_share, whole
 
-__all__ = ["Plant", "Tuner", "TunerThread"]
-
 M = TypeVar("M")
 
 CONTROL_S = 0.5

@@ -20,21 +20,6 @@ from ..engine.observe.observation import (
 )
 from .situation import Decision, Measure
 
-__all__ = [
-    "arrived",
-    "cost_s",
-    "demand_rows_per_s",
-    "enough",
-    "joined",
-    "measured",
-    "outbox",
-    "staff",
-    "starving",
-    "sustained_rows",
-    "wait_share",
-    "whole",
-]
-
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
 """Counting rows is then right to one in eight; most windows hold many more."""

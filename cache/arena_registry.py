@@ -22,13 +22,6 @@ from ..system.file_locks import lock_file
 from ..system.runtime_folder import runtime_folder
 from .memory import Arena
 
-__all__ = [
-    "Holder",
-    "join",
-    "leave",
-    "nameless",
-]
-
 PATIENCE_S = 5.0
 """For another process that reads or writes a list."""
 MAX_BYTES = 1 << 20

@@ -26,14 +26,6 @@ from .record import same
 from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
 from .tiers import Claim, Claims, Found, Here, Opening
 
-__all__ = [
-    "REPEATED",
-    "REPEATED_DRAWS",
-    "Cache",
-    "Lookup",
-    "RandomUpstreamError",
-]
-
 REPEATED = 3
 """Samples that are computed twice, to see whether that makes a difference."""
 REPEATED_DRAWS = 64

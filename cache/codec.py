@@ -36,19 +36,6 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CODECS",
-    "NAMES",
-    "Codec",
-    "CodecError",
-    "Name",
-    "Packed",
-    "codec",
-    "is_image",
-    "predicted",
-    "restored",
-]
-
 Name = Literal["auto", "raw", "lz4", "zstd", "filter"]
 NAMES: tuple[Name, ...] = get_args(Name)
 """What users may say; `picking` resolves "auto"."""

@@ -46,15 +46,6 @@ from .folder import (
 )
 from .memory import Full, copied
 
-__all__ = [
-    "Disk",
-    "DiskError",
-    "Namespace",
-    "let_go",
-    "shared_disk",
-    "victims",
-]
-
 MAP_BYTES = 1 << 40
 """Address space that is reserved: files are sparse, so it takes what is stored."""
 MIN_MAP_BYTES = 1 << 34

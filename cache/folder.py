@@ -20,28 +20,6 @@ from pathlib import Path
 
 from ..system.file_locks import lock_file
 
-__all__ = [
-    "LOCAL",
-    "MAX_BESIDE",
-    "SPARE",
-    "VERSION",
-    "DistrustError",
-    "FolderState",
-    "TakenError",
-    "alone",
-    "beside_bytes",
-    "check_folder",
-    "check_left",
-    "check_ours",
-    "enter",
-    "kind_of_place",
-    "leased",
-    "places",
-    "shortage",
-    "spare_bytes",
-    "wipe",
-]
-
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
 """Of what is stored, and how. Folders of other versions are refused, and left alone."""

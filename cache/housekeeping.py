@@ -19,8 +19,6 @@ from .folder import SLOW_S, DistrustError, alone, check_folder, places, wipe
 from .record import RecordError, check
 from .tiers import FOLDER
 
-__all__ = ["CacheEntry", "NoCacheError", "Verification", "clear", "entries", "verify"]
-
 
 class NoCacheError(Exception):
     """There is no cache where one was looked for, or it cannot be read."""

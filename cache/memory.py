@@ -37,13 +37,6 @@ import numpy as np
 from ..system.file_locks import ByteLock
 from ..system.resources import effective_memory_bytes
 
-__all__ = [
-    "Arena",
-    "Full",
-    "all_idle",
-    "copied",
-]
-
 MAGIC = int.from_bytes(b"penstock", sys.byteorder)
 VERSION = 3
 PAGE = 4096

@@ -21,17 +21,6 @@ from typing import Any
 from .codec import CODECS, Codec, codec
 from .record import KEY_BYTES, decode, encode, encode_parts, unpacked_bytes
 
-__all__ = [
-    "Choice",
-    "Expected",
-    "Facts",
-    "Measured",
-    "Picker",
-    "choose",
-    "expected",
-    "measure",
-]
-
 LOGGER = logging.getLogger("penstock")
 SAMPLES = 3
 """Measured before the choice, and stored raw."""

@@ -31,19 +31,6 @@ from .structure import (
     aligned,
 )
 
-__all__ = [
-    "KEY_BYTES",
-    "MAX_BYTES",
-    "RecordError",
-    "UnstorableError",
-    "check",
-    "decode",
-    "encode",
-    "encode_parts",
-    "same",
-    "unpacked_bytes",
-]
-
 MAX_BYTES = 512 << 20
 """Of a body, and so of each allocation that reading a record makes."""
 

@@ -15,14 +15,6 @@ from dataclasses import dataclass, fields
 
 from ..system.file_locks import ByteLock, try_lock
 
-__all__ = [
-    "CacheStatistics",
-    "Counters",
-    "Counts",
-    "TierStatistics",
-    "saved_s",
-]
-
 MIB = 1 << 20
 ROWS = 512
 """Processes of one pipeline on one host that are counted apart; those beyond add to the

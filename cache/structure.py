@@ -24,17 +24,6 @@ import torch
 
 from .codec import is_image, predicted, restored
 
-__all__ = [
-    "ALIGNMENT",
-    "WRONG",
-    "Node",
-    "Reader",
-    "StoredBuffer",
-    "TakenBytes",
-    "UnstorableError",
-    "aligned",
-]
-
 Node: TypeAlias = "bool | int | float | str | list[Node] | None"
 Raw: TypeAlias = bytes | memoryview
 Path: TypeAlias = "tuple[Path, Any] | None"

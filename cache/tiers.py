@@ -33,16 +33,6 @@ from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
 
-__all__ = [
-    "COMPARED",
-    "FOLDER",
-    "Claim",
-    "Claims",
-    "Found",
-    "Here",
-    "Opening",
-]
-
 LOGGER = logging.getLogger("penstock")
 FOLDER = "penstock-cache"
 """What is made in the folder that the user names."""

@@ -13,8 +13,6 @@ from itertools import groupby, islice, takewhile
 from .disk import Disk, DiskError
 from .memory import Full
 
-__all__ = ["Writer"]
-
 MAX_BYTES = 128 << 20
 """Waiting to be written. What comes when so many do is not kept: the trainer does not
 wait for the disk, and the next epoch offers it once more."""

@@ -18,8 +18,6 @@ from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources import Folder
 from ..pipeline.testing import draw_photos
 
-__all__ = ["Lesson", "Remote", "cached_photos", "pipeline"]
-
 PHOTOS = 512
 QUALITY = 75
 """Of the JPEGs, as programs choose where nobody says: 50 KB a photo."""

@@ -27,14 +27,6 @@ from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
 
-__all__ = [
-    "DemoWindow",
-    "Screen",
-    "tell",
-    "train",
-    "whole",
-]
-
 AS_SET_SHARE = 0.2
 """Of the time: on one worker a stage. The rest is tuned."""
 WARM_SHARE = 0.25

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Resolved", "resolve"]
-
 WORTH_A_THREAD_NS = 500_000
 """Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
 and as much again of the GIL)."""

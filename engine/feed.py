@@ -14,16 +14,6 @@ from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
 from .program.randomness import SampleRandom
 
-__all__ = [
-    "Delivery",
-    "DrawnFeed",
-    "Faults",
-    "Feed",
-    "PlannedFeed",
-    "RepackFeed",
-]
-
-
 NEAR = 16
 """Samples before a tail that are tried where all of its own failed."""
 

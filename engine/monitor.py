@@ -14,8 +14,6 @@ from .plan import DrawnPlan, Plan
 from .recipe import Recipe
 from .segment import Segment
 
-__all__ = ["Monitor", "unmeasured"]
-
 PROBE_AGAIN_S = 60.0
 """What the GIL probe has seen is believed for so long."""
 MIN_WAIT = 0.05

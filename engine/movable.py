@@ -25,17 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = [
-    "Finding",
-    "ObjectPart",
-    "changed",
-    "find_on_device",
-    "find_unsafe",
-    "parts_of",
-    "snapshot",
-    "walk",
-]
-
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
 ITERATOR = "hands out what it holds once, in order"

@@ -19,17 +19,6 @@ from .program.program import Program
 if TYPE_CHECKING:
     from ..cache.cache import Cache
 
-__all__ = [
-    "AS_SHIPPED",
-    "BatchRecipe",
-    "Executor",
-    "Host",
-    "Options",
-    "Recipe",
-    "SegmentRecipe",
-    "StartMethod",
-]
-
 Executor = Literal["auto", "inline", "thread", "process", "async"]
 Host = Literal["auto", "trainer", "process"]
 StartMethod = Literal["fork", "forkserver", "spawn"]

@@ -29,10 +29,6 @@ from .workers.process.handover import dumps
 if TYPE_CHECKING:
     from .to_device.lane import Lane
 
-__all__ = [
-    "Run",
-]
-
 # What CUDA takes is loaded where there is such a device to copy to.
 
 

@@ -19,13 +19,6 @@ from .workers.inline import Inline
 from .workers.pool import WorkerPool
 from .workers.threads import Threads
 
-__all__ = [
-    "Kind",
-    "MakePool",
-    "Segment",
-    "make_pool",
-]
-
 Kind = Literal["inline", "thread", "process", "async"]
 
 

@@ -21,8 +21,6 @@ import torch.distributed as dist
 from ..engine.plan import Shard
 from ..errors import PenstockError
 
-__all__ = ["agree"]
-
 LOGGER = logging.getLogger("penstock")
 WAIT = timedelta(seconds=60)
 """How long others may take to come here: set-up of a rank may take longer."""

@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from ..engine.recipe import Executor, Recipe
     from .torch_workers import ShareWatch
 
-__all__ = [
-    "BYPASS",
-    "BYPASSED",
-    "DataLoader",
-    "known_bypass",
-]
-
 BYPASSED = (
     "Accelerate builds a plain torch DataLoader from this one, so penstock neither"
     " loads nor tunes; keep it with penstock.integrations.accelerate.prepare("

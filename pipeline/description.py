@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from .files import Urls
     from .schedule import Scheduled
 
-__all__ = [
-    "Description",
-    "check_place",
-    "check_sized",
-    "order_of",
-]
-
 
 class Description:
     """A source, stages and options. Each method returns a new one; none changes it."""

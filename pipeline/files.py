@@ -34,15 +34,6 @@ from ..system.printing import Bare, call
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-__all__ = [
-    "AsyncFiles",
-    "Files",
-    "Patience",
-    "Store",
-    "Urls",
-    "find_files",
-]
-
 Url = str | os.PathLike[str]
 Urls = Url | Sequence[Url]
 """Files one by one, or one pattern that matches them."""

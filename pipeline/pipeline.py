@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from ..engine.run import Run
     from .schedule import Scheduled
 
-__all__ = [
-    "Pipeline",
-]
-
 DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
 """What a copy of a pipeline has."""
 

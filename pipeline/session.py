@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from ..engine.observe.reading import Reading
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
 
-__all__ = [
-    "Epoch",
-    "Loop",
-    "Slot",
-    "TunedRun",
-]
-
 
 class Epoch(Iterator[Any]):
     """Yields one epoch's batches. Dropped early, it stops the workers.

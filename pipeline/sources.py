@@ -21,13 +21,6 @@ from torch.utils.data import IterableDataset
 from ..errors import SpecError, check
 from .files import Files
 
-__all__ = [
-    "Folder",
-    "identity_of",
-    "is_iterable",
-    "list_images",
-]
-
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 )

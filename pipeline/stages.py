@@ -25,26 +25,6 @@ from ..system.resources import memory_limit_bytes
 from .files import Files
 from .sources import Folder
 
-__all__ = [
-    "BatchStage",
-    "CacheStage",
-    "Defaults",
-    "FilterStage",
-    "MapStage",
-    "OnError",
-    "PerSample",
-    "RepeatStage",
-    "SelectStage",
-    "ShuffleStage",
-    "SourceStage",
-    "Stage",
-    "TakeStage",
-    "Workers",
-    "executor_of",
-    "is_async",
-    "wanted_by",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Defaults:

@@ -23,14 +23,6 @@ from ..engine.movable import find_on_device
 from ..engine.plan import Drawing
 from ..errors import StateError
 
-__all__ = [
-    "ShareWatch",
-    "TorchLoop",
-    "resumed",
-    "tell_of_cuda",
-    "tell_of_shared_memory",
-]
-
 
 class TorchLoop(Iterator[Any]):
     """An iterator of torch's, counted; all else is asked of it."""

@@ -6,11 +6,6 @@ import os
 import resource
 import sys
 
-__all__ = [
-    "descriptors_left",
-    "most_descriptors",
-]
-
 OPEN = "/proc/self/fd"
 
 

@@ -20,14 +20,6 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = [
-    "ByteLock",
-    "lock_file",
-    "release",
-    "share",
-    "try_lock",
-]
-
 FLOCK = struct.Struct("@hhqqi4x")
 """Type, whence, start, length, pid (0 for these)."""
 SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)

@@ -8,10 +8,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 
-__all__ = [
-    "fork",
-]
-
 MAX_LOOKS = 100
 """Threads that import one module after the other shall not keep it from forking."""
 

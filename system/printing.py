@@ -7,12 +7,6 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any
 
-__all__ = [
-    "Bare",
-    "call",
-    "name_of",
-]
-
 
 def name_of(function: Any) -> str:
     """Return what the log calls a function."""

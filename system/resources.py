@@ -16,15 +16,6 @@ from pathlib import Path
 
 from ..errors import check
 
-__all__ = [
-    "Budget",
-    "effective_cpus",
-    "effective_memory_bytes",
-    "memory_limit_bytes",
-    "oom_kills",
-    "parse_bytes",
-]
-
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_SHARE = 4

@@ -13,11 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-__all__ = [
-    "RunQueue",
-    "threads_of",
-]
-
 APART_NS = 400_000_000
 """Between two looks at least: one thread takes some 10 us."""
 

@@ -7,8 +7,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["runtime_folder"]
-
 
 def runtime_folder() -> Path | None:
     """Return a folder of this user's own, made if need be; None: there is none.

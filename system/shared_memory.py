@@ -13,11 +13,6 @@ import errno
 import os
 import secrets
 
-__all__ = [
-    "SHARED_MEMORY",
-    "shared_file",
-]
-
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 files there are 0600 and lose their name at once
 
 

@@ -10,10 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = [
-    "Wakeup",
-]
-
 _libc = ctypes.PyDLL(None)
 
 

@@ -15,11 +15,6 @@ from ...engine.observe.observation import Observation, ratio
 from ..situation import DecisionOutcome, KnobKey
 from ..window import cost_s, demand_rows_per_s, wait_share
 
-__all__ = [
-    "NO_BACKOFFS",
-    "Backoffs",
-]
-
 BACKOFF_S = 60.0
 MAX_DOUBLINGS = 10
 DRIFT = 1.5

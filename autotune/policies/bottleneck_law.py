@@ -36,8 +36,6 @@ from .case import CPU_USED, Case, cores_of, cpu_bound, spent
 from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
 from .kinds import NO_KINDS, Kinds
 
-__all__ = ["BottleneckLaw", "LawMemory"]
-
 WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment."""

@@ -12,18 +12,6 @@ from ..situation import Decision, KnobKey, KnobView, Situation
 from ..window import outbox, wait_share
 from .backoff import Backoffs
 
-__all__ = [
-    "CPU_HIGH",
-    "CPU_LOW",
-    "CPU_USED",
-    "DIFFERENCE",
-    "QUEUED",
-    "Case",
-    "cores_of",
-    "cpu_bound",
-    "spent",
-]
-
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
 """MindSpore's thresholds: of what feeds an operator and what it fills, and of its
 workers' time on a CPU."""

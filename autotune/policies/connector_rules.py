@@ -32,8 +32,6 @@ from ..window import starving
 from .backoff import NO_BACKOFFS, Backoffs
 from .case import CPU_HIGH, CPU_LOW, DIFFERENCE, Case
 
-__all__ = ["ConnectorRules", "RulesMemory"]
-
 INPUT_LOW = 0.5
 WORKERS_STEP = 2
 PREFETCH_STEP = 4

@@ -7,8 +7,6 @@ from math import inf, sqrt
 from ...engine.observe.knob import KnobName
 from ..situation import DecisionOutcome
 
-__all__ = ["WORTH", "Curve", "efficiency", "is_steady", "probe", "remembered"]
-
 WORKERS: KnobName = "num_parallel_workers"
 WORTH = 1.03
 """A rate that promises less is not worth a change."""

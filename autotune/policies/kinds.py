@@ -20,8 +20,6 @@ from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
 from ..window import wait_share
 
-__all__ = ["NO_KINDS", "Kinds", "Past"]
-
 MIN_WAIT = 0.05
 """Share of its time that the trainer waits, from which faster loading would be felt."""
 MIN_CPU_SHARE = 0.2

@@ -16,8 +16,6 @@ from .. import phrases
 from ..situation import Decision, KnobKey, Situation
 from .policy import Policy
 
-__all__ = ["Known", "PerRegime", "Regimes", "Values"]
-
 M = TypeVar("M")
 
 Values = Mapping[KnobKey, int]

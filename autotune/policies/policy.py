@@ -6,8 +6,6 @@ from typing import Protocol, TypeVar
 
 from ..situation import Decision, Situation
 
-__all__ = ["Policy"]
-
 M = TypeVar("M")
 
 

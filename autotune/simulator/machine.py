@@ -16,8 +16,6 @@ from functools import partial
 from math import isclose
 from typing import Protocol
 
-__all__ = ["Machine", "Parts", "Ranks", "Tenant"]
-
 ROUNDS = 30
 """Of the iteration that finds how far parts are stretched, at most."""
 ENOUGH = 1e-4

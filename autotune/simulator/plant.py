@@ -13,9 +13,6 @@ from .machine import Machine, Parts, Ranks
 from .station import Done, Station
 from .workload import SimulatedStage, Trainer, Workload
 
-__all__ = ["Simulated"]
-
-
 SLICE_S = 0.1
 """How long what is at work is taken to stay as it is: a machine that was crowded when a
 row began need not be so when it ends."""

@@ -11,8 +11,6 @@ from ...engine.observe.observation import ConnectorObservation, SegmentObservati
 from .machine import Parts
 from .workload import SimulatedStage, Workload
 
-__all__ = ["Done", "Station"]
-
 LEASE_S = 0.03
 """Work in one chunk; longer than a live one, for fewer events."""
 MAX_PREFETCH = 64

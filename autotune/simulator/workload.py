@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SimulatedStage", "Trainer", "Workload"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStage:

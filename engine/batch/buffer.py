@@ -31,17 +31,6 @@ from .layout import (
     write_rows,
 )
 
-__all__ = [
-    "BatchBuffer",
-    "Buffers",
-    "Collate",
-    "FailedBatch",
-    "Finished",
-    "Gathered",
-    "Lend",
-    "heap",
-]
-
 Collate = Callable[[list[Any]], Any]
 
 

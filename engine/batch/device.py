@@ -15,12 +15,6 @@ import torch
 from ...errors import SpecError, check
 from ...system.printing import call
 
-__all__ = [
-    "DeviceStage",
-    "Normalize",
-    "ToDevice",
-]
-
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values from 0 to 1."""
 

@@ -24,19 +24,6 @@ from numpy.typing import NDArray
 
 from ..core.chunk import runs
 
-__all__ = [
-    "ALIGN",
-    "Allocate",
-    "Layout",
-    "Misfit",
-    "block_bytes",
-    "describe",
-    "learn",
-    "odd_ones",
-    "size_of",
-    "write_rows",
-]
-
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
 

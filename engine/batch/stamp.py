@@ -16,12 +16,6 @@ import torch
 from ...errors import SpecError
 from ..plan import BatchPlan
 
-__all__ = [
-    "in_parts",
-    "map_tensors",
-    "stamped",
-]
-
 
 class StampedList(list[Any]):
     """A list with a `.plan`."""

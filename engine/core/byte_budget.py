@@ -17,13 +17,6 @@ from dataclasses import dataclass
 
 from ... import config
 
-__all__ = [
-    "ByteBudget",
-    "ReservationStatistics",
-    "Reservations",
-    "process_byte_budget",
-]
-
 
 class ByteBudget:
     """A number of bytes that several pipelines share.

@@ -13,17 +13,6 @@ from numpy.typing import NDArray
 from ..plan import BatchPlan, Rows
 from ..plan.batch_plan import Context
 
-__all__ = [
-    "Chunk",
-    "Failure",
-    "InFlightBatch",
-    "Lease",
-    "Outcome",
-    "RowBuffer",
-    "Signal",
-    "runs",
-]
-
 
 class Signal(Enum):
     """What a worker may be told instead of being given work."""

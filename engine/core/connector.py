@@ -19,11 +19,6 @@ from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import ALL, FEED, LEASE_NS, Core, State
 from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
 
-__all__ = [
-    "Connector",
-    "EngineLock",
-]
-
 Clock = Callable[[], int]
 
 

@@ -42,15 +42,6 @@ from .byte_budget import Reservations
 from .chunk import Chunk, InFlightBatch, Lease, Outcome, RowBuffer, runs
 from .metrics import Gauge, Wait
 
-__all__ = [
-    "FEED",
-    "Batches",
-    "Core",
-    "Piece",
-    "SegmentState",
-    "State",
-]
-
 FEED = -1
 """Stands for the trainer's end among the segment numbers in `wakes`."""
 ALL = 1 << 30

@@ -11,16 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = [
-    "Gauge",
-    "GaugeReading",
-    "PartReading",
-    "PartsMeter",
-    "Wait",
-    "WorkerMeter",
-    "WorkerReading",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class GaugeReading:

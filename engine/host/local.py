@@ -15,12 +15,6 @@ from ..plan import Cursor, DrawnPlan
 from ..recipe import Recipe
 from ..workers.process.slabs import SlabPool
 
-__all__ = [
-    "NOTE_NS",
-    "Host",
-    "TrainerHost",
-]
-
 
 class Host(Protocol):
     """An engine with its feed, here or elsewhere.

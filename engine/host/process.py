@@ -30,10 +30,6 @@ from ..workers.process.handover import Unpacker, recall
 from ..workers.process.pipe import Pipe
 from .serving import Batch, End, Question, Taken, View, knobs_of, serve, set_knob
 
-__all__ = [
-    "ProcessHost",
-]
-
 LOGGER = logging.getLogger("penstock")
 
 ANSWER_S = 0.3

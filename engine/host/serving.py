@@ -36,17 +36,6 @@ from ..workers.process.slabs import SlabPool
 from ..workers.process.worker import use_one_thread
 from .local import TrainerHost
 
-__all__ = [
-    "Batch",
-    "End",
-    "Question",
-    "Taken",
-    "View",
-    "knobs_of",
-    "serve",
-    "set_knob",
-]
-
 AHEAD_BYTES = 8 << 20
 MIN_AHEAD = 3
 MAX_AHEAD = 16

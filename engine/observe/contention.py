@@ -16,8 +16,6 @@ from typing import Protocol
 
 from .observation import ContentionObservation
 
-__all__ = ["ContentionMeter", "Pausable", "compare"]
-
 WARM_STEPS = 20
 """Before the first cycle."""
 CYCLE = 4

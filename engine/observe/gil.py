@@ -19,10 +19,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-__all__ = [
-    "GilProbe",
-]
-
 SLEEP_S = 0.005
 LATE_NS = 300_000
 """Later than this, by no fault of the scheduler: the GIL was held. Waking a core that

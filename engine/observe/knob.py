@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Knob", "KnobName", "Value"]
-
 KnobName = Literal["num_parallel_workers", "prefetch_size", "executor", "host"]
 Value = int | str
 """A number, or one of a few kinds."""

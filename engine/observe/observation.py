@@ -12,17 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "ConnectorObservation",
-    "ContentionObservation",
-    "Move",
-    "MoveOutcome",
-    "Observation",
-    "PartObservation",
-    "SegmentObservation",
-    "TrainerObservation",
-]
-
 
 def ratio(part: float, whole: float) -> float:
     """`part / whole`, and 0 where there was nothing to divide by."""

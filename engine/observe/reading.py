@@ -19,15 +19,6 @@ from .observation import (
     ratio,
 )
 
-__all__ = [
-    "Instruments",
-    "Reading",
-    "SegmentReading",
-    "TrainerMeter",
-    "Window",
-    "difference",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentReading:

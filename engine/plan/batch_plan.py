@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = [
-    "BatchPlan",
-    "Context",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Context:

@@ -13,14 +13,6 @@ from dataclasses import asdict, dataclass
 
 from ...errors import StateError
 
-__all__ = [
-    "STATE_VERSION",
-    "Cursor",
-    "Facts",
-    "read_state",
-    "write_state",
-]
-
 STATE_VERSION = 1
 """Raised when a state can no longer be read as before."""
 

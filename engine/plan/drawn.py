@@ -25,11 +25,6 @@ from .batch_plan import BatchPlan
 from .cursor import CURE, Cursor, count
 from .order import Rows
 
-__all__ = [
-    "Drawing",
-    "DrawnPlan",
-]
-
 VERSION = 1
 
 

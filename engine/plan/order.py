@@ -17,17 +17,6 @@ from numpy.typing import NDArray
 
 from ...errors import SpecError, checked_seed
 
-__all__ = [
-    "Order",
-    "Permutation",
-    "Repeat",
-    "Rows",
-    "Select",
-    "Shuffle",
-    "Step",
-    "Take",
-]
-
 LONGEST = 2**63 - 1
 
 

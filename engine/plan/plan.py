@@ -19,12 +19,6 @@ from .order import Order, Rows
 from .shard import Shard
 from .timeline import Schedule, Setting, Span, Timeline
 
-__all__ = [
-    "Plan",
-    "RowReader",
-    "Tail",
-]
-
 Tail = Literal["pad_mask", "pad_repeat"]
 """What ranks do with an epoch's short last batch, if there are several of them and it
 is not dropped. Each delivers its regular share; rows beyond the true ones repeat the

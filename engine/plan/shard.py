@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "Shard",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:

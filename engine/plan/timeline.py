@@ -18,17 +18,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from ...errors import SpecError
 
-__all__ = [
-    "Change",
-    "ConstantSchedule",
-    "Place",
-    "Schedule",
-    "Setting",
-    "SettingRun",
-    "Span",
-    "Timeline",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -16,10 +16,6 @@ from ..core.chunk import Chunk, Outcome
 from .program import FAILED, Calling, Calls, Program, Sink, Work
 from .randomness import SampleRandom
 
-__all__ = [
-    "Awaiting",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:

@@ -13,17 +13,10 @@ from functools import partial
 from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError
-from ...cache.record import UnstorableError
+from ...cache.structure import UnstorableError
 from ...errors import SampleError
 from ..plan import Context
 from .program import NO_SAMPLE, Calling, Calls, Map, Read, Work
-
-__all__ = [
-    "AwaitedCached",
-    "Cached",
-    "Step",
-    "Stored",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,22 +20,6 @@ from ..batch.layout import size_of
 from ..core.chunk import Chunk, Failure, Outcome
 from .randomness import SampleRandom
 
-__all__ = [
-    "FAILED",
-    "NO_SAMPLE",
-    "Calling",
-    "Calls",
-    "Filter",
-    "Map",
-    "Operation",
-    "Program",
-    "Read",
-    "ReadOn",
-    "Sink",
-    "Watch",
-    "Work",
-]
-
 
 class Sink(Protocol):
     """Takes the rows of a batch."""

@@ -15,10 +15,6 @@ from numpy import random  # numpy loads it when first asked, maybe in a thread
 
 from ...errors import checked_seed
 
-__all__ = [
-    "SampleRandom",
-]
-
 
 class SampleRandom:
     """One numpy `Generator`, set anew to a sample's own stream for every sample.

@@ -23,15 +23,6 @@ from torch.utils.data._utils import worker as torchs
 
 from .program import Calling, Calls, Read, Work
 
-__all__ = [
-    "SeededRead",
-    "WorkerStart",
-    "marks",
-    "mixed",
-    "seed_global_generators",
-    "seeded_by",
-]
-
 WORDS = 4 * 624 + 4
 """Bytes of `mt19937_state` (numpy/random/src/mt19937/mt19937.h)."""
 

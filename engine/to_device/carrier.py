@@ -17,11 +17,6 @@ from ..workers.process.handover import is_dense
 from .cuda import Bus, DeviceEvent
 from .pinned import PinnedRing, PinnedSlabs
 
-__all__ = [
-    "Carrier",
-    "Crossing",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Crossing:

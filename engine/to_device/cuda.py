@@ -15,12 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = [
-    "Bus",
-    "CudaBus",
-    "DeviceEvent",
-]
-
 
 class DeviceEvent(Protocol):
     """A place in the order of what was issued. `torch.cuda.Event` is one."""

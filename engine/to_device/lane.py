@@ -19,13 +19,6 @@ from ..plan import Cursor, DrawnPlan
 from .carrier import Carrier, Crossing
 from .cuda import Bus
 
-__all__ = [
-    "DEPTH",
-    "Lane",
-    "is_ready",
-    "lane_to",
-]
-
 DEPTH = 2
 """Batches on the device ahead of the trainer's: one that is copied while the trainer
 works, and one that is there when a step is short."""

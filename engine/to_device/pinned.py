@@ -16,12 +16,6 @@ from ..workers.process.handover import copied
 from ..workers.process.slabs import block_at
 from .cuda import Bus, DeviceEvent
 
-__all__ = [
-    "PinnedBuffer",
-    "PinnedRing",
-    "PinnedSlabs",
-]
-
 
 class PinnedBuffer:
     """Where one batch waits for its copy, its tensors one after the other."""

@@ -24,10 +24,6 @@ from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, join_all, sink_of
 from .threads import use_one_torch_thread
 
-__all__ = [
-    "Coroutines",
-]
-
 
 @dataclass(slots=True, eq=False)
 class Permit:

@@ -10,10 +10,6 @@ from ..program.program import Program
 from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, sink_of
 
-__all__ = [
-    "Inline",
-]
-
 
 class Inline:
     """One worker that works when asked to, in the asker's thread."""

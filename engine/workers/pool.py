@@ -13,13 +13,6 @@ from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
 from ..program.program import Program
 
-__all__ = [
-    "PoolStatistics",
-    "WorkerPool",
-    "join_all",
-    "sink_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:

@@ -15,10 +15,6 @@ from ..program.program import Program
 from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, join_all, sink_of
 
-__all__ = [
-    "Threads",
-]
-
 _torch_threads = threading.Lock()
 """Taken around a fork: the child would wait for ever for who is not there."""
 if hasattr(os, "register_at_fork"):

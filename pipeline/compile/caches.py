@@ -15,11 +15,6 @@ from ...system.printing import name_of
 from ..files import AsyncFiles, Files
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
 
-__all__ = [
-    "caches_of",
-    "read_in_threads",
-]
-
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
     "%s is for this run alone: %s cannot be told apart from another by what it holds;"

@@ -29,11 +29,6 @@ from ..stages import (
 from .caches import caches_of, read_in_threads
 from .segments import Numbered, found_kind, fused
 
-__all__ = [
-    "compile_drawn",
-    "compile_recipe",
-]
-
 
 def compile_recipe(
     stages: Sequence[Stage],

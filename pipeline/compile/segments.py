@@ -34,13 +34,6 @@ from ..stages import (
     wanted_by,
 )
 
-__all__ = [
-    "Kind",
-    "found_kind",
-    "fused",
-    "kind_of",
-]
-
 # Which kind of workers a segment starts with, and whether threads may share its data.
 
 

@@ -18,8 +18,6 @@ import simplejpeg
 
 from .sample import Encoded, Image, Result, on_image, require_encoded
 
-__all__ = ["decode", "decode_reduced", "image_size"]
-
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 PILLOW_ERRORS = (
     OSError,

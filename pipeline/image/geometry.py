@@ -15,16 +15,6 @@ import torch
 
 from .sample import Image
 
-__all__ = [
-    "Box",
-    "Range",
-    "central_box",
-    "mirror",
-    "random_box",
-    "resize",
-    "short_side_size",
-]
-
 Range: TypeAlias = tuple[float, float]
 """Least and greatest, both possible."""
 

@@ -26,14 +26,6 @@ from .geometry import (
 )
 from .sample import Encoded, Image, Result, on_image, require_encoded, require_image
 
-__all__ = [
-    "center_crop",
-    "decode_random_resized_crop",
-    "horizontal_flip",
-    "random_resized_crop",
-    "resize_short_side",
-]
-
 REDUCTIONS = (8, 4, 2)
 """Scales 1/n at which libjpeg decodes faster than in full."""
 

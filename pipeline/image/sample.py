@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError
 
-__all__ = ["Encoded", "Image", "Result", "on_image", "require_encoded", "require_image"]
-
 Encoded: TypeAlias = bytes | bytearray | memoryview
 """A whole image file."""
 Image: TypeAlias = NDArray[np.uint8]

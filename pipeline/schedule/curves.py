@@ -16,17 +16,6 @@ from typing import Literal, Protocol, get_args
 from ...engine.plan import Change, Place
 from ...errors import SpecError, check
 
-__all__ = [
-    "Constant",
-    "Curve",
-    "Function",
-    "Ramp",
-    "Stages",
-    "Unit",
-    "as_curve",
-    "table_of",
-]
-
 Unit = Literal["samples", "steps", "epochs"]
 MAX_CHANGES = 100_000
 """Of a function's value: a plan remembers each place where the batch size changes."""

@@ -13,11 +13,6 @@ import re
 
 from ...errors import SpecError, check
 
-__all__ = [
-    "Stage",
-    "parse",
-]
-
 STAGE = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*-\s*(\d+)\s*")
 EXAMPLE = 'write "END_EPOCH:IMAGE-BATCH,...", as in "20:128-224,38:224-224"'
 

@@ -11,13 +11,6 @@ from ...engine.plan.timeline import Timeline
 from ...errors import check
 from .curves import Constant, Curve, Ramp, Stages
 
-__all__ = [
-    "Coupling",
-    "Resolved",
-    "Scheduled",
-    "preview",
-]
-
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
