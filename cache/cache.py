@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from ..system.runtime_folder import runtime_folder
@@ -137,12 +136,7 @@ class Lookup:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._handed_on:
             self._free()
 

@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..system.file_locks import share, try_lock
@@ -509,12 +508,7 @@ class failing:  # noqa: N801 to be read in a `with`
             _calls += 1
         _mine.depth = depth + 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         global _calls  # noqa: PLW0603 one a process
         _mine.depth -= 1
         with _lock:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -121,12 +120,7 @@ class Engine:
             segment.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:

@@ -18,7 +18,6 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 FLOCK = struct.Struct("@hhqqi4x")
 """Type, whence, start, length, pid (0 for these)."""
@@ -121,10 +120,5 @@ class ByteLock:
         wait_until(lambda: change(self._descriptor, self._taken), patience_s)
         self._patience_s = PATIENCE_S
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         change(self._descriptor, self._freed)
