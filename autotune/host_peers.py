@@ -114,7 +114,7 @@ class HostPeers:
         return 1.0 - sum(min(other.load, other.weight / whole) for other in here)
 
     def _others(self) -> Iterator[Peer]:
-        """Those that live and are not parked; the files of the dead are removed."""
+        """Those that live and are not suspended; the files of the dead are removed."""
         if self._file is None:
             return
         for path in self._file.parent.glob("*.json"):

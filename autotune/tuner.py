@@ -105,7 +105,7 @@ class Tuner(Generic[M]):
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
         self._host_peers = host_peers or HostPeers(None)
-        self._share = budget  # of it, that is not the neighbours'
+        self._share = budget  # of it, that is not the host peers'
         self._outcomes: tuple[
             DecisionOutcome, ...
         ] = ()  # the policy does not know them yet
@@ -174,7 +174,7 @@ class Tuner(Generic[M]):
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
             return
-        # Nothing was changed here: so it was elsewhere; but by neighbours all the time.
+        # Nothing was changed here: so it was elsewhere; but by host peers all the time.
         if jumped and self._base and not self._shared:
             self._quiet, self._base = 0, ()
             self._noise.cut()

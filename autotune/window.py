@@ -24,7 +24,7 @@ ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
 """Counting rows is then right to one in eight; most windows hold many more."""
 PATIENCE_S = 2.0
-"""After so long one finished row must do: a decision may not take for ever."""
+"""After so long one finished row must do: a decision may not take forever."""
 HELD_BACK = 0.5
 """Share of its workers' time from which on a segment is held back."""
 STARVING_SHARE = 0.1
@@ -110,7 +110,7 @@ def whole(windows: tuple[Observation, ...]) -> Observation:
 def joined(first: Observation, second: Observation) -> Observation:
     """Two windows, one after the other, as one.
 
-    Where the segments are not the same ones, the pipeline was built anew, and where one
+    Where the segments are not the same ones, the pipeline was rebuilt, and where one
     has workers of another kind, or the plan has gone over to another regime, nothing is
     as it was: the second window stands alone.
     """

@@ -8,7 +8,7 @@ DataLoader and penstock's, autotune off, with 0, 1, 2 and 4 workers kept between
 then penstock's with autotune on, begun with none, beside the best of torch's; for JPEG
 also with workers kept between epochs, as torch's are here. It is tuned in epochs that
 do not count. Last, the seconds to a first batch, with workers
-started anew: medians of 20.
+restarted: medians of 20.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def collect(batches: Iterator[list[list[int]]], until_s: float) -> Iterator[Even
 
 
 def run(starts: int) -> tuple[list[Event], list[MakePool]]:
-    """Hire and dismiss; return all that was made, and when somebody was asked for."""
+    """Start and stop workers; return all that was made, and when each was asked for."""
     source = ps.Pipeline.from_dataset(
         Slow(),
         executor="process",
@@ -104,7 +104,7 @@ def at_work_ms(events: list[Event], start: MakePool) -> float | None:
 
 
 def pauses_ms(events: list[Event], asked: list[MakePool]) -> tuple[list[float], ...]:
-    """Return the times from sample to sample: while somebody is hired, and else."""
+    """Return the times from sample to sample: while a worker starts, and else."""
     by_worker: dict[int, list[int]] = defaultdict(list)
     for pid, begun_ns in events:
         by_worker[pid].append(begun_ns)

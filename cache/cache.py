@@ -36,7 +36,7 @@ RANDOM = (
 )
 CHANGED = (
     "sample index {}, stored by an earlier run, is not what is computed now, though"
-    " code and data look the same; all that it left is dropped and computed anew (say"
+    " code and data look the same; all that it left is dropped and computed again (say"
     " .cache(version=...) when something changes that cannot be seen from here)"
 )
 OTHER_RAM = (

@@ -264,7 +264,7 @@ def begin_session(folder: Path, *, mends: bool) -> str | None:
     except DistrustError as error:
         if not mends:
             raise
-        told = f"{error}; it is emptied, and filled anew"
+        told = f"{error}; it is emptied and filled again"
         wipe(folder)
     # What was not synced on this boot still is not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()

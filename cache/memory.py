@@ -179,7 +179,7 @@ class Arena:
         return nbytes <= room or (nbytes <= self.capacity and self._may_empty(key[:8]))
 
     def forget(self, key: bytes) -> None:
-        """Store under this key anew: what is there is damaged."""
+        """Replace what is stored under this key: it is damaged."""
         with self._lock, self._writer:
             found = self._find(key)
             if found is not None and found[1] is not None:
@@ -274,7 +274,7 @@ class Arena:
         return None
 
     def _contains(self, begin: int, length: int) -> bool:
-        """Whether a record can be there: what is nowhere is stored anew."""
+        """Whether a record can be there: what is nowhere is stored again."""
         return length > 0 and self._start <= begin <= len(self._memory) - length
 
     def _group(self, namespace: bytes) -> int | None:

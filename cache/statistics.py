@@ -41,7 +41,7 @@ class Counts:
     refused: int = 0
     """Samples for which there was no room."""
     damaged: int = 0
-    """Records that were not whole, and were computed anew."""
+    """Records that were not whole, and were computed again."""
     compared: int = 0
     """Records of an earlier run that were computed once more, and equal."""
     repeated: int = 0
@@ -148,7 +148,7 @@ class TierStatistics:
     capacity: int
     evictions: int
     seconds_saved: float
-    """Worker-seconds that computing these samples anew would have taken longer."""
+    """Worker-seconds that computing these samples again would have taken longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class CacheStatistics:
     refused: int
     """Samples computed for which there was no room."""
     damaged: int
-    """Records that were not whole; their samples were computed anew."""
+    """Records that were not whole; their samples were computed again."""
     ratio: float
     """Bytes of records for each byte of the samples stored; 1.0 before any is."""
 

@@ -452,7 +452,7 @@ class Here:
     def _forget(self, key: bytes) -> None:
         self.counters.add(damaged=1)
         if self.counters.total("damaged") == 1:
-            self.warn("a record was damaged; what is, is computed anew")
+            self.warn("a record was damaged; what is, is computed again")
         with suppress(DiskError):
             if self.disk is not None:
                 self.disk.forget(key)

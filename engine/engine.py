@@ -4,7 +4,7 @@
         in_flight, finished = engine.pop()        # in order; blocks until ready
 
 It holds no reference to the pipeline or to the trainer's iterator, and neither do its
-threads, so letting go of an iterator is enough to have it closed (`Slot` in tuned.py).
+threads, so dropping an iterator is enough to close it (`Slot` in session.py).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Engine:
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
 
-        An iterable begins anew, and leaves out its first `skip` samples. Its reader has
+        An iterable starts over and leaves out its first `skip` samples. Its reader has
         a place in it, so what it still reads for the rows dropped must be read first.
         """
         reader = self.recipe.segments[0].program.operations[0]
@@ -187,7 +187,7 @@ class Engine:
         """An epoch is about to be asked for.
 
         Where nothing is to outlive an epoch, none of the next one is begun, and workers
-        are forked anew: they know the dataset as it is now.
+        are forked again: they know the dataset as it is now.
         """
         if self.recipe.options.persistent_workers:
             return
@@ -290,7 +290,7 @@ class Engine:
         """Let nobody work for a while.
 
         A fork copies the locks of the user's functions as they are, and one that a
-        thread holds at that moment stays taken in the copy for ever.
+        thread holds at that moment stays taken in the copy forever.
         """
         try:
             while self._stop_all():
@@ -403,7 +403,7 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(
-                "this pipeline was closed; iterate it again to start anew"
+                "this pipeline was closed; iterate it again to start over"
             )
 
     def _check_budget(self, in_flight: InFlightBatch) -> None:

@@ -156,7 +156,7 @@ class Run:
 
     @property
     def _now(self) -> tuple[int, int]:
-        """Changes when all counters begin anew, as the engine is another one."""
+        """Changes when all counters start over, as the engine is another one."""
         return self._moved, self.host.era
 
     # The tuner's side: this is the plant it tunes
@@ -179,7 +179,7 @@ class Run:
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if the trainer is elsewhere.
 
-        None also where the engine is another one than it was: its counters began anew.
+        None also where the engine is a new one, whose counters start from zero.
         """
         observation = self._window.observe()
         if self._era != self._now:

@@ -127,7 +127,7 @@ def train(folder: Path, samples: int, epochs: int, step_s: float) -> None:
 def join() -> None:
     """Make the process group.
 
-    torchrun keeps its store when it starts ranks anew, and gloo would find the
+    torchrun keeps its store when it restarts ranks, and gloo would find the
     addresses of dead ones there: each attempt has names of its own.
     """
     store, rank, world = next(dist.rendezvous("env://"))

@@ -72,7 +72,7 @@ def agree(shard: Shard, facts: Mapping[str, object]) -> None:
 def key(number: int, rank: int) -> str:
     """Return where a rank writes what it knows of a pipeline.
 
-    torchrun keeps the store when it starts ranks anew, with what dead ones wrote.
+    torchrun keeps the store when it restarts ranks, with what dead ones wrote.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"penstock/agreement/{attempt}/{number}/{rank}"

@@ -177,8 +177,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, object]:
         """Return where the next batch starts: plain JSON of 14 kB at most.
 
-        Taken at consumption: batches only prefetched are not counted. Of several loops
-        at once it is that of the one that was given a batch last. It holds what the
+        Taken at consumption: batches only prefetched are not counted. Where several
+        loops run at once, the loop that got the last batch counts. It holds what the
         order was drawn from, which is torch's global generator, or the loader's own; a
         sampler that draws from elsewhere has to be restored by its owner. Where torch's
         own workers load, they load what was consumed once more, and drop it.

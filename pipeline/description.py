@@ -458,7 +458,7 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
         )
         check(
             not (isinstance(stage, MapStage) and "rng" in wanted_by(stage.function)),
-            f"{shown} would store one draw of a random function for ever: a map()"
+            f"{shown} would store one draw of a random function forever: a map()"
             " before it takes `rng`; put the cache before that",
         )
 

@@ -254,7 +254,7 @@ def assert_exact_resume(
 ) -> None:
     """Run a pipeline, then resume it from states taken on the way, and compare.
 
-    For each state that is looked at: it is JSON, a pipeline made anew and given it
+    For each state that is looked at: it is JSON, a new pipeline given it
     returns it again, and what that yields from there on equals, to the byte and in its
     stamps, what came without any break.
 

@@ -17,7 +17,7 @@ def fork() -> int:
 
     A child inherits the locks of modules being imported, but not the threads that would
     release them: the first import there of such a module, as numpy's of `random` when
-    it is first asked for, would wait for ever.
+    it is first asked for, would wait forever.
     """
     for _ in range(MAX_LOOKS):
         names = list(_imported_elsewhere())

@@ -54,7 +54,7 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
     "random map": (
         lambda: plain().map(augment).cache(ram="1MB"),
         (
-            "cache(ram=1000000) would store one draw of a random function for ever: a"
+            "cache(ram=1000000) would store one draw of a random function forever: a"
             " map() before it takes `rng`; put the cache before that"
         ),
     ),

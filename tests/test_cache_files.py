@@ -71,9 +71,9 @@ def epoch(photos: Path) -> tuple[dict[str, int], int]:
         for contents, numbers in pipe:
             labels.update(zip(contents, numbers.tolist(), strict=True))
         told = statistics(pipe)
-    anew = told.hits + told.misses - len(labels)
-    assert anew in (0, COMPARED)
-    return labels, told.misses - anew
+    again = told.hits + told.misses - len(labels)
+    assert again in (0, COMPARED)
+    return labels, told.misses - again
 
 
 def test_a_folder_that_is_as_it_was_is_not_read_again(photos: Path) -> None:

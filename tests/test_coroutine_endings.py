@@ -1,6 +1,6 @@
 """Coroutine functions that fail, take too long or are cancelled, and what they leave.
 
-Reads wait for ever, so that nothing depends on who is quick.
+Reads wait forever, so that nothing depends on who is quick.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.functions import BadSample, fails_on, indices
 
 
 class Forever:
-    """A function that waits for ever on one sample, and notes when that is over."""
+    """A function that waits forever on one sample, and notes when that is over."""
 
     def __init__(self, *bad: int) -> None:
         self.bad = bad

@@ -110,7 +110,7 @@ print("done")
 
 
 def test_ctrl_c_may_come_at_any_moment(kind: str) -> None:
-    """A lock held for ever, or an interrupt that is lost, makes it run on."""
+    """A lock held forever, or an interrupt that is lost, makes it run on."""
     times = "50" if kind == "3 processes" else "300"
     assert finish(start(INTERRUPTED_AGAIN_AND_AGAIN, kind, times)) == (0, "done\n")
 

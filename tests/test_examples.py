@@ -70,7 +70,7 @@ def test_a_killed_rank_and_then_other_ranks_do_each_sample_once(tmp_path: Path) 
         ranks = launcher.children()
         ranks[2].kill()
         psutil.wait_procs(ranks, timeout=30)
-        wait_for(tmp_path, 40)  # torchrun has started them anew
+        wait_for(tmp_path, 40)  # torchrun has restarted them
     before = steps_in(tmp_path)
     assert 40 <= len(before) < SAMPLES // 24
     done = torchrun(

@@ -54,7 +54,7 @@ def test_a_state_of_version_1_goes_on(name: str) -> None:
 
 
 def write() -> None:
-    """Write the files anew: for a new version, beside those of the old ones."""
+    """Write the files again: for a new version, beside those of the old ones."""
     for name, make in MADE.items():
         made = make()
         batches = iter(made)

@@ -103,7 +103,7 @@ def test_the_tuners_side_survives_the_child() -> None:
         assert run.observe() is not None
         for _ in range(5):
             next(loop)
-        assert run.observe() is None  # another engine, whose counters began anew
+        assert run.observe() is None  # another engine, whose counters started over
         assert run.observe() is not None
 
 

@@ -38,6 +38,7 @@ REPLACED = {
 COMPOUNDS = ("in_flight", "InFlight")
 """Which read as one word."""
 NO_CODE = {"build", "dist", "docs"}
+UNIDIOMATIC = r"\banew\b|\bfor ever\b|\bgate's lock\b|\bthat of the one\b"
 
 
 def words(name: str) -> list[str]:
@@ -64,6 +65,18 @@ def replaced(name: str) -> set[str]:
     return REPLACED.keys() & ({*split} | folded)
 
 
+def texts(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield all code and prose, but for the lists of words that were replaced."""
+    for path in [*root.glob("*.*"), *root.glob("[!.]*/**/*.*")]:
+        inside = path.relative_to(root)
+        ours = path.suffix in {".py", ".md"} and inside.parts[0] not in {
+            "build",
+            "dist",
+        }
+        if ours and path.name not in {"renamed.md", "test_words.py"}:
+            yield str(inside), path.read_text(encoding="utf-8")
+
+
 def test_no_name_uses_a_word_that_was_replaced(root: Path) -> None:
     found = {
         f"{path.relative_to(root)}: {name} (say {REPLACED[word]})"
@@ -81,3 +94,24 @@ def test_a_word_is_found_wherever_it_stands_in_a_name() -> None:
     assert replaced("MOST_LINES") == {"MOST"}
     for name in ("batches_in_flight", "InFlightBatch", "at_most", "holder"):
         assert replaced(name) == set()
+
+
+def test_no_text_reads_as_if_translated(root: Path) -> None:
+    found = [
+        f"{name}: {match.group()}"
+        for name, text in texts(root)
+        for match in re.finditer(UNIDIOMATIC, text)
+    ]
+    assert found == []
+
+
+def test_texts_name_files_that_exist(root: Path) -> None:
+    known = {Path(name).name for name, _ in texts(root)} | {"train.py"}  # the user's
+    found = {
+        f"{name}: {file}"
+        for name, text in texts(root)
+        if not name.startswith("tests")
+        for file in re.findall(r"(?<=[(` ])(\w+\.py)(?=[)`, ]|$)", text, re.MULTILINE)
+        if file not in known
+    }
+    assert found == set()

@@ -3,7 +3,7 @@
 They keep a policy from trying the same again and again. A hold ends when the load has
 clearly changed; until then the value may be tried once more after a minute, after a
 second failure two minutes later, then four: the tuner settles, yet one noisy trial is
-not for ever.
+not forever.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class _Law(Case):
     ) -> Iterator[Decision]:
         """Rows ahead for so many workers to have some each, where rows mostly wait.
 
-        Fewer hand-overs then carry as many rows (segment_state.py).
+        Fewer hand-overs then carry as many rows (`lease_rows` in core.py).
         """
         key: KnobKey = (segment.queue_name, "prefetch_size")
         knob = self.knob(*key)

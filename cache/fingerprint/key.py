@@ -215,7 +215,7 @@ def file_fingerprints(
     contents = by_threads(content_of, [paths[at] for at in given])
     for at, content in zip(given, contents, strict=True):
         found[at] += content
-    folders = cache(os.path.realpath)  # but for this once: links may be set anew
+    folders = cache(os.path.realpath)  # but for this once: links may change
     parts = ((folders(folder), name) for folder, name in map(os.path.split, paths))
     names = (xxh3_128_digest(os.fsencode(os.path.join(*each))) for each in parts)
     return hashed(map(add, names, found), len(paths), labels)

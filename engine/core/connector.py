@@ -25,7 +25,7 @@ Clock = Callable[[], int]
 class Waiters:
     """The lock, and how each of those who wait under it is woken.
 
-    Workers wait on a condition, selectors have a listener rung, the trainer sleeps.
+    Workers wait on a condition, selectors have a listener called, the trainer sleeps.
     """
 
     def __init__(self, segments: int, wakes: Counter[int]) -> None:
@@ -36,7 +36,7 @@ class Waiters:
         self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
         self._waiting = [0] * segments
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
-        """By segment: rung with the lock held, so they must not wait for anything."""
+        """By segment: called with the lock held, so they must not wait for anything."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self._trainer: SimpleQueue[None] = SimpleQueue()

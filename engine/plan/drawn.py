@@ -174,7 +174,7 @@ def check_workers(before: int, now: int) -> None:
         raise StateError(
             f"the state of an iterable data set was taken with num_workers={before},"
             f" this loader has {now}, with which its samples come in another order;"
-            f" load it with num_workers={before}, or begin the epoch anew"
+            f" load it with num_workers={before}, or start the epoch over"
         )
 
 

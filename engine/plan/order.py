@@ -173,7 +173,7 @@ class Order:
         return self if times == 1 else self._then(Repeat(self.epoch_length, times))
 
     def shuffle(self, seed: int) -> Order:
-        """Shuffle by `seed`, anew each epoch and pass; `SpecError` for a bad seed."""
+        """Shuffle by `seed`, each epoch and pass differently; raise `SpecError`."""
         return self._then(Shuffle(self.epoch_length, checked_seed(seed)))
 
     def select(self, indices: Sequence[int] | NDArray[np.integer]) -> Order:

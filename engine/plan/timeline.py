@@ -83,7 +83,7 @@ class Schedule(Protocol):
         """Return what is in force for the batch that starts at `place`."""
 
     def next_change(self, place: Place) -> Change | None:
-        """Return up to where, beyond `place`, the global size stays; None: for ever.
+        """Return up to where, beyond `place`, the global size stays; None: forever.
 
         The first batch at or after the change has the size that `at` gives there, be
         it the same; then the next change is asked for from there.
@@ -95,7 +95,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConstantSchedule:
-    """The same setting for every batch."""
+    """The same setting forevery batch."""
 
     setting: Setting
 
@@ -132,7 +132,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettingRun:
-    """Batches of one global size: from one batch up to the next run, or for ever.
+    """Batches of one global size: from one batch up to the next run, or forever.
 
     Attributes `epoch`, `batch`, `position` and `step` say where its first batch starts.
     """

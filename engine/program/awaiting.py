@@ -23,7 +23,7 @@ class Awaiting:
 
     Args:
         program: all of its functions are coroutine functions.
-        timeout_s: how long one sample may take; None: for ever.
+        timeout_s: how long one sample may take; None: forever.
         ending: whether the loop's tasks are being cancelled. A cancellation at any
             other time is the function's own, and a failure like all that it raises.
     """

@@ -2,7 +2,7 @@
 
 One thread runs one event loop, and a *permit* is a worker: the right to have one lease
 in progress. So a worker more costs a few hundred bytes, no thread and no stack. The
-loop never waits for a lease: the gate rings it when there may be work.
+loop never waits for a lease: the engine lock notifies it when there may be work.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Permit:
 class Coroutines:
     """A number of permits, each taking and settling leases.
 
-    The gate's lock guards `_asked`, `_retiring` and `_bell`; everything else belongs to
-    the loop's thread.
+    The engine lock guards `_asked`, `_retiring` and `_wakeup`; everything else belongs
+    to the loop's thread.
     """
 
     executor = "async"

@@ -16,7 +16,7 @@ from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, join_all, sink_of
 
 _torch_threads = threading.Lock()
-"""Taken around a fork: the child would wait for ever for who is not there."""
+"""Taken around a fork: the child would wait forever for who is not there."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_torch_threads.acquire,
@@ -44,7 +44,7 @@ def use_one_torch_thread() -> None:
 class Threads:
     """A number of threads, each taking and settling leases.
 
-    The gate's lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
+    The engine lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
     finds, at its next `take`, that there is a surplus; whichever comes first takes it
     on.
     """

@@ -110,7 +110,7 @@ def stages(
     Args:
         *rows: one a stage: `{"until": 20, "batch_size": 224, "image_size": 128, ...}`;
             a value that a row leaves out stays what it was in the row before. The last
-            row holds for ever.
+            row holds forever.
         unit: of `until`.
         **settings: as `of` takes them.
     """

@@ -29,7 +29,7 @@ class Curve(Protocol):
         ...
 
     def next_change(self, place: Place) -> Change | None:
-        """Return up to where, beyond `place`, the value holds; None: for ever."""
+        """Return up to where, beyond `place`, the value holds; None: forever."""
         ...
 
     def describe(self) -> Mapping[str, object]:
@@ -39,7 +39,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same value for ever."""
+    """The same value forever."""
 
     value: float
 

@@ -1,4 +1,4 @@
-"""Of all who want a key one has it, and nobody waits for ever."""
+"""Of all who want a key one has it, and nobody waits forever."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 

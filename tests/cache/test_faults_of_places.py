@@ -178,7 +178,7 @@ def test_what_damage_or_a_power_cut_left_is_emptied_and_filled_anew(
 ) -> None:
     path = filled / FOLDER / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | state))
-    one_warning(filled, words, "filled anew", stored=True)
+    one_warning(filled, words, "filled again", stored=True)
     again = train(disk=str(filled), epochs=1)
     assert again["told"] == []
     assert again["records"]["disk"] == SAMPLES
@@ -214,7 +214,7 @@ def test_a_torn_database_is_emptied_and_filled_anew(filled: Path) -> None:
     path = filled / FOLDER / "data.mdb"
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    one_warning(filled, "filled anew", stored=True)
+    one_warning(filled, "filled again", stored=True)
 
 
 def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> None:

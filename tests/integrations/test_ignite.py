@@ -1,4 +1,4 @@
-"""ignite: its engines, and the one that builds loaders anew."""
+"""ignite: its engines, and the one that rebuilds loaders."""
 
 from __future__ import annotations
 

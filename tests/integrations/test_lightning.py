@@ -73,6 +73,6 @@ def test_a_checkpoint_within_an_epoch_goes_on_there(
     second = fit(tmp_path, "second", devices=devices, resume=checkpoint)
     for before, after in zip(first, second, strict=True):
         rest = before["seen"][SAVED_AT:]
-        epoch = len(rest) % (STEPS // devices)  # later ones are drawn anew
+        epoch = len(rest) % (STEPS // devices)  # later ones are drawn again
         assert after["seen"][:epoch] == rest[:epoch]
         assert len(after["seen"]) == len(rest)

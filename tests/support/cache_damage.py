@@ -67,7 +67,7 @@ def quiet() -> Iterator[list[str]]:
 
 
 def small(folder: Path, samples: int) -> None:
-    """Fill a cache with a few records, some of them anew, and close it."""
+    """Fill a cache with a few records, some of them again, and close it."""
     for index in range(samples):
         disk = Disk(folder / FOLDER)
         disk.put([record(index)], "values")

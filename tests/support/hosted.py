@@ -77,7 +77,7 @@ def run_of(pipe: ps.Pipeline) -> Run:
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill it, and wait until it is dead; whoever owns it may still bury it."""
+    """Kill it, and wait until it is dead; whoever owns it may still reap it."""
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 

@@ -42,7 +42,7 @@ class Saves(lightning.Callback):
         self.path = path
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == SAVED_AT:  # on all ranks, or they wait for ever
+        if trainer.global_step == SAVED_AT:  # on all ranks, or they wait forever
             trainer.save_checkpoint(self.path)
 
 

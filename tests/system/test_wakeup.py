@@ -1,4 +1,4 @@
-"""A bell is heard once for any number of rings, and never after it is closed."""
+"""A wakeup is heard once for any number of notices, and never after it is closed."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class Watchdog:
     One that takes longer shows its stacks and is replaced.
 
     Args:
-        timeout_s: how long a sample may take; None: for ever.
+        timeout_s: how long a sample may take; None: forever.
     """
 
     def __init__(self, timeout_s: float | None) -> None:

@@ -122,7 +122,7 @@ def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
 
 
 class Tries:
-    """Tries to send one thing after the other: each once, and not for ever."""
+    """Tries to send one thing after the other: each once, and not forever."""
 
     def __init__(self, failed: Any) -> None:
         self._tried = {id(failed): failed}

@@ -319,7 +319,7 @@ def test_a_generator_that_raises_at_the_end_of_a_lease_is_cut_short_in_the_next(
 
 
 class GoingOn:
-    """Raises for some samples and goes on, as a connection may; `iter` begins anew."""
+    """Raises for some samples and goes on, as a connection may; `iter` starts over."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad

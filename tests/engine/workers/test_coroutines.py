@@ -1,4 +1,4 @@
-"""The event loop's crew: what a ring costs, what its meters say, how it leaves."""
+"""Coroutines as workers: what a wakeup costs, what meters say, how they leave."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_wake_up_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
             here.connector.expect(1)
             here.connector.wake_all()
             assert here.connector.there.wait(SOON_S)
-        late = 1  # the ring of the resize, where the loop had begun to staff before it
+        late = 1  # the resize's, where the loop had begun to staff before it
         assert here.connector.tries <= before + 10 + late
 
 

@@ -49,7 +49,7 @@ class Careful(Rows):
 
 
 class Rebuilt(Careful):
-    """Is made anew from the transform."""
+    """Is rebuilt from the transform."""
 
     def __reduce__(self) -> Any:
         return Rebuilt, (self.transform,)
@@ -102,7 +102,7 @@ STUCK: dict[str, tuple[Any, str]] = {
         Careful(each for each in "abc"),
         "`thing.transform` (a generator)",
     ),
-    "what it is made anew of": (
+    "what it is rebuilt from": (
         Rebuilt(Locked()),
         "`thing.__reduce__()[1][0].lock` (a _thread.lock)",
     ),
