@@ -26,6 +26,7 @@ from . import config
 from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
+from .system.forking import FORKS
 from .system.resources import effective_cpus
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -305,7 +306,7 @@ def of_shared_memory(folder: str) -> Diagnosis:
 
 def of_worker_processes(methods: list[str]) -> Diagnosis:
     """Look whether worker processes can run: they are forked and share memory files."""
-    able = "fork" in methods and hasattr(os, "memfd_create")
+    able = "fork" in methods and FORKS
     cure = 'worker processes need Linux: use executor="thread"'
     return Diagnosis("start methods", ", ".join(methods), "" if able else cure)
 

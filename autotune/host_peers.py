@@ -71,8 +71,12 @@ class HostPeers:
 
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
         began_s = psutil.Process().create_time()
-        known = frozenset(os.sched_getaffinity(0)) if cores is None else cores
-        self._me = Peer(os.getpid(), began_s, known, 0.0)
+        if cores is None:
+            there = hasattr(os, "sched_getaffinity")
+            cores = frozenset(
+                os.sched_getaffinity(0) if there else range(os.cpu_count() or 1)
+            )
+        self._me = Peer(os.getpid(), began_s, cores, 0.0)
         self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
 
     def __enter__(self) -> Self:

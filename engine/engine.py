@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ..errors import BudgetError, PenstockError
+from ..errors import BudgetError, PenstockError, check
+from ..system.forking import FORKS
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
@@ -40,9 +41,13 @@ from .program.program import ReadOn
 from .program.seeding import marks, seeded_by
 from .recipe import Recipe, SegmentRecipe, StartMethod
 from .segment import Kind, Segment, make_pool
-from .workers.process.fork_server import ForkServer
-from .workers.process.pool import ProcessPool
 from .workers.process.slabs import Slab, SlabPool
+
+if TYPE_CHECKING:
+    from .workers.process.fork_server import ForkServer
+    from .workers.process.pool import ProcessPool
+
+# Worker processes need Linux: what makes them is loaded when the first one starts.
 
 __all__ = [
     "Engine",
@@ -436,6 +441,13 @@ class Engine:
         return self.recipe.buffers.lend(layout, rows)
 
     def _fork(self) -> ForkServer:
+        check(
+            FORKS,
+            "worker processes need fork and memfd, so Linux; use"
+            ' executor="thread" or "inline"',
+        )
+        from .workers.process.fork_server import ForkServer
+
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
         method = self.recipe.options.multiprocessing_context or self._start_method()
         plan = self.recipe.plan
@@ -480,6 +492,8 @@ class Engine:
         cores = max(1, round(self.recipe.cpu_cores))
 
         def children() -> ProcessPool:
+            from .workers.process.pool import ProcessPool
+
             assert self._fork_server is not None
             return ProcessPool(connector, recipe, self._fork_server, self._slabs, cores)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import SpecError
+from ..errors import SpecError, check
+from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.local import Host, TrainerHost
-from .host.process import ProcessHost
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
@@ -53,7 +52,7 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks: they are to find it
         self._recipe, self._byte_budget = recipe, byte_budget
-        host = ProcessHost if recipe.options.host == "process" else TrainerHost
+        host = process_host if recipe.options.host == "process" else TrainerHost
         self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
@@ -136,7 +135,7 @@ class Run:
                 self._recipe, segments=_as_now(before.engine.segments)
             )
             with before.engine.still():  # a fork copies the locks that threads hold
-                after: Host = ProcessHost(
+                after: Host = process_host(
                     self._recipe, self._byte_budget, before.cursor, trainer
                 )
         else:
@@ -253,6 +252,20 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     return lane_to(stage), None
 
 
+def process_host(
+    recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor, trainer: TrainerMeter
+) -> Host:
+    """Start an engine in a child of the trainer.
+
+    Raises:
+        SpecError: this system has no fork or no memfd; or as building the engine does.
+    """
+    check(FORKS, 'host="process" needs fork and memfd, so Linux; use host="trainer"')
+    from .host.process import ProcessHost
+
+    return ProcessHost(recipe, byte_budget, cursor, trainer)
+
+
 def may_move(recipe: Recipe) -> bool:
     """Whether this pipeline's engine may live in either process.
 
@@ -260,8 +273,7 @@ def may_move(recipe: Recipe) -> bool:
     and dataset hold nothing that only the trainer's process has.
     """
     anywhere = all(s.movable or s.executor == "process" for s in recipe.segments)
-    able = hasattr(os, "fork") and hasattr(os, "memfd_create")
-    return recipe.options.host == "auto" and anywhere and able
+    return recipe.options.host == "auto" and anywhere and FORKS
 
 
 def check_handover(data: Any) -> None:

@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
 from ..errors import StateError, check
+from ..system.forking import FORKS
 from .session import Epoch, Loop, Slot
 
 if TYPE_CHECKING:
@@ -260,18 +261,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _why_torchs(self) -> str | None:
         """Why torch's own workers load; None where penstock's engine does."""
-        seeded, tuned = self.sample_seeding, config.get_enable_autotune()
-        if seeded is False or not (seeded or tuned):
-            return "sample_seeding is off"
-        if isinstance(self.dataset, IterableDataset):
-            return SHARES
-        if not self._auto_collation:
-            return "batch_size=None asks for single samples"
-        if self.worker_init_fn is not None and self.thread_safe:
-            return "worker_init_fn is for processes, and thread_safe asks for threads"
-        if not hasattr(self.dataset, "__len__"):
-            return "the data set has no length"
-        return None if self.in_order else "in_order=False takes batches as they come"
+        seeded, safe = self.sample_seeding, self.thread_safe
+        off = seeded is False or not (seeded or config.get_enable_autotune())
+        reasons = {
+            "sample_seeding is off": off,
+            SHARES: isinstance(self.dataset, IterableDataset),
+            "batch_size=None asks for single samples": not self._auto_collation,
+            "worker_init_fn is for processes, and thread_safe asks for threads": (
+                self.worker_init_fn is not None and safe
+            ),
+            "the data set has no length": not hasattr(self.dataset, "__len__"),
+            "in_order=False takes batches as they come": not self.in_order,
+            "penstock's worker processes need Linux": (
+                self.num_workers and not (safe or FORKS)
+            ),
+        }
+        return next((why for why, holds in reasons.items() if holds), None)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from .torch_workers import resumed, tell_of_cuda, tell_of_shared_memory

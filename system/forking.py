@@ -8,6 +8,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
+"""Whether this system can have worker processes of ours; macOS and Windows cannot."""
 MAX_LOOKS = 100
 """Threads that import one module after the other shall not keep it from forking."""
 

@@ -18,7 +18,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from ...errors import SampleError, SpecError, WorkerError
+from ...errors import SampleError, WorkerError
 from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import Knob, KnobName, Value
@@ -153,7 +153,7 @@ class ProcessHost:
         trainer: the meter of the trainer's thread, whose totals readings carry.
 
     Raises:
-        SpecError: this system has no fork or no memfd; or as building the engine does.
+        SpecError: as building the engine does.
     """
 
     def __init__(
@@ -163,9 +163,6 @@ class ProcessHost:
         cursor: Cursor,
         trainer: TrainerMeter,
     ) -> None:
-        if not (hasattr(os, "fork") and hasattr(os, "memfd_create")):
-            text = 'host="process" needs fork and memfd, as Linux has them; got '
-            raise SpecError(f'{text}{os.name}: use host="trainer"')
         self._owner = os.getpid()
         self._recipe = replace(recipe, device=None)  # the trainer's to copy to
         self._limit_bytes = byte_budget.limit_bytes

@@ -1,0 +1,43 @@
+"""Where a system lacks what worker processes need, all else works, or says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ON_MACOS = """
+import asyncio, fcntl, multiprocessing, os, pytest, signal, socket, torch
+LACKED = {
+    os: ["eventfd", "memfd_create", "pidfd_open", "posix_fallocate",
+         "sched_getaffinity"],
+    socket: ["MSG_CMSG_CLOEXEC"],
+    signal: ["pidfd_send_signal"],
+    fcntl: ["F_OFD_SETLK"],
+}
+for module, names in LACKED.items():
+    for name in names:
+        delattr(module, name)
+import penstock as ps
+
+def of(host="auto", **settings):
+    pipe = ps.Pipeline.from_dataset(range(8), **settings).batch(4)
+    with pipe.options(host=host) as pipe:
+        return [batch.tolist() for batch in pipe]
+
+ps.set_enable_autotune(True)
+expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
+assert of() == of(executor="inline") == expected
+assert of(executor="thread", num_parallel_workers=2) == expected
+for settings in ({}, {"num_workers": 2}, {"num_workers": 2, "thread_safe": True}):
+    loader = ps.DataLoader(range(8), batch_size=4, **settings)
+    assert [batch.tolist() for batch in loader] == expected
+    loader.close()
+with pytest.raises(ps.SpecError, match="worker processes need fork and memfd"):
+    of(executor="process")
+with pytest.raises(ps.SpecError, match='needs fork and memfd.*use host="trainer"'):
+    of(host="process")
+"""
+
+
+def test_threads_and_the_trainer_load_on_macos_and_processes_name_their_need() -> None:
+    subprocess.run([sys.executable, "-P", "-c", ON_MACOS], check=True)
