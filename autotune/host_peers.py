@@ -150,7 +150,7 @@ class HostPeers:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<HostPeers: {sum(1 for _ in self._others())} others>"
+        return f"<HostPeers {self._file or 'alone'}>"
 
 
 def _age_s(path: Path) -> float:

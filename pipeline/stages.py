@@ -9,6 +9,7 @@ be to each other, `description.py` checks.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -132,7 +133,7 @@ def _check_timeout(timeout: float, executor: Executor) -> None:
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class PerSample:
+class PerSample(ABC):
     """A stage whose function workers call for each sample."""
 
     num_parallel_workers: Workers = None
@@ -152,9 +153,9 @@ class PerSample:
             _check_timeout(self.timeout, self.executor)
 
     @property
+    @abstractmethod
     def called(self) -> Callable[..., Any]:
         """What is called for each sample."""
-        raise NotImplementedError
 
     @property
     def kind(self) -> str:

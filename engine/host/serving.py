@@ -147,11 +147,10 @@ def serve(
 def take_over_log() -> SimpleQueue[logging.LogRecord]:
     """Keep what is logged for the trainer, whose settings decide what is shown."""
     log: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    for name in ("penstock", "penstock.autotune"):
-        logger = logging.getLogger(name)
-        logger.handlers = [QueueHandler(log)]
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
+    logger = logging.getLogger("penstock")
+    logger.handlers = [QueueHandler(log)]
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
     return log
 
 
