@@ -24,6 +24,11 @@ LOADED_WHEN_USED = {
     "penstock.engine.engine",
 }
 """What `import penstock` leaves unloaded; `benchmarks/engine_overhead.py` times it."""
+UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subprocess"}
+"""What runs whatever the bytes it is given say, or another program."""
+OWN_PIPES = {
+    f"penstock.engine.workers.process.{name}" for name in ("handover", "parcel", "pipe")
+}
 
 
 def test_no_module_of_ours_is_loaded_under_a_second_name(
@@ -66,6 +71,26 @@ def test_inside_the_package_imports_are_relative(modules: dict[str, Path]) -> No
         if is_within(name, "penstock")
     ]
     assert wrong == []
+
+
+def test_only_what_our_own_pipes_carry_is_unpickled(modules: dict[str, Path]) -> None:
+    found = {
+        module
+        for module, path in modules.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.ImportFrom | ast.Import) and unsafe(node))
+        or (isinstance(node, ast.Call) and loads_files(node))
+    }
+    assert found == OWN_PIPES
+
+
+def unsafe(node: ast.ImportFrom | ast.Import) -> bool:
+    return any(name.split(".")[0] in UNSAFE for name in imported_names(node))
+
+
+def loads_files(node: ast.Call) -> bool:
+    """Whether it is `torch.load` or numpy's, which unpickle what a file holds."""
+    return ast.unparse(node.func) in {"np.load", "numpy.load", "torch.load"}
 
 
 def test_import_loads_only_what_every_user_needs(tmp_path: Path) -> None:
