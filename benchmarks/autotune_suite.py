@@ -146,7 +146,7 @@ def trained(run: Run, row: Row, seconds: float, log: Diary) -> Course:
 
 
 def gliding(times: list[float]) -> Iterator[tuple[float, float]]:
-    """Yield (moment, rate of the seconds after it), forevery half second."""
+    """Yield (moment, rate of the seconds after it), for every half second."""
     moment = times[0]
     while moment + GLIDE_S <= times[-1]:
         count = sum(moment < at <= moment + GLIDE_S for at in times)

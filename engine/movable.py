@@ -92,7 +92,7 @@ GLOBAL_STREAMS = (
     getattr(np.random.mtrand, "_rand", None),
     torch.default_generator,
 )
-"""The generators that `random`, numpy and torch keep foreverybody."""
+"""The generators that `random`, numpy and torch keep for everybody."""
 LOOKED = 3
 """How deep a snapshot looks: a cache in a dataset within a subset is at 3."""
 

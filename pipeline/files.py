@@ -226,7 +226,7 @@ class Store:
 
 
 async def unlimited_client(**settings: Any) -> Any:
-    """Return an HTTP client that opens a connection forevery request in flight.
+    """Return an HTTP client that opens a connection for every request in flight.
 
     How many these are is what `num_parallel_workers` says; aiohttp stops at 100. A
     large file may take its time, as long as something comes.

@@ -37,7 +37,7 @@ PLAN_VERSION = 1
 class Plan:
     """What is loaded and when: immutable, O(1) in the data set, safe in any thread.
 
-    The global batches, the hash and the state are the same on every rank and forevery
+    The global batches, the hash and the state are the same on every rank and for every
     number of ranks, but for padding; only what belongs to `shard` is not.
 
     Raises:

@@ -95,7 +95,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConstantSchedule:
-    """The same setting forevery batch."""
+    """The same setting for every batch."""
 
     setting: Setting
 

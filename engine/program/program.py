@@ -163,7 +163,7 @@ class Calls:
 
 
 class Calling(ABC):
-    """An operation that calls a function once forevery sample.
+    """An operation that calls a function once for every sample.
 
     Between its two halves the calls are made: one after the other, or, where the
     function is a coroutine function, awaited (awaiting.py).

@@ -1,4 +1,4 @@
-"""A generator of its own forevery (seed, round, index, stage), and for nothing else.
+"""A generator of its own for every (seed, round, index, stage), and for nothing else.
 
 Philox 4x64 is counter-based: block `c` of the stream with key `k` is a function of (k,
 c) alone, so a stream is chosen by writing the counter, at no cost of seeding, and
@@ -17,7 +17,7 @@ from ...errors import checked_seed
 
 
 class SampleRandom:
-    """One numpy `Generator`, set again to a sample's own stream forevery sample.
+    """One numpy `Generator`, set again to a sample's own stream for every sample.
 
     One worker owns it; it is not to be shared between threads. A generator it returned
     is valid until the next call of `at`.

@@ -84,7 +84,7 @@ class Footprint:
 
 
 def leaks_since(before: Footprint, grace_s: float = GRACE_S) -> list[str]:
-    """One line foreverything held now that was not held `before`, after a grace."""
+    """One line for everything held now that was not held `before`, after a grace."""
     now = Footprint.now()
     if now.exceeds(before):
         gc.collect()
