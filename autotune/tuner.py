@@ -47,7 +47,6 @@ class Plant(Protocol):
     @property
     def steps(self) -> int:
         """Batches handed over since the start."""
-        ...
 
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if nothing moved or it is paused.
@@ -55,11 +54,9 @@ class Plant(Protocol):
         Its segments are at least one. The trainer's wait and own time are best those of
         the steps it counts: a cut step makes short windows of slow steps uneven.
         """
-        ...
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return all knobs, of pinned stages too."""
-        ...
 
 
 class Tuner(Generic[M]):

@@ -18,7 +18,6 @@ class Announces(Protocol):
 
     def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
         """Have `listener(stamp)` called before each batch; return what ends that."""
-        ...
 
 
 class Follow:

@@ -20,15 +20,12 @@ class Policy(Protocol[M]):
     @property
     def name(self) -> str:
         """As the log shows it."""
-        ...
 
     def start(self) -> M:
         """Return the memory to begin with."""
-        ...
 
     def decide(self, situation: Situation, memory: M) -> tuple[tuple[Decision, ...], M]:
         """Return what to change now, verified together, and what to remember.
 
         No decision means that all is well, or that nothing within the budget helps.
         """
-        ...

@@ -31,16 +31,13 @@ class Tenant(Protocol):
     @property
     def load(self) -> tuple[int, ...]:
         """How many of whose workers are at work, and whether the trainer is."""
-        ...
 
     @property
     def depth(self) -> int:
         """How many stages it has."""
-        ...
 
     def users(self) -> list[tuple[int, Parts]]:
         """Who uses resources now: how many, and the parts of their time."""
-        ...
 
 
 class Machine:

@@ -33,20 +33,16 @@ class Pausable(Protocol):
     @property
     def steady(self) -> bool:
         """Whether the next batch is ready, and threads load in this process."""
-        ...
 
     @property
     def resting(self) -> bool:
         """Whether no worker is at work."""
-        ...
 
     def pause(self) -> None:
         """Hand out no more work."""
-        ...
 
     def resume(self) -> None:
         """Go on."""
-        ...
 
 
 def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:

@@ -139,7 +139,6 @@ class Instruments(Protocol):
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        ...
 
 
 class Window:

@@ -1,3 +1,1 @@
 """Batches to a CUDA device: over a stream of their own, some ahead of the trainer."""
-
-from __future__ import annotations

@@ -31,15 +31,12 @@ class WorkerPool(Protocol):
     @property
     def executor(self) -> str:
         """`inline`, `thread` or `process`."""
-        ...
 
     def resize(self, count: int) -> None:
         """Ask for `count` workers; returns at once, waits for no work in progress."""
-        ...
 
     def retire(self) -> None:
         """Ask all to leave after the lease in hand; returns at once. For good."""
-        ...
 
     def close(self, until_s: float = inf) -> list[str]:
         """Stop, and wait until all are gone. The engine lock is closed already.
@@ -50,15 +47,12 @@ class WorkerPool(Protocol):
         Returns:
             The names of the threads that go on: one cannot be interrupted.
         """
-        ...
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""
-        ...
 
     def threads(self) -> list[str]:
         """Return the folders in /proc of the threads that work; none if it is yours."""
-        ...
 
 
 def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:

@@ -26,15 +26,12 @@ class Curve(Protocol):
 
     def at(self, place: Place) -> float:
         """Return the value for the batch that starts at `place`."""
-        ...
 
     def next_change(self, place: Place) -> Change | None:
         """Return up to where, beyond `place`, the value holds; None: forever."""
-        ...
 
     def describe(self) -> Mapping[str, object]:
         """Return what tells it from others: small, JSON."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
