@@ -28,9 +28,9 @@ from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
 from .system.forking import FORKS
 from .system.resources import effective_cpus
+from .system.shared_memory import SHARED_MEMORY
 
 MIB, GIB = 1 << 20, 1 << 30
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written
 SHARED_MEMORY_WANTED = GIB // 2
 MEMORY_WANTED = GIB // 4
 CORES_WANTED = 2

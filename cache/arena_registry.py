@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ..system.file_locks import lock_file
 from ..system.runtime_folder import runtime_folder
+from ..system.shared_memory import nameless
 from .memory import Arena
 
 PATIENCE_S = 5.0
@@ -95,14 +95,6 @@ def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def nameless(name: str) -> int:
-    """Return the descriptor of a new file in memory; `name` is shown in /proc."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def leave(name: str, holder: Holder) -> None:

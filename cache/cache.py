@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..system.runtime_folder import runtime_folder
-from .arena_registry import Holder, join, leave, nameless
+from ..system.shared_memory import nameless
+from .arena_registry import Holder, join, leave
 from .disk import DiskError
 from .fingerprint.key import Keys
 from .memory import Arena

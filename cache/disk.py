@@ -21,7 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
@@ -487,45 +487,33 @@ def let_go(disk: Disk) -> None:
     disk.close()
 
 
-class failing:  # noqa: N801 to be read in a `with`
-    """Turns whatever the system or LMDB raises within into `DiskError`.
+@contextmanager
+def failing(what: str, folder: Path) -> Iterator[None]:
+    """Turn whatever the system or LMDB raises within into `DiskError`.
 
     It waits for a fork that is due, unless it stands within another.
     """
+    global _calls  # noqa: PLW0603 one a process
+    import lmdb
 
-    __slots__ = ("_folder", "_what")
-
-    def __init__(self, what: str, folder: Path) -> None:
-        self._what = what
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        global _calls  # noqa: PLW0603 one a process
-        depth = getattr(_mine, "depth", 0)
-        with _lock:
-            while _forking and not depth:
-                _changed.wait()
-            _calls += 1
-        _mine.depth = depth + 1
-
-    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        global _calls  # noqa: PLW0603 one a process
-        _mine.depth -= 1
+    depth = getattr(_mine, "depth", 0)
+    with _lock:
+        while _forking and not depth:
+            _changed.wait()
+        _calls += 1
+    _mine.depth = depth + 1
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        raise DiskError(
+            f"the cache in {folder} cannot be {what} ({type(error).__name__}: {error})"
+        ) from error
+    finally:
+        _mine.depth = depth
         with _lock:
             _calls -= 1
             if _forking and not _calls:
                 _changed.notify_all()
-        if error is not None:
-            self._translate(error)
-
-    def _translate(self, error: BaseException) -> None:
-        import lmdb
-
-        if isinstance(error, OSError | lmdb.Error):
-            raise DiskError(
-                f"the cache in {self._folder} cannot be {self._what}"
-                f" ({type(error).__name__}: {error})"
-            ) from error
 
 
 def _before() -> None:

@@ -13,6 +13,7 @@ import math
 import statistics
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -136,6 +137,9 @@ def measure(
         UnstorableError: one of them cannot be stored.
     """
 
+    def best_ns(work: Callable[[], object]) -> float:
+        return min(timeit.repeat(work, timer=clock, repeat=TRIES, number=1))
+
     def measured(each: Codec) -> Measured:
         records = [encode(sample, NO_KEY, each) for sample in samples]
         encodes = [partial(encode, sample, NO_KEY, each) for sample in samples]
@@ -144,23 +148,12 @@ def measure(
         return Measured(
             each.name,
             ratio=sum(map(len, records)) / raw_bytes,
-            encode_ns=statistics.fmean(best_ns(work, clock) for work in encodes),
-            decode_ns=statistics.fmean(best_ns(work, clock) for work in decodes),
+            encode_ns=statistics.fmean(map(best_ns, encodes)),
+            decode_ns=statistics.fmean(map(best_ns, decodes)),
         )
 
     raw_bytes = sum(len(encode(sample, NO_KEY, CODECS[0])) for sample in samples)
     return tuple(map(measured, codecs))
-
-
-def best_ns(work: Callable[[], object], clock: Callable[[], int]) -> int:
-    """Return the shortest time that some work takes."""
-
-    def took_ns() -> int:
-        start_ns = clock()
-        work()
-        return clock() - start_ns
-
-    return min(took_ns() for _ in range(TRIES))
 
 
 class Picker:

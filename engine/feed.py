@@ -190,12 +190,7 @@ class RepackFeed:
         self._samples: deque[tuple[int, Any]] = deque()
         self._over = False
         self._clean = True
-        self._cursor = cursor
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next batch starts: `position` counts tickets, `batch` batches."""
-        return self._cursor
+        self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`."""
@@ -213,7 +208,7 @@ class RepackFeed:
         self._clean = False
         self._samples.clear()
         self._over = cursor.position >= length
-        self._cursor = cursor
+        self.cursor = cursor
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -242,7 +237,7 @@ class RepackFeed:
                 del finished, in_flight
         if finished.failures:
             self.faults.add(finished.failures, in_flight.plan)
-        start, used = in_flight.plan.start, self._cursor.position
+        start, used = in_flight.plan.start, self.cursor.position
         self._samples.extend(
             (start + row, sample)
             for row, sample in finished.data.items()
@@ -250,7 +245,7 @@ class RepackFeed:
         )
 
     def _deliver(self, taken: list[tuple[int, Any]]) -> Delivery:
-        cursor, count = self._cursor, len(taken)
+        cursor, count = self.cursor, len(taken)
         plan = BatchPlan(
             epoch=cursor.epoch,
             step=cursor.step,
@@ -265,7 +260,7 @@ class RepackFeed:
             lr_mult=1.0,
             momentum=None,
         )
-        self._cursor = Cursor(
+        self.cursor = Cursor(
             cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
         )
         data = self._collate(plan, [sample for _, sample in taken])
@@ -300,19 +295,14 @@ class DrawnFeed:
         assert isinstance(plan, DrawnPlan)
         self._engine = engine
         self._plan = plan
-        self._cursor = cursor
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next batch starts."""
-        return self._cursor
+        self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`, where the plan has begun."""
         self._engine.begin_epoch(cursor.epoch)
         self._engine.restart(cursor.step)
         self._extend()
-        self._cursor = cursor
+        self.cursor = cursor
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -327,7 +317,7 @@ class DrawnFeed:
             return None
         in_flight, finished = self._engine.pop()
         stamp = in_flight.plan
-        self._cursor = plan.cursor_after(stamp)
+        self.cursor = plan.cursor_after(stamp)
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error

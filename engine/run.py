@@ -19,7 +19,7 @@ from .host.local import Host, TrainerHost
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
-from .observe.reading import Reading, TrainerMeter, Window, difference
+from .observe.reading import Reading, TrainerMeter, difference
 from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment
@@ -62,7 +62,7 @@ class Run:
         self._moved = 0
         self._closed = False
         self._era = self._now
-        self._window = Window(self)
+        self._before = self.read()
         self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
 
@@ -180,11 +180,13 @@ class Run:
 
         None also where the engine is a new one, whose counters start from zero.
         """
-        observation = self._window.observe()
+        before, self._before = self._before, self.read()
         if self._era != self._now:
-            self._era, self._window = self._now, Window(self)
+            self._era, self._before = self._now, self.read()
             return None
-        return observation if self._trainer.training else None
+        if not self._trainer.training:
+            return None
+        return difference(before, self._before)
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be changed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -22,6 +23,7 @@ from torch.utils.data._utils import worker as torchs
 from ..engine.movable import find_on_device
 from ..engine.plan import Drawing
 from ..errors import StateError
+from ..system.shared_memory import SHARED_MEMORY
 
 
 class TorchLoop(Iterator[Any]):
@@ -160,7 +162,6 @@ class ShareWatch:
 # What worker processes will suffer from, said before they do: once each.
 
 LOGGER = logging.getLogger("penstock")
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 looked at, not written to
 SMALL = 256 * 2**20
 """Bytes; what a container is given unasked is a quarter of it."""
 TOLD: set[str] = set()
@@ -195,8 +196,7 @@ def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
     """Warn of too little shared memory for torch's own workers."""
     if not os.path.isdir(folder):
         return
-    status = os.statvfs(folder)
-    total = status.f_blocks * status.f_frsize
+    total = shutil.disk_usage(folder).total
     if total < SMALL:
         tell_once(TOO_SMALL, folder, total // 2**20)
 

@@ -108,7 +108,7 @@ def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         proc: where the process file system is mounted.
         cgroup: where control groups are mounted.
     """
-    return max(0, min([_available(proc), *_rests(proc, cgroup)]))
+    return max(0, min([_meminfo(proc, "MemAvailable"), *_rests(proc, cgroup)]))
 
 
 def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -121,13 +121,16 @@ def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
     groups = _groups(proc, cgroup, "memory")
     limits = [_text(group / name) for group in groups for name in names]
-    return min([_total(proc), *(int(each) for each in limits if each.isdigit())])
+    return min(
+        [_meminfo(proc, "MemTotal"), *(int(each) for each in limits if each.isdigit())]
+    )
 
 
-def _total(proc: Path) -> int:
-    total = _fields(proc / "meminfo").get("MemTotal")
-    if total is not None:
-        return int(total.split()[0]) * 1024
+def _meminfo(proc: Path, name: str) -> int:
+    """Bytes that a line of `meminfo` tells; elsewhere all of the machine's."""
+    kilobytes = _fields(proc / "meminfo").get(name)
+    if kilobytes is not None:
+        return int(kilobytes.split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -151,13 +154,6 @@ def _cores(quota_us: str, period_us: str) -> Iterator[float]:
     # "max" (version 2) and -1 (version 1) stand for no limit.
     if quota_us.isdigit() and period_us.isdigit() and int(period_us) > 0:
         yield int(quota_us) / int(period_us)
-
-
-def _available(proc: Path) -> int:
-    available = _fields(proc / "meminfo").get("MemAvailable")
-    if available is not None:
-        return int(available.split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

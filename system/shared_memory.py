@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
+import tempfile
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 files there are 0600 and lose their name at once
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 files there are 0600 and have no name
 
 
 def shared_file(name: str, nbytes: int) -> int:
@@ -26,11 +26,9 @@ def shared_file(name: str, nbytes: int) -> int:
     Raises:
         OSError: there is no room, or neither kind can be had.
     """
+    descriptor = nameless(name)
     try:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    except (AttributeError, OSError):
-        descriptor = _nameless(nbytes)
-    try:
+        check_room(descriptor, nbytes)
         os.posix_fallocate(descriptor, 0, nbytes)
     except BaseException:
         os.close(descriptor)
@@ -38,16 +36,23 @@ def shared_file(name: str, nbytes: int) -> int:
     return descriptor
 
 
-def _nameless(nbytes: int) -> int:
-    """Return a new file in shared memory that has no name any more."""
-    room = os.statvfs(SHARED_MEMORY)
+def check_room(descriptor: int, nbytes: int) -> None:
+    """Raise `OSError` where a file cannot grow so large; a memfd has no such bound."""
+    room = os.fstatvfs(descriptor)
     free = room.f_bavail * room.f_frsize
-    if nbytes > free:
+    if room.f_blocks and nbytes > free:
         text = f"{nbytes} bytes wanted, {free} free; make it larger"
         raise OSError(errno.ENOSPC, text, SHARED_MEMORY)
-    path = os.path.join(SHARED_MEMORY, f"penstock-{secrets.token_hex(8)}")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    return descriptor
+
+
+def nameless(name: str) -> int:
+    """Return the descriptor of a new, empty file in memory; `name` is shown in /proc.
+
+    Raises:
+        OSError: neither kind can be had.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    place = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+    with tempfile.TemporaryFile(dir=place) as file:
+        return os.dup(file.fileno())

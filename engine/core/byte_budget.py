@@ -28,25 +28,15 @@ class ByteBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self.lock = threading.Lock()
-        self._limit = limit_bytes
-        self._held = 0
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
-
-    @property
-    def limit_bytes(self) -> int:
-        """The budget."""
-        return self._limit
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes now charged."""
-        return self._held
 
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
         """Change the budget; return whom to tell, as `change` does."""
         with self.lock:
-            self._limit = limit_bytes
+            self.limit_bytes = limit_bytes
             return self._take_refused()
 
     def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
@@ -55,10 +45,10 @@ class ByteBudget:
         One who is refused is notified when bytes come free.
         """
         with self.lock:
-            if notify is not None and self._held + nbytes > self._limit:
+            if notify is not None and self.held_bytes + nbytes > self.limit_bytes:
                 self._refused.add(notify)
                 return False
-            self._held += nbytes
+            self.held_bytes += nbytes
             return True
 
     def rest(self, suspend: Callable[[], None]) -> None:
@@ -79,7 +69,7 @@ class ByteBudget:
     def release(self, nbytes: int) -> list[Callable[[], None]]:
         """Give back; return whom to notify, once the caller holds no lock."""
         with self.lock:
-            self._held -= nbytes
+            self.held_bytes -= nbytes
             return self._take_refused() if self._refused else []
 
     def forget(self, notify: Callable[[], None]) -> None:
@@ -93,7 +83,7 @@ class ByteBudget:
         return refused
 
     def __repr__(self) -> str:
-        return f"<ByteBudget {self._held} of {self._limit} bytes held>"
+        return f"<ByteBudget {self.held_bytes} of {self.limit_bytes} bytes held>"
 
 
 _byte_budget: ByteBudget | None = None

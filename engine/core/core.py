@@ -35,9 +35,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from ..plan import BatchPlan, Rows
+from ..plan import BatchPlan, DrawnPlan, Plan
 from .byte_budget import Reservations
 from .chunk import Chunk, InFlightBatch, Lease, Outcome, RowBuffer, runs
 from .metrics import Gauge, Wait
@@ -204,21 +204,11 @@ class SegmentState:
         return step, first, chunk, inputs, nbytes
 
 
-class Batches(Protocol):
-    """Where work comes from: a plan (engine/plan)."""
-
-    def batch(self, step: int) -> BatchPlan:
-        """Return the batch of a global step."""
-
-    def rows(self, plan: BatchPlan, /) -> Rows:
-        """Return this rank's samples of it."""
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Core:
     """The state machine over all segments, the outbox and the reservations."""
 
-    batches: Batches
+    plan: Plan | DrawnPlan
     buffer_of: Callable[[BatchPlan], RowBuffer]
     segments: list[SegmentState]
     reservations: Reservations
@@ -416,11 +406,11 @@ class Core:
         return self._open(self.next_step)
 
     def _open(self, step: int) -> InFlightBatch | None:
-        plan = self.batches.batch(step)
+        plan = self.plan.batch(step)
         oldest = step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             return None
-        rows = self.batches.rows(plan)
+        rows = self.plan.rows(plan)
         count = len(rows.indices)
         self.batches_in_flight[step] = in_flight = InFlightBatch(
             plan, rows, self.buffer_of(plan), [count] * len(self.segments)

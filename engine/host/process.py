@@ -167,22 +167,18 @@ class ProcessHost:
         self._recipe = replace(recipe, device=None)  # the trainer's to copy to
         self._limit_bytes = byte_budget.limit_bytes
         self._trainer = trainer
-        self._cursor = cursor
+        self.cursor = cursor
         self._round = 0
         self._over = False
         self._due: deque[ReceivedBatch | BaseException | End] = deque()
         """What has been received of this round: the next first."""
         self._raised = self._mute = self._deaths = 0
-        """Errors raised since `_cursor`; of these, to come again; deaths in a row."""
+        """Errors raised since `cursor`; of these, to come again; deaths in a row."""
         self._last: Reading
         self._fresh: Reading | None = None
         self._knobs: tuple[View, ...] = ()
         self.era = 0
         self._start()
-
-    @property
-    def cursor(self) -> Cursor:
-        return self._cursor
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -195,7 +191,7 @@ class ProcessHost:
         while not self._over:
             due = self._next_due()
             if isinstance(due, End):
-                self._cursor, self._fresh = due.cursor, self._note(due.reading)
+                self.cursor, self._fresh = due.cursor, self._note(due.reading)
                 self._raised, self._over = 0, True
                 break
             self._child.take(self._round, len(self._due))
@@ -212,7 +208,7 @@ class ProcessHost:
         return None
 
     def begin(self, cursor: Cursor) -> None:
-        self._cursor, self._over = cursor, False
+        self.cursor, self._over = cursor, False
         self._raised = self._mute = self._deaths = 0
         if not self._recipe.options.persistent_workers:
             self._child.end()  # the next one knows the dataset as it is now
@@ -250,8 +246,8 @@ class ProcessHost:
     # The child, and its successors
 
     def _start(self) -> None:
-        """Fork a child that goes on at `_cursor`; hear that it is ready, or why not."""
-        body = partial(serve, self._recipe, self._limit_bytes, self._cursor)
+        """Fork a child that goes on at `cursor`; hear that it is ready, or why not."""
+        body = partial(serve, self._recipe, self._limit_bytes, self.cursor)
         self._child = HostChild(body)
         try:
             greeting, *messages = self._child.receive()
@@ -265,7 +261,7 @@ class ProcessHost:
         self._hear(messages)
 
     def _replace(self) -> None:
-        """Have another child go on at `_cursor`."""
+        """Have another child go on at `cursor`."""
         self.close()
         self._round, self._mute = 0, self._raised
         self.era += 1
@@ -325,7 +321,7 @@ class ProcessHost:
         return message if isinstance(message, End) else recall(message)
 
     def _take(self, batch: ReceivedBatch) -> Delivery:
-        self._cursor = batch.cursor
+        self.cursor = batch.cursor
         self._raised = self._mute = self._deaths = 0
         if batch.reading is not None:
             self._fresh = self._note(batch.reading)
@@ -360,4 +356,4 @@ class ProcessHost:
         return otherwise if answer is None else answer
 
     def __repr__(self) -> str:
-        return f"<ProcessHost at {self._cursor}: {self._child!r}>"
+        return f"<ProcessHost at {self.cursor}: {self._child!r}>"

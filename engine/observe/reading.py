@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ...cache.statistics import CacheStatistics
 from ..core.metrics import GaugeReading, PartReading, WorkerReading
@@ -132,27 +131,6 @@ class TrainerMeter:
     def read(self) -> TrainerObservation:
         """Return the totals of whole steps."""
         return self._totals
-
-
-class Instruments(Protocol):
-    """What gives readings of one engine."""
-
-    def read(self) -> Reading:
-        """Return all totals as of now."""
-
-
-class Window:
-    """Makes observations: each call covers the time since the call before."""
-
-    def __init__(self, monitor: Instruments) -> None:
-        self._monitor = monitor
-        self._before = monitor.read()
-
-    def observe(self) -> Observation:
-        """Return what happened since the last call, and begin a new window."""
-        before, now = self._before, self._monitor.read()
-        self._before = now
-        return difference(before, now)
 
 
 def difference(before: Reading, now: Reading) -> Observation:

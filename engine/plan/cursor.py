@@ -31,10 +31,6 @@ class Cursor:
     position: int
     """Positions of the epoch that are consumed."""
 
-    def to_dict(self) -> dict[str, int]:
-        """Return the fields as JSON can hold them."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, state: Mapping[str, object]) -> Cursor:
         """Read the fields out of `state`; `StateError` where one is no count."""
@@ -48,7 +44,7 @@ def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, objec
         "version": STATE_VERSION,
         "plan": plan_hash,
         "facts": dict(facts),
-        **cursor.to_dict(),
+        **asdict(cursor),
     }
 
 

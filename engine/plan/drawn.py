@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...errors import SpecError, StateError
 from .batch_plan import BatchPlan
 from .cursor import CURE, Cursor, count
-from .order import Rows
+from .order import GOLDEN, Rows
 
 VERSION = 1
 
@@ -207,7 +207,6 @@ def _read(name: str, text: object) -> bytes | None:
 
 AHEAD = 128
 """Batches drawn ahead of the one the trainer takes next."""
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class DrawnPlan:

@@ -97,20 +97,21 @@ class Work:
         self.offsets = []
 
 
-class Operation(Protocol):
+class Operation(ABC):
     """One stage within a program."""
 
-    @property
-    def stage(self) -> str:
-        """As the log and errors show it."""
+    __slots__ = ()
+    stage: str
+    """As the log and errors show it."""
 
-    def enter(self, number: int) -> None:
+    def enter(self, number: int) -> None:  # noqa: B027 few care
         """Be told that this is worker process `number`, before its first chunk."""
 
+    @abstractmethod
     def run(self, work: Work) -> None:
         """Do it to all rows of `work`."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 few care
         """Be told that this worker process is about to end."""
 
 
@@ -162,7 +163,7 @@ class Calls:
     """Whose samples the results are to be."""
 
 
-class Calling(ABC):
+class Calling(Operation):
     """An operation that calls a function once for every sample.
 
     Between its two halves the calls are made: one after the other, or, where the
@@ -170,19 +171,12 @@ class Calling(ABC):
     """
 
     __slots__ = ()
-    stage: str
-
-    def enter(self, number: int) -> None:  # noqa: B027 few care
-        """All workers are alike."""
-
-    def leave(self) -> None:  # noqa: B027 few care
-        """Nothing is on its way."""
 
     @abstractmethod
     def begin(self, work: Work) -> Calls:
         """Prepare the calls."""
 
-    def finish(self, work: Work, results: Work) -> None:  # noqa: B027 few care
+    def finish(self, work: Work, results: Work) -> None:
         """Judge the results, once all calls are made."""
 
     def run(self, work: Work) -> None:
@@ -220,7 +214,7 @@ class Read(Calling):
 
 
 @dataclass(slots=True, eq=False)
-class ReadOn:
+class ReadOn(Operation):
     """Ask an iterable for its next samples; one worker, in order.
 
     The iterator is opened when the first row of an epoch is wanted and dropped at its
@@ -237,12 +231,6 @@ class ReadOn:
     _skip: int = 0
     _error: BaseException | None = None
     """What the iterator raised, if it has given nothing since."""
-
-    def enter(self, number: int) -> None:
-        """There is one worker."""
-
-    def leave(self) -> None:
-        """Nothing is on its way."""
 
     def restart(self, skip: int = 0) -> None:
         """Begin again with the next row wanted, leaving out the first `skip` rows."""

@@ -14,7 +14,7 @@ from ..batch.stamp import map_tensors
 from ..feed import Delivery
 from ..plan import BatchPlan
 from ..workers.process.handover import is_dense
-from .cuda import Bus, DeviceEvent
+from .cuda import Bus
 from .pinned import PinnedRing, PinnedSlabs
 
 
@@ -25,7 +25,7 @@ class Crossing:
     data: Any
     """Its tensors on the device; the trainer's when handed over, not before."""
     plan: BatchPlan
-    mark: DeviceEvent | None
+    mark: torch.cuda.Event | None
     """After all that makes it; None: made in the trainer's own stream."""
 
 
@@ -43,7 +43,7 @@ class Carrier:
         self._to_device = to_device
         self._ring = PinnedRing(bus, buffers)
         self._slabs = PinnedSlabs(bus)
-        self._under_way: deque[tuple[DeviceEvent, list[torch.Tensor]]] = deque()
+        self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
         """What copies read that are not done: while one lives, so does its slab."""
 
     @property
@@ -98,7 +98,7 @@ class Carrier:
 
     def _sweep(self) -> None:
         under_way = self._under_way
-        while under_way and under_way[0][0].query():
+        while under_way and under_way[0][0].query():  # type: ignore[no-untyped-call]
             under_way.popleft()
 
     def __repr__(self) -> str:

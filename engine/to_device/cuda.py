@@ -11,70 +11,19 @@ import contextlib
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class DeviceEvent(Protocol):
-    """A place in the order of what was issued. `torch.cuda.Event` is one."""
-
-    def query(self) -> bool:
-        """Whether all before it is done. Does not wait."""
-
-    def synchronize(self) -> None:
-        """Wait until it is."""
-
-
-class Bus(Protocol):
-    """A device's copies, on a stream beside the trainer's. For the trainer's thread.
-
-    `unregister` may be called from any.
-    """
-
-    def side(self) -> AbstractContextManager[Any]:
-        """Within it, what torch does on the device is issued on the bus."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Issue a copy of a tensor of the host; return it as it will be. In `side`.
-
-        From memory that is not pinned it is done, for the host, when this returns.
-        """
-
-    def mark(self) -> DeviceEvent:
-        """Return the place after all that was issued so far."""
-
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
-        """Let the trainer's stream have tensors of the bus, from `mark` on.
-
-        Their memory, when they have died, is not used again before that stream is
-        through with them.
-        """
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return pinned host memory, `uint8 [nbytes]`.
-
-        Raises:
-            RuntimeError: there is none to be had.
-        """
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host lies in pinned memory."""
-
-    def register(self, address: int, nbytes: int) -> bool:
-        """Pin memory that is there already; return whether it could be done."""
-
-    def unregister(self, address: int) -> None:
-        """Undo it, once nothing issued before reads from there."""
-
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all devices of this process."""
 SUCCESS = 0
 
 
-class CudaBus:
-    """One stream for copies.
+class Bus:
+    """A device's copies, on a stream beside the trainer's. For the trainer's thread.
+
+    `unregister` may be called from any.
 
     Args:
         device: of type "cuda"; without an index, the current one.
@@ -88,32 +37,50 @@ class CudaBus:
         self._owner = os.getpid()
 
     def side(self) -> AbstractContextManager[Any]:
+        """Within it, what torch does on the device is issued on the bus."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Issue a copy of a tensor of the host; return it as it will be. In `side`.
+
+        From memory that is not pinned it is done, for the host, when this returns.
+        """
         return tensor.to(self.device, non_blocking=True)
 
-    def mark(self) -> DeviceEvent:
+    def mark(self) -> torch.cuda.Event:
+        """Return the place after all that was issued so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        mark: DeviceEvent = event
-        return mark
+        return event
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
-        assert isinstance(mark, torch.cuda.Event)
+    def hand_over(
+        self, tensors: Iterable[torch.Tensor], mark: torch.cuda.Event
+    ) -> None:
+        """Let the trainer's stream have tensors of the bus, from `mark` on.
+
+        Their memory, when they have died, is not used again before that stream is
+        through with them.
+        """
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark)
         for tensor in tensors:
             tensor.record_stream(current)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
+        """Return pinned host memory, `uint8 [nbytes]`.
+
+        Raises:
+            RuntimeError: there is none to be had.
+        """
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the host lies in pinned memory."""
         return tensor.is_pinned()
 
     def register(self, address: int, nbytes: int) -> bool:
+        """Pin memory that is there already; return whether it could be done."""
         status = self._cudart.cudaHostRegister(address, nbytes, PORTABLE)
         if int(status) == SUCCESS:
             return True
@@ -121,6 +88,7 @@ class CudaBus:
         return False
 
     def unregister(self, address: int) -> None:
+        """Undo it, once nothing issued before reads from there."""
         if os.getpid() != self._owner:
             return  # a fork has the memory, but cannot use CUDA
         with contextlib.suppress(RuntimeError):  # of a kernel of the trainer's
@@ -136,4 +104,4 @@ class CudaBus:
             torch.ones(1, device=self.device)  # a kernel: others do not ask
 
     def __repr__(self) -> str:
-        return f"<CudaBus to {self.device}>"
+        return f"<Bus to {self.device}>"

@@ -136,7 +136,5 @@ def is_ready(host: Host, epoch: int) -> bool:
 
 def lane_to(stage: DeviceStage) -> Lane:
     """Return the lane to a CUDA device."""
-    from .cuda import CudaBus
-
-    bus = CudaBus(stage.device)
+    bus = Bus(stage.device)
     return Lane(bus, ToDevice(replace(stage, device=bus.device)))

@@ -14,7 +14,7 @@ import torch
 from ..batch.layout import ALIGN
 from ..workers.process.handover import copied
 from ..workers.process.slabs import block_at
-from .cuda import Bus, DeviceEvent
+from .cuda import Bus
 
 
 class PinnedBuffer:
@@ -24,13 +24,13 @@ class PinnedBuffer:
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
-        self.mark: DeviceEvent | None = None
+        self.mark: torch.cuda.Event | None = None
         """After the copy that reads from it."""
 
     @property
     def free(self) -> bool:
         """Whether it may be written. Does not wait."""
-        return self.mark is None or self.mark.query()
+        return self.mark is None or bool(self.mark.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait until it may be written."""

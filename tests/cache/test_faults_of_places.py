@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -274,10 +275,11 @@ def test_of_two_jobs_on_one_folder_the_stricter_stops_at_its_limit(
 def test_without_memory_to_share_training_goes_on_after_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(name: str, flags: int = 0) -> int:
+    def refuse(*_: object, **__: object) -> int:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     said = train(ram="2MB")
     assert len(said["told"]) == 1
     assert "it goes on without RAM" in said["told"][0]

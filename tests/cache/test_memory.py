@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from penstock.cache import memory as module
-from penstock.cache.arena_registry import nameless
 from penstock.cache.memory import (
     _LOOKUPS,
     GROUPS,
@@ -23,6 +22,7 @@ from penstock.cache.memory import (
     Full,
 )
 from penstock.system import file_locks
+from penstock.system.shared_memory import nameless
 from support.forked import End, forked
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cache.arena_registry import Holder, nameless
+from penstock.cache.arena_registry import Holder
 from penstock.cache.statistics import Counters, Counts
+from penstock.system.shared_memory import nameless
 from support.forked import End, forked
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.engine.to_device.cuda import DeviceEvent
-
 __all__ = ["ClockedBus"]
 
 
@@ -71,11 +69,10 @@ class ClockedBus:
         finally:
             self.at_once = False
 
-    def mark(self) -> DeviceEvent:
+    def mark(self) -> Place:
         return Place(self, self.issued)
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], mark: DeviceEvent) -> None:
-        assert isinstance(mark, Place)
+    def hand_over(self, tensors: Iterable[torch.Tensor], mark: Place) -> None:
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
         self.awaited = mark.at
 

@@ -96,9 +96,9 @@ def test_batches_on_a_cuda_device_are_those_at_home(how: Any, host: Any) -> None
 def test_a_copy_from_the_ring_or_from_a_slab_keeps_nobody() -> None:
     """What is issued behind a long kernel returns before that is done."""
     from penstock.engine.to_device.carrier import Carrier
-    from penstock.engine.to_device.cuda import CudaBus
+    from penstock.engine.to_device.cuda import Bus
 
-    bus = CudaBus(torch.device("cuda"))
+    bus = Bus(torch.device("cuda"))
     carrier = Carrier(bus, ToDevice(DeviceStage.of("cuda")), 3)
     pool = SlabPool()
     slab, allocate = pool.lend_bytes(1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,10 @@ from penstock.engine.observe.reading import (
     Reading,
     SegmentReading,
     TrainerMeter,
-    Window,
     difference,
 )
-from penstock.engine.plan import BatchPlan, Shard
+from penstock.engine.plan import BatchPlan, Cursor, Shard
+from penstock.engine.run import Run
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
 from support.core_script import Script
@@ -136,12 +137,12 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
 
 def test_a_running_engine_is_read_whole() -> None:
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
-        window = Window(engine.monitor)
+        before = engine.monitor.read()
         for _ in range(6):
             engine.pop()
         read = engine.monitor.read()
-        seen = window.observe()
-        again = window.observe()
+        seen = difference(before, read)
+        again = difference(read, engine.monitor.read())
     source, mapped = read.segments
     assert (source.name, source.queue_name) == ("Dataset(ID:0) data",) * 2
     assert (mapped.name, mapped.queue_name) == ("Map(ID:1) float", "Batch(ID:2)")
@@ -156,10 +157,12 @@ def test_a_running_engine_is_read_whole() -> None:
 
 
 def test_windows_follow_each_other_without_a_gap() -> None:
-    with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
-        window = Window(engine.monitor)
-        start_s = engine.monitor.read().time_s
-        engine.pop()
-        first, second = window.observe(), window.observe()
+    run = Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))
+    with closing(run):
+        start_s = run.read().time_s
+        run.next()
+        first, second = run.observe(), run.observe()
+    assert first is not None
+    assert second is not None
     assert second.time_s - second.window_s == pytest.approx(first.time_s)
     assert first.time_s - first.window_s <= start_s
