@@ -26,7 +26,7 @@ from .layout import (
     Misfit,
     learn,
     odd_ones,
-    size_of,
+    size_of_all,
     spread,
     write_rows,
 )
@@ -203,7 +203,7 @@ class BatchBuffer:
             else:
                 return layout.row_bytes * len(rows)
         self._loose.update(zip(rows, samples, strict=True))
-        return sum(map(size_of, samples))
+        return size_of_all(samples)
 
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, its failed rows filled in."""

@@ -42,6 +42,8 @@ NUMBERS: dict[type, torch.dtype] = {
 }
 
 
+SCALARS = frozenset(TORCH_DTYPES) - {np.dtype("uint64")}
+"""Of numpy scalars that torch collates: those of uint64 it refuses."""
 JOINED_BYTES = 1 << 18
 """Up to here a second copy of the bytes costs less than numpy's care for each array."""
 
@@ -150,10 +152,13 @@ class TensorLeaf(Layout):
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
         same(list(map(type, samples)), torch.Tensor)
-        for sample in samples:
-            if not _plain(sample, self.dtype) or sample.shape != self.shape:
+        same([sample.dtype for sample in samples], self.dtype)
+        try:  # stack looks at all else, and refuses what is not like the first
+            if samples[0].shape != self.shape:
                 raise Misfit
-        torch.stack(list(samples), out=memory[first : first + len(samples)])
+            torch.stack(list(samples), out=memory[first : first + len(samples)])
+        except RuntimeError as error:
+            raise Misfit from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,28 @@ class NumberLeaf(Layout):
 
     def read(self, memory: torch.Tensor, row: int) -> Any:
         return memory[row].item()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarLeaf(Layout):
+    """A numpy scalar, as an array gives by an index: its own dtype, as torch has it."""
+
+    kind: type[np.generic]
+
+    @property
+    def row_bytes(self) -> int:
+        return np.dtype(self.kind).itemsize
+
+    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
+        return allocate((rows,), TORCH_DTYPES[np.dtype(self.kind)])
+
+    def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        same(list(map(type, samples)), self.kind)
+        rows = memory.numpy()[first : first + len(samples)]
+        rows[:] = np.fromiter(samples, rows.dtype, len(samples))
+
+    def read(self, memory: torch.Tensor, row: int) -> Any:
+        return memory.numpy()[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +355,10 @@ def _learn(sample: Any) -> Layout:
         return ArrayLeaf(sample.dtype, sample.shape)
     if kind is torch.Tensor and _plain(sample, sample.dtype):
         return TensorLeaf(sample.dtype, tuple(sample.shape))
-    if kind in NUMBERS:
-        return NumberLeaf(kind)
-    if kind in (str, bytes):
-        return ObjectLeaf(kind)
+    if kind in NUMBERS or kind in (str, bytes):
+        return NumberLeaf(kind) if kind in NUMBERS else ObjectLeaf(kind)
+    if issubclass(kind, np.generic) and np.dtype(kind) in SCALARS:
+        return ScalarLeaf(kind)
     if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return SequenceNode(kind, tuple(_members(sample)))
     if kind is dict:
@@ -358,10 +385,16 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 SMALL = 64
 """Bytes that an object counts for which has none to show."""
-MANY = 32
-"""Members of a list that are looked at, evenly spread, to tell the bytes of all."""
+MANY = 16
+"""Samples, or members of a list, that are looked at, evenly spread, to tell the bytes
+of all."""
 DEEP = 16
 """Levels that are looked into: an object may hold itself."""
+
+
+def size_of_all(samples: Sequence[Any]) -> int:
+    """Bytes that these samples hold, told by some of them where they are many."""
+    return _bytes_of(samples, DEEP)
 
 
 def size_of(sample: Any, depth: int = DEEP) -> int:
@@ -369,15 +402,26 @@ def size_of(sample: Any, depth: int = DEEP) -> int:
 
     An estimate, in a few microseconds, and without an error whatever the sample is.
     """
-    if type(sample) in NUMBERS:
+    kind = type(sample)
+    if kind is np.ndarray:
+        return int(sample.nbytes)
+    if kind is tuple or kind is list:
+        return _bytes_of(sample, depth - 1) if depth else 0
+    if kind in NUMBERS:
         return SMALL
-    if isinstance(sample, (bytes, bytearray, str)):
+    if kind is str or kind is bytes or kind is bytearray:
         return len(sample)
     try:
         nbytes = _own_bytes(sample)
         return _bytes_within(sample, depth) if nbytes is None else nbytes
     except Exception:  # noqa: BLE001 code of the user's object: of no consequence here
         return SMALL
+
+
+def _bytes_of(members: Sequence[Any], depth: int) -> int:
+    whole = len(members)
+    some = members[:: -(-whole // MANY)] if whole > MANY else members
+    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
 
 
 def _own_bytes(sample: Any) -> int | None:
@@ -398,18 +442,17 @@ def _own_bytes(sample: Any) -> int | None:
 
 
 def _bytes_within(sample: Any, depth: int) -> int:
-    if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        members = [getattr(sample, each.name) for each in dataclasses.fields(sample)]
+    if isinstance(sample, (str, bytes, bytearray)):
+        return len(sample)
+    if isinstance(sample, (tuple, list)):
+        members: Sequence[Any] = sample
     elif isinstance(sample, Mapping):
         members = list(sample.values())
-    elif isinstance(sample, (tuple, list)):
-        members = sample[:: -(-len(sample) // MANY) or 1]  # type: ignore[assignment]
+    elif dataclasses.is_dataclass(sample):
+        members = [getattr(sample, each.name) for each in dataclasses.fields(sample)]
     else:
         return SMALL
-    if not members or depth == 0:
-        return 0
-    whole = len(sample) if isinstance(sample, (tuple, list)) else len(members)
-    return sum(size_of(each, depth - 1) for each in members) * whole // len(members)
+    return _bytes_of(members, depth - 1) if depth else 0
 
 
 def describe(sample: Any) -> str:

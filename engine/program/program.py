@@ -16,7 +16,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from ...errors import SampleError
-from ..batch.layout import size_of
+from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome
 from .randomness import SampleRandom
 
@@ -437,7 +437,7 @@ class Program:
         )
         if sink is None:
             outcome.outputs, outcome.offsets = work.samples, work.offsets
-            outcome.nbytes = sum(map(size_of, work.samples))
+            outcome.nbytes = size_of_all(work.samples)
         elif work.samples:
             outcome.nbytes = sink.place(work.rows(), work.samples)
         return outcome

@@ -103,6 +103,10 @@ NUMBERS: list[Maker] = [
     lambda rng: np.int16(rng.integers(0, 9)),
     lambda rng: np.bool_(rng.random() < 0.5),
     lambda rng: np.float64(rng.random()),
+    lambda rng: np.int64(rng.integers(0, 9)),
+    lambda rng: np.uint64(rng.integers(0, 9)),
+    lambda rng: np.float16(rng.random()),
+    lambda rng: np.complex64(rng.random()),
 ]
 TEXTS: list[Maker] = [text, lambda rng: text(rng).encode()]
 NO_SAMPLES: list[Maker] = [lambda rng: None, lambda rng: 1j, lambda rng: {1, 2}]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....errors import SampleError
-from ...batch.layout import Layout, Misfit, size_of, write_rows
+from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
 from ...program.program import Program
 from ...program.randomness import SampleRandom
@@ -271,4 +271,4 @@ class SlabSink:
             else:
                 return layout.row_bytes * len(rows)
         self.kept = rows, list(samples)
-        return sum(map(size_of, samples))
+        return size_of_all(samples)

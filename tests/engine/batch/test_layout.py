@@ -170,7 +170,7 @@ with warnings.catch_warnings(action="ignore"):  # their API may change
     [
         None,
         1j,
-        np.float32(1),
+        np.uint64(1),
         np.array(1),
         np.zeros(2, ">f4"),
         np.zeros(2, "U1"),
