@@ -25,12 +25,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from connector_rules import ConnectorRules
 from hill_climb import HillClimb
 from suite_rows import ROWS, Row
 
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
+from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.situation import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.core.byte_budget import ByteBudget

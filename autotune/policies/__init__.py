@@ -1,8 +1,7 @@
 """Policies: pure functions from what was seen to what should be changed."""
 
 from .bottleneck_law import BottleneckLaw
-from .connector_rules import ConnectorRules
 from .per_regime import PerRegime
 from .policy import Policy
 
-__all__ = ["BottleneckLaw", "ConnectorRules", "PerRegime", "Policy"]
+__all__ = ["BottleneckLaw", "PerRegime", "Policy"]

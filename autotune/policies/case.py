@@ -15,7 +15,6 @@ from .backoff import Backoffs
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
 """MindSpore's thresholds: of what feeds an operator and what it fills, and of its
 workers' time on a CPU."""
-FINAL_UTILIZATION = 0.75
 WAIT_TOLERATED = 0.03
 """Below this share of the step there is nothing worth adding for."""
 WAIT_NONE = 0.01
@@ -46,14 +45,6 @@ class Case:
 
     situation: Situation
     backoffs: Backoffs
-
-    def hungry(self) -> bool:
-        """Whether the trainer waits for batches that are not there."""
-        seen = self.situation.observation
-        return (
-            wait_share(seen) >= WAIT_TOLERATED
-            and outbox(seen).utilization < FINAL_UTILIZATION
-        )
 
     def at_ease(self) -> bool:
         """Whether the trainer finds its batches ready."""

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from penstock.autotune.policies.connector_rules import ConnectorRules, RulesMemory
+from connector_rules import ConnectorRules, RulesMemory
+
 from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
 from penstock.engine.observe.observation import Observation, TrainerObservation
 from support.windows import (

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from connector_rules import ConnectorRules
 
 from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
+from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.simulator import (
     Machine,
     Ranks,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from connector_rules import ConnectorRules, RulesMemory
 
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, ConnectorRules, Policy
-from penstock.autotune.policies.connector_rules import RulesMemory
+from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.observe.knob import Knob

@@ -25,14 +25,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...engine.observe.observation import SegmentObservation
-from .. import phrases
-from ..situation import Decision, KnobKey, Situation
-from ..window import starving
-from .backoff import NO_BACKOFFS, Backoffs
-from .case import CPU_HIGH, CPU_LOW, DIFFERENCE, Case
+from penstock.autotune import phrases
+from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
+from penstock.autotune.policies.case import (
+    CPU_HIGH,
+    CPU_LOW,
+    DIFFERENCE,
+    WAIT_TOLERATED,
+    Case,
+)
+from penstock.autotune.situation import Decision, KnobKey, Situation
+from penstock.autotune.window import outbox, starving, wait_share
+from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5
+FINAL_UTILIZATION = 0.75
 WORKERS_STEP = 2
 PREFETCH_STEP = 4
 MAX_PREFETCH = 16
@@ -73,7 +80,7 @@ class ConnectorRules:
         case = _Rules(situation, backoffs)
         if mended := tuple(case.within_budget()):
             return mended, RulesMemory(backoffs=backoffs)
-        if case.hungry():
+        if hungry(case):
             hungry = memory.hungry + 1
             sure = hungry >= HUNGRY_WINDOWS or starving(situation.observation)
             grown = case.growth() if sure else ()
@@ -83,6 +90,15 @@ class ConnectorRules:
         if at_ease >= EASE_WINDOWS:
             spared = tuple(case.idle_workers()) or tuple(case.idle_queues())
         return spared, RulesMemory(at_ease=at_ease, backoffs=backoffs)
+
+
+def hungry(case: Case) -> bool:
+    """Whether the trainer waits for batches that are not there."""
+    seen = case.situation.observation
+    return (
+        wait_share(seen) >= WAIT_TOLERATED
+        and outbox(seen).utilization < FINAL_UTILIZATION
+    )
 
 
 class _Rules(Case):
