@@ -80,7 +80,7 @@ class ConnectorRules:
         case = _Rules(situation, backoffs)
         if mended := tuple(case.within_budget()):
             return mended, RulesMemory(backoffs=backoffs)
-        if hungry(case):
+        if is_hungry(case):
             hungry = memory.hungry + 1
             sure = hungry >= HUNGRY_WINDOWS or starving(situation.observation)
             grown = case.growth() if sure else ()
@@ -92,7 +92,7 @@ class ConnectorRules:
         return spared, RulesMemory(at_ease=at_ease, backoffs=backoffs)
 
 
-def hungry(case: Case) -> bool:
+def is_hungry(case: Case) -> bool:
     """Whether the trainer waits for batches that are not there."""
     seen = case.situation.observation
     return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from connector_rules import hungry
+from connector_rules import is_hungry
 
 from penstock.autotune.policies.backoff import NO_BACKOFFS
 from penstock.autotune.policies.case import Case
@@ -52,7 +52,7 @@ class HillClimb:
         if memory.held:
             return (), Memory(memory.held - 1)
         case = Case(situation, NO_BACKOFFS)
-        if hungry(case):
+        if is_hungry(case):
             return self._step(case, +1), memory
         return (self._step(case, -1) if case.at_ease() else ()), memory
 
