@@ -14,21 +14,17 @@ processes.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Self
 
-import psutil
 from burning import burn, rounds_for
+from subject import Subject
 from versus import Result, cpu_s, show
 
 WAIT_S = 0.020
@@ -208,58 +204,9 @@ def be(subject: str, iterations: int) -> None:
 # In the process that asks
 
 
-class Subject:
-    """One subject in a fresh process, as a `with`. Between windows it is stopped."""
-
-    def __init__(self, name: str, iterations: int) -> None:
-        command = [sys.executable, "-W", "ignore", __file__, "--subject", name]
-        command += ["--iterations", str(iterations)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._signal(signal.SIGCONT)
-        self._process.communicate()
-
-    def window(self) -> Window:
-        """Return rate and cores of one more window."""
-        asked, told = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert told is not None
-        self._signal(signal.SIGCONT)
-        print(file=asked, flush=True)
-        line = told.readline()
-        if not line:
-            raise SystemExit(f"{self._process.args} ended without a result")
-        self._signal(signal.SIGSTOP)
-        rate, cores = json.loads(line)
-        return rate, cores
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Stop or go on, with all children: none is to fill up its stock meanwhile."""
-        family = psutil.Process(self._process.pid)
-        for each in (family, *family.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-
-    def pss_mb(self) -> float:
-        """Return its memory and that of all its children, shared pages once."""
-        return pss_mb(psutil.Process(self._process.pid))
-
-
-def pss_mb(process: psutil.Process) -> float:
-    """Return the memory of a process and all its children, shared pages once."""
-    total = 0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            total += each.memory_full_info().pss
-        except psutil.NoSuchProcess:  # pragma: no cover - it has just ended
-            continue
-    return total / 1e6
+def started(name: str, iterations: int) -> Subject:
+    """Return one subject in a fresh process, which answers with windows."""
+    return Subject(__file__, "--subject", name, "--iterations", str(iterations))
 
 
 def main() -> None:
@@ -281,12 +228,12 @@ def main() -> None:
         for name, share in shares.items():
             print(f"round {number + 1}: {name}", file=sys.stderr, flush=True)
             with (
-                Subject(name, iterations) as subject,
-                Subject(BARE, iterations) as bare,
+                started(name, iterations) as subject,
+                started(BARE, iterations) as bare,
             ):
                 for _ in range(1 if name == TUNED else WINDOWS):
-                    windows[name].append(subject.window())
-                    windows[BARE].append(bare.window())
+                    windows[name].append(subject.ask())
+                    windows[BARE].append(bare.ask())
                     share.append(windows[name][-1][0] / windows[BARE][-1][0])
                 memory[name].append(subject.pss_mb())
     results = {

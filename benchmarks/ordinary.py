@@ -1,0 +1,499 @@
+"""Is one changed import ever slower than torch, on data as people have it?
+
+    python benchmarks/ordinary.py --quick                     # half an hour
+    python benchmarks/ordinary.py [--only NAME,...] [--workers 0,2] [--resume FILE]
+
+Thirty workloads (ordinary_workloads.py), each with 0, 1, 2 and 4 workers: torch's
+DataLoader, penstock's with autotune on, and `Pipeline.from_dataset`, each in a process
+of its own that is new for every row. Penstock's train for 10 s first (--quick: 4 s) and
+are asked what holds training up; then windows of all of them take turns, while the
+others are stopped. To the tuner such a stop is a trainer that is away, as in an
+evaluation; --hold turns it off after the first seconds, to tell what that costs.
+
+A row has medians, the ratio to torch with as many workers and the 95 % interval of it
+(bootstrap of windows that ran side by side), the ratio to torch's best over all numbers
+of workers that were measured, and whether the verdict is right. It fails if the whole
+interval is below 0.95.
+
+Each row is added to a file as soon as it is measured. `--resume FILE` leaves out those
+that are there, `--again failing` measures those again that fail there; of rows that
+were measured twice, the newer counts. `--check` compares the first batches with torch's
+instead of measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from ordinary_workloads import WORKLOADS, Workload
+from subject import Ended, Subject
+from torch.utils.data import IterableDataset
+from versus import cpu_s
+
+FACES = ("loader", "pipeline")
+WORKERS = (0, 1, 2, 4)
+FAILS = 0.95
+DRAWS = 2000
+"""Of the bootstrap."""
+CHECKED = 24
+"""Batches."""
+LIMIT_S = 90.0
+"""For one answer of a process."""
+TAIL = 400
+"""Characters of what a process said before it failed."""
+
+Key = tuple[str, int, str]
+"""Workload, workers, face."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long each part takes, in seconds."""
+
+    warm_s: float = 10.0
+    torch_warm_s: float = 3.0
+    window_s: float = 1.0
+    settle_s: float = 0.5
+    """Before each window."""
+    windows: int = 7
+
+
+QUICK = Pace(4.0, 1.0, 0.25, 0.05, 5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One face on one workload, beside torch with as many workers."""
+
+    workload: str
+    workers: int
+    face: str
+    torch: list[float] = field(default_factory=list)
+    """Samples a second, by window."""
+    ours: list[float] = field(default_factory=list)
+    cores: tuple[float, float] = (0.0, 0.0)
+    """Kept busy, by torch and by us: medians."""
+    ratio: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    verdict: str = ""
+    bottleneck: str | None = None
+    cause: str = ""
+    right: bool = False
+    stages: list[Any] = field(default_factory=list)
+    """Name, workers and executor after the first seconds."""
+    left_out: str = ""
+    """Why it was not measured."""
+    error: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.workload, self.workers, self.face
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.error) or (not self.left_out and self.high < FAILS)
+
+
+# In the process of one subject
+
+
+def loader_of(
+    face: str, work: Workload, workers: int, data: Any, *, shuffle: bool = False
+) -> Any:
+    """Return what is iterated: torch's loader, or one of ours with autotune on."""
+    if face != "torch":
+        import penstock as ps
+
+        ps.set_enable_autotune(True)
+    if face == "pipeline":
+        alone = isinstance(data, IterableDataset)  # its order is that of one reader
+        asked = None if alone else workers or None
+        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=asked)
+        pipe = pipe.shuffle(seed=0) if shuffle else pipe
+        return pipe.batch(work.batch, collate_fn=work.collate)
+    kind = torch.utils.data.DataLoader if face == "torch" else ps.DataLoader
+    return kind(
+        data,
+        work.batch,
+        shuffle=shuffle,
+        num_workers=workers,
+        collate_fn=work.collate,
+        persistent_workers=workers > 0,
+    )
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    """Yield batches of one epoch after another."""
+    while True:
+        yield from loader
+
+
+def touch(batch: Any) -> None:
+    """Read one number, or one sample, of it."""
+    while isinstance(batch, dict | list | tuple) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    if isinstance(batch, torch.Tensor):
+        batch.view(-1)[0].item()
+
+
+class Trainer:
+    """Trains on one loader, and answers what it is asked."""
+
+    def __init__(self, loader: Any, work: Workload) -> None:
+        self._loader, self._work = loader, work
+        self._batches = endless(loader)
+
+    def train(self, seconds: float) -> int:
+        """Return how many batches it took, at least one."""
+        end_s, count, step_s = time.perf_counter() + seconds, 0, self._work.step_s
+        while not count or time.perf_counter() < end_s:
+            touch(next(self._batches))
+            count += 1
+            if step_s:
+                time.sleep(step_s)
+        return count
+
+    def window(self, settle_s: float, seconds: float) -> tuple[float, float]:
+        """Return samples a second, and cores kept busy."""
+        self.train(settle_s)
+        start_s, cpu = time.perf_counter(), cpu_s()
+        count = self.train(seconds)
+        spent_s = time.perf_counter() - start_s
+        return count * self._work.batch / spent_s, (cpu_s() - cpu) / spent_s
+
+    def explain(self) -> dict[str, Any]:
+        """Return what the loader says of itself."""
+        try:
+            said = self._loader.explain()
+        except Exception as error:  # noqa: BLE001 - the row says so
+            return {"verdict": "none", "cause": f"{type(error).__name__}: {error}"}
+        return {
+            "verdict": said.verdict if said.trainer.steps else "none",
+            "bottleneck": said.bottleneck,
+            "cause": said.cause,
+            "stages": [
+                (each.name, each.num_parallel_workers, each.executor)
+                for each in said.stages
+            ],
+        }
+
+    def hold(self) -> None:
+        """Go on with the settings that were found."""
+        import penstock as ps
+
+        ps.set_enable_autotune(False)
+
+
+def described(batch: Any) -> str:
+    """Return a text that is the same for the same data."""
+    match batch:
+        case torch.Tensor():
+            digest = zlib.crc32(batch.numpy().tobytes())
+            return f"{batch.dtype}{tuple(batch.shape)}{digest}"
+        case dict():
+            inner = [f"{key}:{described(each)}" for key, each in batch.items()]
+            return f"{{{','.join(inner)}}}"
+        case list() | tuple():
+            kind = "list" if isinstance(batch, list) else "tuple"
+            return f"{kind}({','.join(map(described, batch))})"
+    return repr(batch)
+
+
+def be(face: str, name: str, workers: int, folder: Path) -> None:
+    """Answer each line, a method of the trainer and its numbers, with one of JSON."""
+    work = WORKLOADS[name]
+    data = work.make(folder)
+    loader = loader_of(face, work, workers, data, shuffle=work.shuffle)
+    trainer = Trainer(loader, work)
+    for line in sys.stdin:
+        asked, *numbers = line.split()
+        answer = getattr(trainer, asked)(*map(float, numbers))
+        print(json.dumps(answer), flush=True)
+    os._exit(0)  # what the interpreter would take down takes longer than a window
+
+
+# In the process that asks
+
+
+class Bench:
+    """Measures rows, with data in a folder of its own."""
+
+    def __init__(self, folder: Path, pace: Pace, *, hold: bool) -> None:
+        self._folder, self._pace, self._hold = folder, pace, hold
+
+    def measure(self, name: str, workers: int, faces: list[str]) -> list[Row]:
+        """Return one row for each face."""
+        if why := WORKLOADS[name].left_out:
+            return [Row(name, workers, face, left_out=why) for face in faces]
+        with contextlib.ExitStack() as stack:
+            torchs, *ours = self._started(stack, name, workers, ["torch", *faces])
+            said = [self._warmed(subject) for subject in ours]
+            error = torchs.attempt(f"train {self._pace.torch_warm_s}")[1]
+            turns = [torchs, *(s for s in ours if not s.error)]
+            for number in range(0 if error else self._pace.windows):
+                for subject in turns if number % 2 else reversed(turns):
+                    subject.window(self._pace)
+        pairs = zip(faces, ours, said, strict=True)
+        return [
+            row_of(Row(name, workers, face), torchs, subject, found)
+            for face, subject, found in pairs
+        ]
+
+    def _started(
+        self,
+        stack: contextlib.ExitStack,
+        name: str,
+        workers: int,
+        faces: list[str],
+    ) -> list[Measured]:
+        folder = self.written(name)
+        found = []
+        for face in faces:
+            file = tempfile.TemporaryFile("w+")  # noqa: SIM115 the stack closes it
+            noise = stack.enter_context(file)
+            given = [__file__, "--subject", face, "--only", name]
+            given += ["--workers", str(workers), "--folder", str(folder)]
+            subject = Subject(*given, limit_s=LIMIT_S, stderr=noise)
+            found.append(Measured(stack.enter_context(subject), noise))
+        return found
+
+    def _warmed(self, subject: Measured) -> dict[str, Any]:
+        """Train for the first seconds; return the verdict."""
+        subject.attempt(f"train {self._pace.warm_s}")
+        said = subject.attempt("explain")[0] or {}
+        if self._hold:
+            subject.attempt("hold")
+        return said
+
+    def written(self, name: str) -> Path:
+        """Return the folder of a workload's files, made if need be."""
+        folder, write = self._folder / name, WORKLOADS[name].write
+        if not folder.exists():
+            folder.mkdir()
+            if write is not None:
+                write(folder)
+        return folder
+
+
+class Measured:
+    """A subject, its windows and how it failed."""
+
+    def __init__(self, subject: Subject, noise: IO[str]) -> None:
+        self._subject, self._noise = subject, noise
+        self.rates: list[float] = []
+        self.cores: list[float] = []
+        self.error = ""
+
+    def attempt(self, question: str) -> tuple[Any, str]:
+        """Return the answer, and why there is none; nothing once it failed."""
+        if self.error:
+            return None, self.error
+        try:
+            return self._subject.ask(question), ""
+        except Ended as error:
+            self._noise.seek(0)
+            self.error = f"{error}: {self._noise.read()[-TAIL:]}"
+            return None, self.error
+
+    def window(self, pace: Pace) -> None:
+        """Measure one more."""
+        found, error = self.attempt(f"window {pace.settle_s} {pace.window_s}")
+        if not error:
+            self.rates.append(found[0])
+            self.cores.append(found[1])
+
+
+def row_of(row: Row, torchs: Measured, ours: Measured, said: dict[str, Any]) -> Row:
+    """Return the row with all that is known of it."""
+    error = ours.error or (torchs.error and f"torch: {torchs.error}")
+    known: dict[str, Any] = asdict(row) | said
+    known |= {"torch": torchs.rates, "ours": ours.rates, "error": error}
+    if not error:
+        known["ratio"], known["low"], known["high"] = compared(ours.rates, torchs.rates)
+        middle = map(statistics.median, (torchs.cores, ours.cores))
+        known["cores"] = tuple(round(each, 2) for each in middle)
+        known["right"] = is_right(WORKLOADS[row.workload], said)
+    return Row(**known)
+
+
+def compared(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Return the ratio of medians, and its 95 % interval: pairs are drawn together."""
+    pairs = np.array([ours, theirs])
+    drawn = np.random.default_rng(0).integers(len(ours), size=(DRAWS, len(ours)))
+    first, second = np.median(pairs[:, drawn], axis=-1)
+    low, high = np.quantile(first / second, (0.025, 0.975))
+    return float(np.divide(*np.median(pairs, axis=-1))), float(low), float(high)
+
+
+def is_right(work: Workload, said: dict[str, Any]) -> bool:
+    """Whether verdict, stage and cause are those that the workload declares."""
+    if "trainer" in work.slow:
+        return bool(said["verdict"] == "not input-bound")
+    named = said.get("bottleneck")
+    if said["verdict"] != "input-bound" or named is None:
+        return False
+    stage = "collate" if re.search("collate|batch", named, re.IGNORECASE) else "read"
+    return stage in work.slow and said["cause"].startswith(work.causes)
+
+
+# The file, and the table of it
+
+
+def read_rows(path: Path) -> dict[Key, Row]:
+    """Return the newest row of each key."""
+    if not path.exists():
+        return {}
+    rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    return {row.key: row for row in rows}
+
+
+def show(rows: dict[Key, Row]) -> None:
+    """Print the table, the worst first."""
+    best: dict[str, float] = {}
+    measured = [row for row in rows.values() if not row.error and not row.left_out]
+    for row in measured:
+        rate = statistics.median(row.torch)
+        best[row.workload] = max(best.get(row.workload, 0.0), rate)
+    print(
+        "\nworkload          workers face        torch/s    ours/s  ratio (95 %)"
+        "        of best  cores      verdict"
+    )
+    for row in sorted(rows.values(), key=lambda row: row.high):
+        print(line_of(row, best.get(row.workload, 1.0)))
+    failing = sum(row.fails for row in rows.values())
+    right = sum(row.right for row in measured)
+    print(f"\n{failing} of {len(rows)} rows fail; the verdict is right on {right}.")
+    for face in FACES:
+        shares = [
+            statistics.median(row.ours) / best[row.workload]
+            for row in measured
+            if row.face == face
+        ]
+        if shares:
+            print(f"{face}: {statistics.median(shares):.2f} of torch's best (median)")
+
+
+def line_of(row: Row, best: float) -> str:
+    """Return one line of the table."""
+    mark = "!" if row.fails else " "
+    head = f"{mark}{row.workload:<18} {row.workers:>5}  {row.face:<8}"
+    if row.left_out or row.error:
+        return f"{head}  {row.left_out or row.error}".replace("\n", " ")
+    theirs, ours = statistics.median(row.torch), statistics.median(row.ours)
+    stages = ", ".join(f"{workers} {kind}" for _, workers, kind in row.stages)
+    verdict = "right" if row.right else f"WRONG: {row.bottleneck}; {row.cause[:60]}"
+    return (
+        f"{head} {theirs:>10,.0f} {ours:>10,.0f}"
+        f"  {row.ratio:5.2f} ({row.low:5.2f} to {row.high:5.2f})"
+        f"  {ours / best:6.2f}  {row.cores[0]:.1f} {row.cores[1]:.1f}"
+        f"  [{stages}] {verdict}"
+    )
+
+
+def run(options: argparse.Namespace, bench: Bench) -> None:
+    """Measure what is asked for and not there yet."""
+    path = options.resume or Path(tempfile.mkstemp(".jsonl", "ordinary-")[1])
+    there = read_rows(path)
+    print(f"rows are added to {path}", flush=True)
+    done = {key for key, row in there.items() if not row.left_out}
+    if options.again:
+        done = {key for key, row in there.items() if not row.fails}
+    for name in options.only:
+        for workers in options.workers:
+            wanted = [f for f in options.faces if (name, workers, f) not in done]
+            if options.again:
+                wanted = [f for f in wanted if (name, workers, f) in there]
+            for row in bench.measure(name, workers, wanted) if wanted else []:
+                with path.open("a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+                print(line_of(row, max(row.torch, default=1.0)), flush=True)
+    show(read_rows(path))
+
+
+def check(options: argparse.Namespace, bench: Bench) -> None:
+    """Compare the first batches of all workloads with torch's, here and in order."""
+    for name in options.only:
+        work = WORKLOADS[name]
+        if work.left_out:
+            print(name, "left out:", work.left_out)
+            continue
+        for workers, face in itertools.product(options.workers, options.faces):
+            try:
+                same = is_same(face, work, workers, bench.written(name))
+                print(name, workers, face, "same" if same else "DIFFERS", flush=True)
+            except Exception as error:  # noqa: BLE001 - the others are compared, too
+                print(name, workers, face, repr(error), flush=True)
+
+
+def is_same(face: str, work: Workload, workers: int, folder: Path) -> bool:
+    """Whether a face yields what torch does."""
+    data = work.make(folder)
+    # A pipeline reads an iterable in the order of one reader.
+    alone = face == "pipeline" and isinstance(data, IterableDataset)
+    theirs = first(loader_of("torch", work, 0 if alone else workers, data))
+    return first(loader_of(face, work, workers, work.make(folder))) == theirs
+
+
+def first(loader: Any) -> list[str]:
+    """Return the first batches; the loop ends with them."""
+    return [described(batch) for batch in itertools.islice(loader, CHECKED)]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    if unknown := set(found := text.split(",")) - WORKLOADS.keys() - set(FACES):
+        raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}")
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", type=names, default=list(WORKLOADS))
+    parser.add_argument("--workers", type=numbers, default=list(WORKERS))
+    parser.add_argument("--faces", type=names, default=list(FACES))
+    parser.add_argument("--resume", type=Path, metavar="FILE")
+    parser.add_argument("--again", choices=["failing"])
+    parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--subject", help="be one of those measured")
+    parser.add_argument("--folder", type=Path, help="of the subject's files")
+    options = parser.parse_args()
+    if options.subject:
+        (name,), (workers,) = options.only, options.workers
+        be(options.subject, name, workers, options.folder)
+        return
+    # Ended from outside, it ends those that it stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder:
+        pace = QUICK if options.quick else Pace()
+        bench = Bench(Path(folder), pace, hold=options.hold)
+        (check if options.check else run)(options, bench)
+
+
+if __name__ == "__main__":
+    main()

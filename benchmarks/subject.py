@@ -1,0 +1,103 @@
+"""A process that is measured, and stopped while another one is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO, Any, Self
+
+import psutil
+
+__all__ = ["Ended", "Subject"]
+
+PATIENCE_S = 5.0
+"""After its input is closed."""
+
+
+class Ended(RuntimeError):
+    """A subject ended, or said nothing in time."""
+
+
+class Subject:
+    """A fresh process of a script, as a `with`, that answers lines with JSON.
+
+    Between two questions it is stopped, with all its children: none is to fill up its
+    stock meanwhile, or to take a core from another.
+    """
+
+    def __init__(
+        self, *arguments: str, limit_s: float = 600.0, stderr: IO[str] | None = None
+    ) -> None:
+        """Start it.
+
+        Args:
+            *arguments: the script, and what it takes.
+            limit_s: how long an answer may take.
+            stderr: where its own goes; None: to ours.
+        """
+        self._limit_s = limit_s
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let it end by itself; whoever of its family is left then is killed."""
+        self._signal(signal.SIGCONT)
+        family = list(self._family())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=PATIENCE_S)
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self._process.communicate()
+
+    def ask(self, question: str = "") -> Any:
+        """Let it go on until it has answered.
+
+        Raises:
+            Ended: it did not.
+        """
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(BrokenPipeError):
+            print(question, file=asked, flush=True)
+        if not select.select([told], [], [], self._limit_s)[0]:
+            raise Ended(f"no answer to {question!r} after {self._limit_s:.0f} s")
+        line = told.readline()
+        if not line:
+            raise Ended(f"ended when asked {question!r}")
+        self._signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def pss_mb(self) -> float:
+        """Return its memory and that of all its children, shared pages once."""
+        total = 0
+        for each in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += each.memory_full_info().pss
+        return total / 1e6
+
+    def _signal(self, number: signal.Signals) -> None:
+        for each in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+
+    def _family(self) -> Iterator[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            yield process
+            yield from process.children(recursive=True)
