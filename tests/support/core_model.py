@@ -171,8 +171,9 @@ class Course:
         self.wake()
 
     def close(self) -> None:
-        """The engine is closed."""
+        """The engine is closed: nobody waits for work to come back."""
         self.core.close(next(self.clock))
+        self.paused = self.source_paused = False
         self.batches.clear()
         self.wake()
 

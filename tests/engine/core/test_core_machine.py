@@ -191,3 +191,12 @@ TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
     max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "150")), stateful_step_count=40
 )
+
+
+def test_work_that_comes_back_after_close_while_paused_wakes_nobody() -> None:
+    state = CoreMachine()
+    state.begin(((1,), (1,)), depth=2, limit_bytes=0, images=(None,), step=0)
+    state.take(who=2, at=0, times=1)
+    state.pause_or_go_on(who=2, event="pause")
+    state.close_the_second(which=0)
+    state.teardown()
