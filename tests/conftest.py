@@ -68,6 +68,12 @@ def tuners_of_others_are_not_met(
         yield
 
 
+@pytest.fixture
+def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the test find no arena in RAM that another has left."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Generator[None]:
     """Fail a test that leaves a thread, process, file or shared memory behind."""

@@ -28,15 +28,11 @@ from support.cached_data import (
 )
 from support.functions import augment, digest, indices
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 INLINE = EXECUTORS["inline"]
 THREADS = EXECUTORS["4 thread"]
 LENGTH = 40
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test find what another has in RAM."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @pytest.fixture

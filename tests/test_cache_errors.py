@@ -17,15 +17,11 @@ from support.cached_data import EXECUTORS, Drawing, Noted, doubled, statistics
 from support.datasets import Counting, Numbers
 from support.functions import BadSample, augment, fails_on, indices
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 Kind = Mapping[str, Any]
 KINDS = {name: EXECUTORS[name] for name in ("inline", "4 thread", "4 process")}
 LENGTH = 40
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test find what another has in RAM."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @pytest.fixture(params=KINDS)

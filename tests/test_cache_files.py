@@ -14,18 +14,14 @@ from penstock.cache.tiers import COMPARED
 from support.cached_data import EXECUTORS, statistics
 from support.http_store import HttpStore, served
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 INLINE = EXECUTORS["inline"]
 CLASSES = ("ant", "bee", "cat")
 EACH = 20
 LENGTH = EACH * len(CLASSES)
 
 WEB = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test find what another has in RAM."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,15 +27,11 @@ from support.cached_data import (
 )
 from support.functions import BadSample, digest, fails_on
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 INLINE = EXECUTORS["inline"]
 PROCESSES = EXECUTORS["4 process"]
 LENGTH = 40
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test find what another has in RAM."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @pytest.fixture

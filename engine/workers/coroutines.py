@@ -8,20 +8,17 @@ loop never waits for a lease: the engine lock notifies it when there may be work
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from math import inf
 
-from ...system.wakeup import Wakeup
 from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, join_all, sink_of
+from .pool import PoolStatistics, ServedPool, sink_of
 from .threads import use_one_torch_thread
 
 
@@ -36,11 +33,11 @@ class Permit:
     """Works on leases; None while there are none. (The loop itself holds no task.)"""
 
 
-class Coroutines:
+class Coroutines(ServedPool):
     """A number of permits, each taking and settling leases.
 
-    The engine lock guards `_asked`, `_retiring` and `_wakeup`; everything else belongs
-    to the loop's thread.
+    One that goes on after it was cancelled is left to its thread, which ends when it
+    does.
     """
 
     executor = "async"
@@ -53,46 +50,17 @@ class Coroutines:
         name: str,
         timeout_s: float | None = None,
     ) -> None:
-        self._connector = connector
-        self._engine_lock = connector.engine_lock
+        super().__init__(connector, f"{name} coroutines")
         self._program = program
         self._awaiting = Awaiting(program, timeout_s, lambda: self._engine_lock.closed)
         self._seed = seed
         self._name = name
-        self._asked = 0
-        self._retiring = False
         self._permits: set[Permit] = set()
         self._idle: deque[Permit] = deque()
         self._cpu_ns = 0
         """The thread's CPU time at the last settling."""
         self._rung = asyncio.Event()
-        self._wakeup = Wakeup()
-        with self._engine_lock.lock:
-            self._engine_lock.listeners[connector.segment].append(self._wakeup.notify)
-        self._thread = threading.Thread(
-            target=self._work, name=f"penstock {name} coroutines", daemon=True
-        )
-        self._thread.start()
-
-    def resize(self, count: int) -> None:
-        """Ask for `count` permits."""
-        with self._engine_lock.lock:
-            self._asked = count
-            self._wakeup.notify()
-
-    def retire(self) -> None:
-        """Ask all to leave after the lease in hand."""
-        with self._engine_lock.lock:
-            self._asked = 0
-            self._retiring = True
-            self._wakeup.notify()
-
-    def close(self, until_s: float = inf) -> list[str]:
-        """Wait for all coroutines, which the closed engine lock has cancelled, to end.
-
-        One that goes on nevertheless is left to its thread, which ends when it does.
-        """
-        return join_all([self._thread], until_s)
+        self._start()
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""
@@ -105,28 +73,18 @@ class Coroutines:
 
     # The loop's thread
 
-    def _work(self) -> None:
+    def _serve(self) -> None:
         use_one_torch_thread()
-        try:
-            # At its end the runner cancels all tasks and waits for them, ends all async
-            # generators and the threads of `asyncio.to_thread`, and closes the loop.
-            with asyncio.Runner() as runner:
-                runner.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
-            self._engine_lock.fail(error)
-        finally:
-            self._leave()
+        # At its end the runner cancels all tasks and waits for them, ends all async
+        # generators and the threads of `asyncio.to_thread`, and closes the loop.
+        with asyncio.Runner() as runner:
+            runner.run(self._loop())
 
-    def _leave(self) -> None:
-        with self._engine_lock.lock:
-            self._engine_lock.listeners[self._connector.segment].remove(
-                self._wakeup.notify
-            )
-            self._wakeup.close()
+    def _end_all(self) -> None:
         for permit in list(self._permits):
             self._remove(permit)
 
-    async def _serve(self) -> None:
+    async def _loop(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._wakeup, self._hear)
         try:
@@ -145,7 +103,7 @@ class Coroutines:
     def _goes_on(self) -> bool:
         if self._engine_lock.closed:
             return False
-        return not self._retiring or bool(self._permits)
+        return not self._leaving or bool(self._permits)
 
     def _staff(self) -> None:
         """Bring the number of permits to the number asked for, as far as they idle."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
+from ..core.connector import Connector
 from ..program.program import Program
 
 
@@ -53,6 +56,77 @@ class WorkerPool(Protocol):
 
     def threads(self) -> list[str]:
         """Return the folders in /proc of the threads that work; none if it is yours."""
+
+
+class ServedPool(ABC):
+    """Workers that one thread serves, which waits for whatever comes first.
+
+    The engine lock guards `_asked`, `_leaving` and `_wakeup`; everything else belongs
+    to that thread.
+
+    Args:
+        connector: where leases come from.
+        name: of the thread.
+    """
+
+    def __init__(self, connector: Connector, name: str) -> None:
+        self._connector = connector
+        self._engine_lock = connector.engine_lock
+        self._asked = 0
+        self._leaving = False
+        self._wakeup = Wakeup()
+        self._thread = threading.Thread(
+            target=self._work, name=f"penstock {name}", daemon=True
+        )
+
+    def resize(self, count: int) -> None:
+        """Ask for `count` workers."""
+        with self._engine_lock.lock:
+            self._asked = count
+            self._wakeup.notify()
+
+    def retire(self) -> None:
+        """Ask all to leave after the lease in hand."""
+        with self._engine_lock.lock:
+            self._asked, self._leaving = 0, True
+            self._wakeup.notify()
+
+    def close(self, until_s: float = inf) -> list[str]:
+        """Wait until the thread has ended all workers, as the engine lock is closed."""
+        return join_all([self._thread], until_s)
+
+    def _start(self) -> None:
+        """Begin to listen, and to serve."""
+        with self._engine_lock.lock:
+            self._listeners.append(self._hear_of_work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 ours: user code is caught before
+            self._engine_lock.fail(error)
+        finally:
+            with self._engine_lock.lock:
+                self._listeners.remove(self._hear_of_work)
+                self._wakeup.close()
+            self._end_all()
+
+    @property
+    def _listeners(self) -> list[Callable[[], None]]:
+        return self._engine_lock.listeners[self._connector.segment]
+
+    def _hear_of_work(self) -> None:
+        """There may be work. The engine lock is held."""
+        self._wakeup.notify()
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Serve the workers until the engine is closed, or all have left."""
+
+    @abstractmethod
+    def _end_all(self) -> None:
+        """End the workers that are left."""
 
 
 def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:

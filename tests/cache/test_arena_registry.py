@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from penstock.cache import arena_registry as module
 from penstock.cache.arena_registry import join, leave, listed
+from penstock.cache.memory import Arena
 from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 NAME = "test"
 KEY = bytes(range(16))
-
-
-@pytest.fixture(autouse=True)
-def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def the_list() -> Path:
     folder = runtime_folder()
     assert folder is not None
     return folder / NAME
+
+
+@contextmanager
+def joined() -> Iterator[Arena]:
+    arena, holder = join(NAME, 4096, 0)
+    yield arena
+    leave(NAME, holder)
+    arena.close()
 
 
 def joins(end: End) -> None:
@@ -36,12 +44,10 @@ def joins(end: End) -> None:
 
 
 def test_a_second_process_finds_the_arena_of_the_first() -> None:
-    arena, holder = join(NAME, 4096, 0)
-    arena.put(KEY, b"of the first")
-    with forked(joins) as child:
-        assert child.hear() == "of the first"
-    leave(NAME, holder)
-    arena.close()
+    with joined() as arena:
+        arena.put(KEY, b"of the first")
+        with forked(joins) as child:
+            assert child.hear() == "of the first"
 
 
 def test_it_lives_on_when_the_first_has_left() -> None:
@@ -51,10 +57,8 @@ def test_it_lives_on_when_the_first_has_left() -> None:
         assert child.hear() == "of the first"
         leave(NAME, holder)
         arena.close()
-        again, mine = join(NAME, 4096, 0)
-        assert bytes(again.get(KEY) or b"") == b"of the first"
-    leave(NAME, mine)
-    again.close()
+        with joined() as again:
+            assert bytes(again.get(KEY) or b"") == b"of the first"
 
 
 def test_nothing_is_left_when_the_last_has_left() -> None:
@@ -76,11 +80,9 @@ def test_after_a_killed_holder_there_is_a_new_arena() -> None:
     with forked(work) as child:
         assert child.hear() == "put"
     assert the_list().exists()
-    arena, holder = join(NAME, 4096, 0)
-    assert arena.get(KEY) is None
-    assert len(json.loads(the_list().read_text())) == 1
-    leave(NAME, holder)
-    arena.close()
+    with joined() as arena:
+        assert arena.get(KEY) is None
+        assert len(json.loads(the_list().read_text())) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,18 +101,15 @@ def test_after_a_killed_holder_there_is_a_new_arena() -> None:
 )
 def test_a_list_that_is_none_is_written_anew(text: bytes) -> None:
     the_list().write_bytes(text)
-    arena, holder = join(NAME, 4096, 0)
-    assert len(json.loads(the_list().read_text())) == 1
-    leave(NAME, holder)
-    arena.close()
+    with joined():
+        assert len(json.loads(the_list().read_text())) == 1
 
 
 def test_a_folder_that_others_may_write_to_is_not_used() -> None:
     the_list().parent.chmod(0o777)
     assert runtime_folder() is None
-    arena, holder = join(NAME, 4096, 0)
-    leave(NAME, holder)
-    arena.close()
+    with joined():
+        pass
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -128,12 +127,10 @@ def test_where_the_runtime_folder_is_missing_processes_still_find_one_another(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / missing))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    arena, holder = join(NAME, 4096, 0)
-    arena.put(KEY, b"of the first")
-    with forked(joins) as child:
-        assert child.hear() == "of the first"
-    leave(NAME, holder)
-    arena.close()
+    with joined() as arena:
+        arena.put(KEY, b"of the first")
+        with forked(joins) as child:
+            assert child.hear() == "of the first"
 
 
 def test_a_list_that_a_stopped_process_holds_is_not_waited_for(

@@ -25,12 +25,9 @@ from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, is_right, sample_of
 
+pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+
 RAM = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @contextmanager

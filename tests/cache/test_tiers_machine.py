@@ -43,8 +43,7 @@ EMPTY_BYTES = 2 * 4096
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def _alone(own_runtime_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "RESTING_S", -1.0)  # what rests may go at once
 
 

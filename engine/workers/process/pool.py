@@ -16,16 +16,13 @@ import contextlib
 import logging
 import selectors
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from itertools import count
-from math import inf
 
 from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
-from ....system.wakeup import Wakeup
 from ...batch.buffer import BatchBuffer
 from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector
@@ -33,7 +30,7 @@ from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import PoolStatistics, join_all, sink_of
+from ..pool import PoolStatistics, ServedPool, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
 from .fork_server import ForkServer
@@ -221,11 +218,8 @@ STORE_S = 1.0
 that is in the middle of a sample goes on until that is done."""
 
 
-class ProcessPool:
+class ProcessPool(ServedPool):
     """A number of workers in processes.
-
-    The engine lock guards `_asked` and `_leaving`; everything else belongs to the
-    selector thread.
 
     Args:
         connector: where leases come from.
@@ -245,12 +239,9 @@ class ProcessPool:
         slabs: SlabPool,
         cores: int,
     ) -> None:
-        self._connector = connector
-        self._engine_lock = connector.engine_lock
+        super().__init__(connector, f"{recipe.name} processes")
         self._program = recipe.program
         self._slabs = slabs
-        self._asked = 0
-        self._leaving = False
         self._child_set = ChildSet(
             connector, fork_server, cores if recipe.thread_safe else None
         )
@@ -261,29 +252,8 @@ class ProcessPool:
         self._blame = Blame()
         self._barren = 0
         self._watchdog = Watchdog(recipe.timeout_s)
-        self._wakeup = Wakeup()
-        with self._engine_lock.lock:
-            self._engine_lock.listeners[connector.segment].append(self._hear_of_work)
-        self._thread = threading.Thread(
-            target=self._work, name=f"penstock {recipe.name} processes", daemon=True
-        )
-        self._thread.start()
-
-    def resize(self, count: int) -> None:
-        """Ask for `count` workers."""
-        with self._engine_lock.lock:
-            self._asked = count
-            self._wakeup.notify()
-
-    def retire(self) -> None:
-        """Ask all to leave after the lease in hand."""
-        with self._engine_lock.lock:
-            self._asked, self._leaving = 0, True
-            self._wakeup.notify()
-
-    def close(self, until_s: float = inf) -> list[str]:
-        """Wait until the selector thread has ended all children."""
-        return join_all([self._thread], until_s)
+        self._child_set.selector.register(self._wakeup, READ)
+        self._start()
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""
@@ -295,20 +265,10 @@ class ProcessPool:
         return [path for child in children for path in threads_of(child.pid)]
 
     def _hear_of_work(self) -> None:
-        """There may be work. The engine lock is held."""
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
 
     # The selector thread
-
-    def _work(self) -> None:
-        try:
-            self._child_set.selector.register(self._wakeup, READ)
-            self._serve()
-        except BaseException as error:  # noqa: BLE001 ours: user code is in children
-            self._engine_lock.fail(error)
-        finally:
-            self._end_all()
 
     def _serve(self) -> None:
         child_set = self._child_set
@@ -525,11 +485,5 @@ class ProcessPool:
         self._connector.settle(lease, outcome, meter)
 
     def _end_all(self) -> None:
-        """Stop every child, and hear of nothing further."""
-        with self._engine_lock.lock:
-            self._engine_lock.listeners[self._connector.segment].remove(
-                self._hear_of_work
-            )
-            self._wakeup.close()
         stores = any(isinstance(each, Cached) for each in self._program.operations)
         self._child_set.end_all(STORE_S if stores else 0.0)
