@@ -165,6 +165,7 @@ def explain(
         tuned: whether the autotuner is at work already.
     """
     share = wait_share(observation)
+    headspace = min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
     silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
     verdict: Verdict = "balanced" if silent else verdict_of(share)
     worst = None if silent or verdict == "not input-bound" else _busiest(observation)
@@ -172,7 +173,7 @@ def explain(
         verdict=verdict,
         bottleneck=worst.name if worst else None,
         cause=_cause(observation, worst, budget, silent=silent),
-        headspace=_headspace(share) if observation.trainer.steps else 1.0,
+        headspace=headspace if observation.trainer.steps else 1.0,
         wait_share=share,
         trainer=observation.trainer,
         rows_per_s=observation.rows_per_s,
@@ -221,10 +222,6 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
                 yield phrases.cpu_high(name, cpu, CPU_HIGH)
         elif decision.key == (segment.queue_name, "prefetch_size") and cpu < CPU_LOW:
             yield phrases.cpu_low(name, cpu, CPU_LOW)
-
-
-def _headspace(share: float) -> float:
-    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
 def _busiest(observation: Observation) -> SegmentObservation:

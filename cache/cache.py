@@ -204,7 +204,7 @@ class Cache:
 
     def open(self) -> None:
         """Make the shared memory: for the process that outlives all others."""
-        with opening():
+        with _lock:
             if self._members is None:
                 self._make()
 
@@ -288,7 +288,7 @@ class Cache:
             here = self._here
             if here is not None:
                 return here
-        with opening():
+        with _lock:
             if self._here is None or self._pid != os.getpid():
                 self._here = self._enter()
                 self._pid = os.getpid()
@@ -371,11 +371,7 @@ def _tiers(here: Here) -> tuple[TierStatistics, ...]:
 
 
 _lock = threading.Lock()
-
-
-def opening() -> threading.Lock:
-    """Return the lock under which caches are opened: of this very process."""
-    return _lock
+"""Held while a cache is opened."""
 
 
 def _forget() -> None:

@@ -86,11 +86,6 @@ def codec(name: str) -> Codec:
     raise ValueError(f"no codec {name!r}; a record's codec is one of {known}")
 
 
-def keep(body: bytes) -> bytes:
-    """Return the body as it is."""
-    return body
-
-
 def kept(stored: memoryview, length: int) -> memoryview:
     """Return the body as it is."""
     if len(stored) != length:
@@ -173,7 +168,7 @@ def zstd() -> ModuleType:
 CODECS = {
     each.number: each
     for each in (
-        Codec("raw", 0, keep, kept),
+        Codec("raw", 0, bytes, kept),
         Codec("lz4", 1, lz4_pack, lz4_unpack),
         Codec("zstd", 2, zstd_pack, zstd_unpack),
         Codec("filter", 3, zstd_pack_blocks, zstd_unpack, predicts=True),

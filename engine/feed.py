@@ -30,7 +30,13 @@ class Feed(Protocol):
     """Hands over one epoch's batches after the other."""
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end."""
+        """Return the next batch of the epoch, or None at its end.
+
+        Raises:
+            Exception: whatever the data set, a stage's function, a sampler or
+                collate_fn raised for this batch. A further call goes on with the batch
+                after it.
+        """
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; what is in flight for elsewhere is dropped."""
@@ -87,7 +93,6 @@ class PlannedFeed:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next batch starts."""
         last = self._last
         return self._start if last is None else self._plan.cursor_after(last)
 
@@ -100,12 +105,6 @@ class PlannedFeed:
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end.
-
-        Raises:
-            Exception: whatever a stage's function raised for a sample of this batch. A
-                further call goes on with the batch after it.
-        """
         if self._left == 0:
             return None
         in_flight, finished = self._engine.pop()
@@ -193,7 +192,6 @@ class RepackFeed:
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`."""
         self._engine.begin_epoch(cursor.epoch)
         recipe = self._engine.recipe
         length = recipe.planned.order.epoch_length
@@ -211,11 +209,6 @@ class RepackFeed:
         self.cursor = cursor
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end.
-
-        Raises:
-            Exception: whatever a stage's function raised for a sample.
-        """
         while len(self._samples) < self._size and not self._over:
             self._pull()
         count = min(self._size, len(self._samples))
@@ -305,12 +298,6 @@ class DrawnFeed:
         self.cursor = cursor
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end.
-
-        Raises:
-            Exception: whatever the data set, its sampler or its collate_fn raised. A
-                further call goes on with the batch after it.
-        """
         self._draw()
         plan = self._plan
         if self._engine.head == plan.stop:

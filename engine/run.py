@@ -172,7 +172,6 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Batches handed over since the start."""
         return self._trainer.steps
 
     def observe(self) -> Observation | None:
@@ -189,7 +188,6 @@ class Run:
         return difference(before, self._before)
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return everything that may be changed."""
         knobs = self.host.knobs()
         if not self._movable:
             return knobs

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..engine.plan import BatchPlan
 from ..errors import SpecError
+from .pipeline import Pipeline
 
 __all__ = ["Follow", "follow"]
-
-
-class Announces(Protocol):
-    """A pipeline, as far as an optimiser needs to know it."""
-
-    def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
-        """Have `listener(stamp)` called before each batch; return what ends that."""
 
 
 class Follow:
@@ -40,7 +33,7 @@ class Follow:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        pipe: Announces,
+        pipe: Pipeline,
         *,
         lr_in_velocity: bool = False,
     ) -> None:
@@ -100,7 +93,7 @@ def set_momentum(group: dict[str, Any], value: float) -> None:
 
 
 def follow(
-    optimizer: torch.optim.Optimizer, pipe: Announces, *, lr_in_velocity: bool = False
+    optimizer: torch.optim.Optimizer, pipe: Pipeline, *, lr_in_velocity: bool = False
 ) -> Follow:
     """Let an optimiser follow the schedule of a pipeline, batch by batch.
 

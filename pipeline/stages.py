@@ -210,21 +210,18 @@ class SourceStage(PerSample):
 
     @property
     def called(self) -> Callable[..., Any]:
-        """What is called for each sample."""
         called: Callable[..., Any]
         called = self.dataset.__iter__ if self.iterable else self.dataset.__getitem__
         return called
 
     @property
     def kind(self) -> str:
-        """As the log names it."""
         kinds = {"Folder": Folder, "Files": Files}
         found = (name for name, kind in kinds.items() if isinstance(self.dataset, kind))
         return next(found, "Dataset")
 
     @property
     def label(self) -> str:
-        """What stands behind the ID in the log."""
         return self.name or ("read" if self.waits else name_of(self.dataset))
 
     @property
@@ -257,7 +254,6 @@ class FunctionStage(PerSample):
 
     @property
     def called(self) -> Callable[..., Any]:
-        """What is called for each sample."""
         return self.function
 
     def __repr__(self) -> str:

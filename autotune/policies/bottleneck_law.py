@@ -95,7 +95,6 @@ class BottleneckLaw:
     name = "bottleneck_law"
 
     def start(self) -> LawMemory:
-        """Nothing is known."""
         return LawMemory()
 
     def decide(

@@ -60,11 +60,9 @@ class PerRegime(Generic[M]):
 
     @property
     def name(self) -> str:
-        """That of the policy."""
         return self._policy.name
 
     def start(self) -> Regimes[M]:
-        """Know what was found, and nothing else."""
         known: dict[str, Known[M]] = {
             regime: Known(values) for regime, values in self._found.items()
         }

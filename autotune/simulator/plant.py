@@ -67,11 +67,9 @@ class Simulated:
 
     @property
     def steps(self) -> int:
-        """Batches handed over since the start."""
         return self._step
 
     def observe(self) -> Observation:
-        """Return the window since the last call."""
         self._count()
         now_s = self.machine.now_s
         window_s, self._seen_s = now_s - self._seen_s, now_s
@@ -96,7 +94,6 @@ class Simulated:
         )
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return what may be changed of every stage."""
         return tuple(knob for stage in self._stages for knob in stage.knobs(self._look))
 
     def _gil_held(self, window_s: float) -> float | None:
@@ -110,17 +107,14 @@ class Simulated:
 
     @property
     def load(self) -> tuple[int, ...]:
-        """How many of whose workers are at work, and whether the trainer is."""
         busy = [stage.busy for stage in self._stages]
         return (id(self.workload), *busy, self._trainer.runs)
 
     @property
     def depth(self) -> int:
-        """How many stages it has."""
         return len(self._stages)
 
     def users(self) -> list[tuple[int, Parts]]:
-        """Who uses resources now: how many, and the parts of their time."""
         found = [(stage.busy, stage.parts()) for stage in self._stages]
         trainer = self.workload.trainer
         held = trainer.gap_s * trainer.gil

@@ -188,7 +188,6 @@ class BatchBuffer:
             self._opened = True
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
-        """Put one sample into each of `rows`; return the bytes they take."""
         if not self._opened:
             layouts = self.maker.layouts
             if self._size not in layouts:

@@ -14,6 +14,7 @@ import torch
 
 from ...errors import SpecError, check
 from ...system.printing import call
+from .stamp import map_tensors
 
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values from 0 to 1."""
@@ -84,10 +85,7 @@ class ToDevice:
     """Does it, batch by batch: in the trainer's thread, in the current stream."""
 
     def __init__(self, stage: DeviceStage) -> None:
-        from .stamp import map_tensors  # loaded when a pipeline runs
-
         self._stage = stage
-        self._map = map_tensors
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
             mean, std = (torch.tensor(each) for each in stage.normalize)
@@ -114,7 +112,7 @@ class ToDevice:
             found.append(is_image)
             return self._normalized(moved) if is_image else moved
 
-        moved = self._map(data, move)
+        moved = map_tensors(data, move)
         if self._stage.normalize is not None and not any(found):
             channels = len(self._stage.normalize[0])
             raise SpecError(

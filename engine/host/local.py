@@ -32,7 +32,12 @@ class Host(Protocol):
         """Where the next batch starts."""
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, not yet stamped; None at its end."""
+        """Return the next batch of the epoch, not yet stamped; None at its end.
+
+        Raises:
+            Exception: as `Feed.next`.
+            WorkerError: a process that was needed died again and again.
+        """
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at `cursor`; what is in flight for elsewhere is dropped."""

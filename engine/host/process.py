@@ -23,7 +23,7 @@ from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import Knob, KnobName, Value
 from ..observe.reading import Reading, TrainerMeter
-from ..plan import Cursor
+from ..plan import BatchPlan, Cursor
 from ..recipe import Recipe
 from ..workers.process.child import Child
 from ..workers.process.handover import Unpacker, recall
@@ -89,7 +89,8 @@ class HostChild(Child):
             unfit = SampleError(UNFIT % (type(error).__name__, error))
             unfit.__cause__ = error
             return unfit
-        return ReceivedBatch(Delivery(data, batch.plan), batch.cursor, batch.reading)
+        delivery = Delivery(data, BatchPlan(*batch.facts))
+        return ReceivedBatch(delivery, Cursor(*batch.position), batch.reading)
 
     def take(self, round_: int, left: int) -> None:
         """Report that a batch has been taken, and which arrays have died.
@@ -181,13 +182,6 @@ class ProcessHost:
         self._start()
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end.
-
-        Raises:
-            Exception: whatever a stage's function raised for a sample of this batch. A
-                further call goes on with the batch after it.
-            WorkerError: the child died again and again.
-        """
         while not self._over:
             due = self._next_due()
             if isinstance(due, End):

@@ -71,16 +71,6 @@ class Batch(NamedTuple):
     packed: Packed
     reading: Reading | None
 
-    @property
-    def plan(self) -> BatchPlan:
-        """What it is."""
-        return BatchPlan(*self.facts)
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next batch starts."""
-        return Cursor(*self.position)
-
 
 class End(NamedTuple):
     """The epoch is over."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, checked_seed
+from ...errors import SpecError, check, checked_seed
 
 LONGEST = 2**63 - 1
 
@@ -72,7 +72,6 @@ class Repeat:
 
     @property
     def length(self) -> int:
-        """Positions of all passes."""
         return self.once * self.times
 
     def trace(self, rows: Rows) -> Rows:
@@ -124,11 +123,9 @@ class Select:
 
     @property
     def length(self) -> int:
-        """How many were chosen."""
         return self.indices.size
 
     def trace(self, rows: Rows) -> Rows:
-        """Return the positions that were chosen."""
         return Rows(self.indices[rows.indices], rows.rounds)
 
     def __str__(self) -> str:
@@ -227,13 +224,12 @@ def selection(
 ) -> NDArray[np.int64]:
     """Return `indices` as a read-only copy, `int64 [N]`, or raise `SpecError`."""
     given = np.asarray(indices)
-    if given.size == 0:
-        raise SpecError("`indices` must not be empty; select at least one sample")
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise SpecError(
-            f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
-            "turn a mask into indices with numpy.flatnonzero(mask)"
-        )
+    check(given.size, "`indices` must not be empty; select at least one sample")
+    check(
+        given.ndim == 1 and given.dtype.kind in "iu",
+        f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
+        "turn a mask into indices with numpy.flatnonzero(mask)",
+    )
     outside = np.flatnonzero((given < 0) | (given >= length))
     if outside.size:
         place = int(outside[0])

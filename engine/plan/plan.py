@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, StateError
+from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
 from .cursor import Cursor, read_state, write_state
 from .order import Order, Rows
@@ -56,10 +56,10 @@ class Plan:
     _reader: RowReader = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tail not in get_args(Tail):
-            raise SpecError(
-                f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
-            )
+        check(
+            self.tail in get_args(Tail),
+            f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}",
+        )
         timeline = Timeline(
             self.schedule, self.order.epoch_length, drop_last=self.drop_last
         )
@@ -213,11 +213,11 @@ class Plan:
 def check_sizes(timeline: Timeline, shard: Shard) -> None:
     """Raise `SpecError` where a rank would have no row."""
     for run in timeline.runs:
-        if run.size < shard.size:
-            raise SpecError(
-                f"the global batch must be >= {shard.size}, one sample a rank, got "
-                f"{run.size} (in force from epoch {run.epoch}); raise the batch size"
-            )
+        check(
+            run.size >= shard.size,
+            f"the global batch must be >= {shard.size}, one sample a rank, got "
+            f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
+        )
 
 
 def canonical(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ...errors import SpecError
+from ...errors import check
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -24,15 +24,15 @@ class Shard:
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise SpecError(
-                f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)"
-            )
-        if not 0 <= self.rank < self.size:
-            raise SpecError(
-                f"`rank` must be >= 0 and < size={self.size}, got {self.rank}; "
-                "pass the rank within the data-parallel group, not the global one"
-            )
+        check(
+            self.size >= 1,
+            f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)",
+        )
+        check(
+            0 <= self.rank < self.size,
+            f"`rank` must be >= 0 and < size={self.size}, got {self.rank}; "
+            "pass the rank within the data-parallel group, not the global one",
+        )
 
     @classmethod
     def single(cls) -> Shard:
@@ -60,14 +60,13 @@ class Shard:
         Raises:
             SpecError: this process is not in it, or there is none.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise SpecError(
-                "there is no process group: call torch.distributed.init_process_group()"
-                " first, or say Shard(rank, size)"
-            )
+        check(
+            dist.is_available() and dist.is_initialized(),
+            "there is no process group: call torch.distributed.init_process_group()"
+            " first, or say Shard(rank, size)",
+        )
         rank = dist.get_rank(group)
-        if rank < 0:
-            raise SpecError("this process is not in the group; give it another Shard")
+        check(rank >= 0, "this process is not in the group; give it another Shard")
         return cls(rank, dist.get_world_size(group))
 
     @classmethod
@@ -81,11 +80,11 @@ class Shard:
         said = [os.environ.get(name) for name in names]
         if said == [None, None]:
             return cls.single()
-        if not all(text is not None and text.isdigit() for text in said):
-            raise SpecError(
-                f"the environment must say {names} as numbers, got {said}; start the"
-                " script with torchrun, or say Shard(rank, size)"
-            )
+        check(
+            all(text is not None and text.isdigit() for text in said),
+            f"the environment must say {names} as numbers, got {said}; start the"
+            " script with torchrun, or say Shard(rank, size)",
+        )
         rank, size = (int(text or 0) for text in said)
         return cls(rank, size)
 
@@ -105,12 +104,11 @@ class Shard:
         """
         wanted = (dims,) if isinstance(dims, str) else tuple(dims)
         names = mesh.mesh_dim_names or ()
-        missing = [name for name in wanted if name not in names]
-        if missing or not wanted:
-            raise SpecError(
-                f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
-                " them by init_device_mesh(..., mesh_dim_names=...)"
-            )
+        check(
+            wanted and set(wanted) <= set(names),
+            f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
+            " them by init_device_mesh(..., mesh_dim_names=...)",
+        )
         rank = size = 0
         for place, name in enumerate(wanted):
             length = mesh.size(names.index(name))

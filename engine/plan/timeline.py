@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from ...errors import SpecError
+from ...errors import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,27 @@ class Setting:
     """Of augmentation, >= 0; None where nothing sets it."""
 
     def __post_init__(self) -> None:
-        if self.global_size < 1:
-            rule = f"`global_size` must be >= 1, got {self.global_size}"
-        elif self.image_size is not None and self.image_size < 1:
-            rule = f"`image_size` must be >= 1 pixel or None, got {self.image_size}"
-        elif not self.lr_mult >= 0:
-            rule = f"`lr_mult` must be >= 0, got {self.lr_mult}"
-        elif self.momentum is not None and not 0 <= self.momentum <= 1:
-            rule = f"`momentum` must be 0 to 1 or None, got {self.momentum}"
-        elif self.strength is not None and not self.strength >= 0:
-            rule = f"`strength` must be >= 0 or None, got {self.strength}"
-        else:
-            return
-        raise SpecError(f"{rule}; mend the batch size or the schedule")
+        size, momentum, strength = self.image_size, self.momentum, self.strength
+        for holds, rule in (
+            (
+                self.global_size >= 1,
+                f"`global_size` must be >= 1, got {self.global_size}",
+            ),
+            (
+                size is None or size >= 1,
+                f"`image_size` must be >= 1 pixel or None, got {size}",
+            ),
+            (self.lr_mult >= 0, f"`lr_mult` must be >= 0, got {self.lr_mult}"),
+            (
+                momentum is None or 0 <= momentum <= 1,
+                f"`momentum` must be 0 to 1 or None, got {momentum}",
+            ),
+            (
+                strength is None or strength >= 0,
+                f"`strength` must be >= 0 or None, got {strength}",
+            ),
+        ):
+            check(holds, f"{rule}; mend the batch size or the schedule")
 
 
 class Place(NamedTuple):
@@ -100,15 +108,12 @@ class ConstantSchedule:
     setting: Setting
 
     def at(self, place: Place) -> Setting:  # noqa: ARG002 - the same everywhere
-        """Return the one setting."""
         return self.setting
 
     def next_change(self, place: Place) -> Change | None:  # noqa: ARG002 - there is none
-        """Return None: it never changes."""
         return None
 
     def describe(self) -> Mapping[str, object]:
-        """Return its setting."""
         setting = asdict(self.setting)
         if self.setting.strength is None:  # as before there was any
             del setting["strength"]
@@ -264,31 +269,26 @@ class Timeline:
             change = schedule.next_change(place)
             if change is None:
                 return tuple(runs)
-            check_beyond(change, place)
+            now = place.samples if change.unit == "samples" else place.step
+            check(
+                change.value > now,
+                f"`next_change` must lie beyond {now} {change.unit}, got {change.value}"
+                "; return the next change after `place`, or None where there is none",
+            )
             epoch, batch = run.until(change)
             place = run.place(epoch, batch)
 
     def _run(self, place: Place, batch: int, size: int) -> SettingRun:
         per_epoch = self._count(self.epoch_length, size)
-        if per_epoch == 0:
-            raise SpecError(
-                f"an epoch of {self.epoch_length} samples has no batch of {size} "
-                f"(in force from epoch {place.epoch}) with drop_last=True; "
-                "lower the batch size or pass drop_last=False"
-            )
+        check(
+            per_epoch,
+            f"an epoch of {self.epoch_length} samples has no batch of {size} "
+            f"(in force from epoch {place.epoch}) with drop_last=True; "
+            "lower the batch size or pass drop_last=False",
+        )
         here = self._count(self.epoch_length - place.position, size)
         epoch, position, step, length = place
         return SettingRun(epoch, batch, position, step, size, length, here, per_epoch)
 
     def _count(self, samples: int, size: int) -> int:
         return samples // size if self.drop_last else -(-samples // size)
-
-
-def check_beyond(change: Change, place: Place) -> None:
-    """Raise `SpecError` where a schedule announces a change that is not ahead."""
-    now = place.samples if change.unit == "samples" else place.step
-    if change.value <= now:
-        raise SpecError(
-            f"`next_change` must lie beyond {now} {change.unit}, got {change.value}; "
-            "return the next change after `place`, or None where there is none"
-        )

@@ -63,11 +63,9 @@ class Coroutines(ServedPool):
         self._start()
 
     def statistics(self) -> PoolStatistics:
-        """Return how many there are."""
         return PoolStatistics(self.executor, self._asked, len(self._permits))
 
     def threads(self) -> list[str]:
-        """Return the folder of the loop's thread in /proc."""
         number = self._thread.native_id
         return [] if number is None else [f"/proc/self/task/{number}"]
 

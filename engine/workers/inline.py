@@ -51,17 +51,14 @@ class Inline:
         """Has one worker, whatever is asked for."""
 
     def retire(self) -> None:
-        """Leave the connector."""
         self._left = True
         self._connector.leave(self._meter)
 
     def close(self, until_s: float = inf) -> list[str]:  # noqa: ARG002 it ends at once
-        """Leave the connector, if it has not yet."""
         self.retire()
         return []
 
     def statistics(self) -> PoolStatistics:
-        """Return its size."""
         here = not self._left
         return PoolStatistics(self.executor, here, here)
 

@@ -64,7 +64,6 @@ class Threads:
         self._threads: set[threading.Thread] = set()
 
     def resize(self, count: int) -> None:
-        """Ask for `count` threads."""
         with self._engine_lock.lock:
             change = count - self._asked
             self._asked = count
@@ -88,12 +87,10 @@ class Threads:
         return join_all(threads, until_s)
 
     def statistics(self) -> PoolStatistics:
-        """Return how many there are."""
         with self._engine_lock.lock:
             return PoolStatistics(self.executor, self._asked, len(self._threads))
 
     def threads(self) -> list[str]:
-        """Return their folders in /proc."""
         with self._engine_lock.lock:
             known = [thread.native_id for thread in self._threads]
         return [f"/proc/self/task/{number}" for number in known if number is not None]

@@ -9,10 +9,10 @@ functions, as `functools.partial` is.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
 
 import numpy as np
 
+from ...engine.plan import Context
 from ...errors import SpecError, check
 from .codec import decode_reduced, image_size
 from .geometry import (
@@ -28,14 +28,6 @@ from .sample import Encoded, Image, Result, on_image, require_encoded, require_i
 
 REDUCTIONS = (8, 4, 2)
 """Scales 1/n at which libjpeg decodes faster than in full."""
-
-
-class SizedContext(Protocol):
-    """The part of a ticket's context that operators look at."""
-
-    @property
-    def image_size(self) -> int | None:
-        """Side of the images of this batch in pixels; None where no schedule says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class random_resized_crop:
         self,
         sample: object,
         rng: np.random.Generator,
-        ctx: SizedContext | None = None,
+        ctx: Context | None = None,
     ) -> Result:
         """Return `uint8 [size, size, 3]` for an image `uint8 [H, W, 3]`."""
         size = wanted_size(self.size, ctx)
@@ -189,7 +181,7 @@ class decode_random_resized_crop:
         self,
         sample: object,
         rng: np.random.Generator,
-        ctx: SizedContext | None = None,
+        ctx: Context | None = None,
     ) -> Result:
         """Return `uint8 [size, size, 3]` for the bytes of an image file."""
         size = wanted_size(self.size, ctx)
@@ -212,7 +204,7 @@ def reduction(box: Box, pixels: float) -> int:
     return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
-def wanted_size(size: int | None, ctx: SizedContext | None) -> int:
+def wanted_size(size: int | None, ctx: Context | None) -> int:
     """Return `size`, or where it is None the context's."""
     if size is None:
         size = None if ctx is None else ctx.image_size

@@ -80,7 +80,6 @@ class Resolved:
     """Ranks, where sizes are of one."""
 
     def at(self, place: Place) -> Setting:
-        """Return what is in force for the batch that starts at `place`."""
         said = self.scheduled
         size = self._global(said.batch_size.at(place))
         own = 1.0 if said.lr_mult is None else said.lr_mult.at(place)
@@ -94,11 +93,9 @@ class Resolved:
         )
 
     def next_change(self, place: Place) -> Change | None:
-        """Return up to where the global size stays."""
         return self.scheduled.batch_size.next_change(place)
 
     def describe(self) -> Mapping[str, object]:
-        """Return what tells it from others: global sizes only."""
         said = self.scheduled
         curves = {
             "batch_size": scaled(said.batch_size, self.factor),
@@ -149,15 +146,12 @@ class Scaled:
     factor: int
 
     def at(self, place: Place) -> float:
-        """Return the value for the batch that starts at `place`."""
         return self.curve.at(place) * self.factor
 
     def next_change(self, place: Place) -> Change | None:
-        """Return where the curve changes."""
         return self.curve.next_change(place)
 
     def describe(self) -> Mapping[str, object]:
-        """Return the curve's, and the factor."""
         return {**self.curve.describe(), "times": self.factor}
 
 
