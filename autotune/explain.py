@@ -15,6 +15,7 @@ from ..engine.observe.observation import (
     ratio,
 )
 from ..system.resources import Budget
+from ..system.run_queue import APART_NS
 from . import phrases
 from .policies.case import CPU_HIGH, CPU_LOW, CPU_USED, DIFFERENCE, QUEUED
 from .situation import Decision
@@ -35,6 +36,8 @@ HELD_BACK = 0.5
 GIL_HELD = 0.6
 """Share of moments with the GIL held from which it is the cause named: the tuner turns
 to it later, where it is certain."""
+QUEUE_TOLD_S = 2 * APART_NS / 1e9
+"""Within such a window the run queue was looked at twice, so its waits are known."""
 FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
@@ -279,8 +282,10 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
         spent = f"CPU: {name} computes {1000 * worst.cpu_s_per_row:.2f} ms a sample"
     else:
         blocked_s = run_s - worst.cpu_s_per_row
+        told = observation.window_s >= QUEUE_TOLD_S
+        what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
         spent = (
-            f"waiting reads (I/O or locks): {name} is blocked for"
+            f"waiting {what}: {name} is blocked for"
             f" {1000 * blocked_s:.2f} of {1000 * run_s:.2f} ms a sample"
         )
     needed, workers = _needed(worst, observation), worst.num_parallel_workers
@@ -384,7 +389,7 @@ def cache_points(observation: Observation) -> tuple[str, ...]:
 
     A sample that is found needs none of the worker-seconds spent up to there; where
     there is room for a share of the samples only, that share is found (see
-    `penstock.cache.admission`), so the gain is in proportion.
+    `penstock.cache.memory`), so the gain is in proportion.
     """
     parts = [part for segment in observation.segments for part in segment.parts]
     whole_s = sum(part.run_s_per_row for part in parts)
