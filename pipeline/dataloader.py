@@ -112,6 +112,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ValueError: one of torch's is.
     """
 
+    in_order = True
+    """Torch before 2.6 knows nothing else."""
+
     def __init__(
         self,
         dataset: Any,
@@ -276,7 +279,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.num_workers and not (safe or FORKS)
             ),
         }
-        return next((why for why, holds in reasons.items() if holds), None)
+        return next((why for why, applies in reasons.items() if applies), None)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from .torch_workers import resumed, tell_of_cuda, tell_of_shared_memory

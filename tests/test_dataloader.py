@@ -474,3 +474,12 @@ def test_keys_that_are_no_ints_are_an_error_with_the_cure() -> None:
         list(loader)
     loader = DataLoader(data, 2, sampler=["a", "b"], sample_seeding=False)  # type: ignore[arg-type]
     assert [batch.tolist() for batch in loader] == [[1, 2]]
+
+
+def test_a_loader_of_a_torch_that_knows_no_in_order_loads_in_order() -> None:
+    ps.set_enable_autotune(True)
+    loader = DataLoader(list(range(8)), 4)
+    del vars(loader)["in_order"]  # torch before 2.6
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert loader.state_dict()["epoch"] == 1
+    loader.close()
