@@ -8,7 +8,7 @@ DataLoader, penstock's with autotune on, and `Pipeline.from_dataset`, each in a 
 of its own that is new for every row. Penstock's train for 10 s first (--quick: 4 s) and
 are asked what holds training up; then windows of all of them take turns, while the
 others are stopped. To the tuner such a stop is a trainer that is away, as in an
-evaluation; --hold turns it off after the first seconds, to tell what that costs.
+evaluation; --freeze turns it off after the first seconds, to tell what that costs.
 
 A row has medians, the ratio to torch with as many workers and the 95 % interval of it
 (bootstrap of windows that ran side by side), the ratio to torch's best over all numbers
@@ -195,7 +195,7 @@ class Trainer:
             ],
         }
 
-    def hold(self) -> None:
+    def freeze(self) -> None:
         """Go on with the settings that were found."""
         import penstock as ps
 
@@ -236,8 +236,8 @@ def be(face: str, name: str, workers: int, folder: Path) -> None:
 class Bench:
     """Measures rows, with data in a folder of its own."""
 
-    def __init__(self, folder: Path, pace: Pace, *, hold: bool) -> None:
-        self._folder, self._pace, self._hold = folder, pace, hold
+    def __init__(self, folder: Path, pace: Pace, *, freeze: bool) -> None:
+        self._folder, self._pace, self._freeze = folder, pace, freeze
 
     def measure(self, name: str, workers: int, faces: list[str]) -> list[Row]:
         """Return one row for each face."""
@@ -279,8 +279,8 @@ class Bench:
         """Train for the first seconds; return the verdict."""
         subject.attempt(f"train {self._pace.warm_s}")
         said = subject.attempt("explain")[0] or {}
-        if self._hold:
-            subject.attempt("hold")
+        if self._freeze:
+            subject.attempt("freeze")
         return said
 
     def written(self, name: str) -> Path:
@@ -478,7 +478,7 @@ def main() -> None:
     parser.add_argument("--faces", type=names, default=list(FACES))
     parser.add_argument("--resume", type=Path, metavar="FILE")
     parser.add_argument("--again", choices=["failing"])
-    parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--freeze", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--subject", help="be one of those measured")
     parser.add_argument("--folder", type=Path, help="of the subject's files")
@@ -491,7 +491,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         pace = QUICK if options.quick else Pace()
-        bench = Bench(Path(folder), pace, hold=options.hold)
+        bench = Bench(Path(folder), pace, freeze=options.freeze)
         (check if options.check else run)(options, bench)
 
 
