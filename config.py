@@ -44,8 +44,8 @@ class Settings:
 
 
 _settings = Settings()
+# The memory budget: as set, or as found when it was first asked for.
 _memory_bytes: int | None = None
-"""The memory budget: as set, or as found when it was first asked for."""
 _watchers: list[Callable[[int], object]] = []
 
 

@@ -27,8 +27,8 @@ import psutil
 
 from ..system.resources import Budget
 
+# Tells the tuners of one process apart.
 _numbers = itertools.count()
-"""Tells the tuners of one process apart."""
 
 SUSPENDED_S = 30.0
 """Who has not looked for so long does not train now: validation between two epochs."""

@@ -30,8 +30,8 @@ REMARK = "Written by penstock's autotune: the values in force at the end of the 
 UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 
+# Files of this process: a further loop, or another pipeline, goes on in them.
 _begun: set[Path] = set()
-"""Files of this process: a further loop, or another pipeline, goes on in them."""
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0

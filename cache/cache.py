@@ -198,8 +198,8 @@ class Cache:
         self._ram = ram
         self._members: Members | None = None
         self._here: Here | None = None
+        # Whose `_here` is.
         self._pid = -1
-        """Whose `_here` is."""
         self._last: CacheStatistics | None = None
 
     def open(self) -> None:
@@ -370,8 +370,8 @@ def _tiers(here: Here) -> tuple[TierStatistics, ...]:
     return tuple(found)
 
 
+# Held while a cache is opened.
 _lock = threading.Lock()
-"""Held while a cache is opened."""
 
 
 def _forget() -> None:

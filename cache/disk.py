@@ -448,14 +448,14 @@ def byte_of(namespace: bytes) -> int:
 # it would wait forever; and it must be closed there before it can be opened again. So a
 # fork waits for calls that are in flight, and the child closes what it inherited.
 
+# By real path: the disk, and how many caches of this process use it.
 _open: dict[str, tuple[Disk, int]] = {}
-"""By real path: the disk, and how many caches of this process use it."""
 _opening = threading.Lock()
 _lock = threading.Lock()
 _changed = threading.Condition(_lock)
 _calls = 0
+# Threads that are about to.
 _forking = 0
-"""Threads that are about to."""
 _mine = threading.local()
 
 

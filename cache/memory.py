@@ -42,10 +42,10 @@ VERSION = 3
 PAGE = 4096
 HEADER = struct.Struct("=11Q")
 _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
+# Words of the header, behind magic and version. Each is read and written as a whole, so
+# those who only look take no lock. Up to `_TAKEN` the file may grow without another
+# look at the memory that is free; `_RESERVE` bytes of that are left so.
 _TAKEN, _RESERVE = 9, 10
-"""Words of the header, behind magic and version. Each is read and written as a whole,
-so those who only look take no lock. Up to `_TAKEN` the file may grow without another
-look at the memory that is free; `_RESERVE` bytes of that are left so."""
 GROUPS = 32
 GROUP_WORDS = 3
 """A namespace, its records, and the lookups at which it was last asked for."""

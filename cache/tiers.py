@@ -75,8 +75,8 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        # What the others of this process wait for, where one does.
         self._mine: dict[bytes, Future[None] | None] = {}
-        """What the others of this process wait for, where one does."""
 
     def claim(self, key: bytes) -> Claim:
         """Claim a key; wait while others have it, or until patience ends.
@@ -222,10 +222,10 @@ class Here:
         self.foreign_arena = False
         """Whether the arena held records of another run when this run joined it."""
         self._looking = threading.Lock()
+        # Namespaces that were opened on disk.
         self._known: set[bytes] = set()
-        """Namespaces that were opened on disk."""
+        # Those of them whose records may be served unseen.
         self._trusted: set[bytes] = set()
-        """Those of them whose records may be served unseen."""
         self.sure = False
         """Whether enough samples were computed twice, by whichever process."""
         self._last_bytes = 0

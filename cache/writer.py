@@ -59,11 +59,11 @@ class Writer:
         self._off = off
         self._tell = tell
         self._lock = threading.Lock()
+        # The first of a batch has come, or it is closed.
         self._come = threading.Condition(self._lock)
-        """The first of a batch has come, or it is closed."""
         self._closing = threading.Condition(self._lock)
+        # In the order in which they came; the first `_writing` are being written.
         self._on_way: dict[bytes, Waiting] = {}
-        """In the order in which they came; the first `_writing` are being written."""
         self._writing = 0
         self._nbytes = 0
         self._closed = False

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -177,7 +177,7 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
     """
     begin: Reading | None = None
     losses: list[float] = []
-    for images, labels in endless(pipe):
+    for images, labels in chain.from_iterable(repeat(pipe)):
         losses.append(lesson.step(images, labels))
         now = pipe.stats()
         assert now is not None
@@ -185,12 +185,6 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
             if begin is not None:
                 yield DemoWindow(begin, now, fmean(losses))
             begin, losses = now, []
-
-
-def endless(pipe: Pipeline) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other."""
-    while True:
-        yield from pipe
 
 
 LOGGER = logging.getLogger("penstock.autotune")

@@ -37,8 +37,8 @@ class Monitor:
         self._trainer = trainer
         self._probe = probe
         self._probed_s = -PROBE_AGAIN_S
+        # As they were when the GIL was last looked at.
         self._workers: tuple[tuple[str, int], ...] = ()
-        """As they were when the GIL was last looked at."""
         self._waited = (0.0, 0.0)
 
     def read(self) -> Reading:

@@ -56,8 +56,8 @@ class Run:
         self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
+        # The host that the knob asks for; the trainer's thread moves the engine.
         self._wanted = self._kind
-        """The host that the knob asks for; the trainer's thread moves the engine."""
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False

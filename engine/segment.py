@@ -89,11 +89,11 @@ class Segment:
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
         """Whether it may be moved between threads and processes."""
+        # The kind asked for by the knob; the trainer's thread moves it.
         self._wanted: Kind | None = None
-        """The kind asked for by the knob; the trainer's thread moves it."""
         self._make_pool = make_pool
+        # Guards `_pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
         self._lock = threading.Lock()
-        """Guards `_pool`, `_asked` and `_wanted`: a pool that leaves is not resized."""
         self._asked = recipe.num_parallel_workers
         self._prefetch = recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor

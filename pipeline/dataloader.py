@@ -139,18 +139,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _set_up(self) -> None:
         """Hold nothing that runs."""
         self._slot = Slot()
+        # What the slot's run is made from.
         self._recipe: Recipe | None = None
-        """What the slot's run is made from."""
+        # What the recipe depends on, and frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
-        """What the recipe depends on, and frameworks assign late."""
+        # The epoch of the newest batch, or the one to come.
         self._drawing = Drawing()
-        """The epoch of the newest batch, or the one to come."""
+        # Whether `_drawing` is from a state, and its loop has not begun.
         self._resumed = False
-        """Whether `_drawing` is from a state, and its loop has not begun."""
+        # Of all loops that go on, by id, in the order of their newest batches.
         self._running: dict[int, Drawing] = {}
-        """Of all loops that go on, by id, in the order of their newest batches."""
+        # What torch's workers would be seeded from, where they outlive an epoch.
         self._base: int | None = None
-        """What torch's workers would be seeded from, where they outlive an epoch."""
         self._plan: BatchPlan | None = None
         self._told = ""
         weakref.finalize(self, self._slot.finalise)

@@ -50,19 +50,19 @@ class Pipeline(Description):
         schedule: Scheduled | None = None,
     ) -> None:
         super().__init__(stages, shard, options, schedule)
+        # Which epoch the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
-        """Which epoch the next loop runs, unless `_next` says where to go on."""
         self._next: Cursor | None = None
         self._set_up()
 
     def _set_up(self) -> None:
         """Hold nothing that runs."""
         self._recipe: Recipe | None = None
+        # That of the loop now running, or of the last one if that was left early.
         self._run: Run | None = None
-        """That of the loop now running, or of the last one if that was left early."""
         self._plan: BatchPlan | None = None
+        # Whether the ranks were found to load the same.
         self._agreed = False
-        """Whether the ranks were found to load the same."""
         self._listeners: list[Callable[[BatchPlan], object]] = []
         self._slot = Slot()
         weakref.finalize(self, self._slot.finalise)

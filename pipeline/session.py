@@ -56,8 +56,8 @@ class Epoch(Iterator[Any]):
         self._hand_over = hand_over
         self._number = slot.loops
         self._process = os.getpid()
+        # Whether its last batch is handed over: another loop may have the run then.
         self._given = False
-        """Whether its last batch is handed over: another loop may have the run then."""
         self._over = False
         self._abandon = weakref.finalize(self, slot.finalise, run)
 
@@ -185,10 +185,10 @@ class Slot:
         """Begun so far; the newest has the run."""
         self._busy = False
         self._last: Observation | None = None
+        # From a file: begun with, tuned or not.
         self._loaded: Saved | None = None
-        """From a file: begun with, tuned or not."""
+        # By a run of this face: begun with while autotune is on.
         self._found: Saved | None = None
-        """By a run of this face: begun with while autotune is on."""
 
     def load(self, saved: Saved, recipe: Recipe) -> None:
         """Let the next run begin with what is saved.

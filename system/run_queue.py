@@ -26,10 +26,10 @@ class RunQueue:
 
     def __init__(self, threads: Callable[[], Iterable[str]]) -> None:
         self._threads = threads
+        # Guards all below.
         self._lock = threading.Lock()
-        """Guards all below."""
+        # Nanoseconds waited, by thread; of those that are there.
         self._seen: dict[str, int] = {}
-        """Nanoseconds waited, by thread; of those that are there."""
         self._total_ns = 0
         self._due_ns = 0
 

@@ -209,8 +209,8 @@ class _Trainer:
         self._since_s = 0.0
         self._steps = 0
         self._wait_s = self._gap_s = 0.0
+        # Before the step under way.
         self._waited_s = 0.0
-        """Before the step under way."""
 
     def begin(self, now_s: float) -> None:
         """It is given a batch."""

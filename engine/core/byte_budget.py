@@ -87,8 +87,8 @@ class ByteBudget:
 
 
 _byte_budget: ByteBudget | None = None
+# Guards the making of `_byte_budget`.
 _making = threading.Lock()
-"""Guards the making of `_byte_budget`."""
 
 
 def process_byte_budget() -> ByteBudget:

@@ -183,8 +183,8 @@ class Suspension:
     def __init__(self, engine_lock: EngineLock) -> None:
         self._engine_lock = engine_lock
         self._byte_budget = engine_lock.reservations.byte_budget
+        # Whether what was prefetched was given up; guarded by the engine's lock.
         self._suspended = False
-        """Whether what was prefetched was given up; guarded by the engine's lock."""
 
     def rest(self) -> None:
         """The trainer is between two epochs: others may need the bytes more."""
@@ -230,8 +230,8 @@ class Connector:
         self.parts = PartsMeter(operations)
         self.segment = segment
         self._finish = finish
+        # Batches that workers are collating.
         self._finishing = 0
-        """Batches that workers are collating."""
         self._meters: set[WorkerMeter] = set()
         self._gone = WorkerReading()
 

@@ -68,10 +68,10 @@ class HostChild(Child):
         self._questions, theirs = Pipe.pair()
         self._lock = threading.Lock()
         self._number = 0
+        # Batches taken that it has not heard of yet, and of which round.
         self._round = self._taken = 0
-        """Batches taken that it has not heard of yet, and of which round."""
+        # After how many it hears of them.
         self._at_once = 1
-        """After how many it hears of them."""
         self._unpacker = Unpacker()
         super().__init__(*self.fork(partial(body, theirs), theirs))
 
@@ -171,10 +171,10 @@ class ProcessHost:
         self.cursor = cursor
         self._round = 0
         self._over = False
+        # What has been received of this round: the next first.
         self._due: deque[ReceivedBatch | BaseException | End] = deque()
-        """What has been received of this round: the next first."""
+        # Errors raised since `cursor`; of these, to come again; deaths in a row.
         self._raised = self._mute = self._deaths = 0
-        """Errors raised since `cursor`; of these, to come again; deaths in a row."""
         self._last: Reading
         self._fresh: Reading | None = None
         self._knobs: tuple[View, ...] = ()

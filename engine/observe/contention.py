@@ -63,11 +63,11 @@ class ContentionMeter:
         """Whether a cycle may begin: nothing is on trial."""
         self.found: ContentionObservation | None = None
         self._cycles: list[tuple[float, float]] = []
+        # Of the cycle under way.
         self._gaps: list[float] = []
-        """Of the cycle under way."""
         self._paused: Pausable | None = None
+        # Steps until the next cycle may begin.
         self._left = WARM_STEPS
-        """Steps until the next cycle may begin."""
         self._findings = 0
         self._due_s = 0.0
 

@@ -38,12 +38,12 @@ class GilProbe:
     """
 
     def __init__(self) -> None:
+        # Written by the burst's thread; an append is atomic.
         self._seen: deque[bool] = deque(maxlen=BURST)
-        """Written by the burst's thread; an append is atomic."""
         self._last: float | None = None
         self._closed = threading.Event()
+        # Held for as long as sleepers shall sleep.
         self._bed = threading.Lock()
-        """Held for as long as sleepers shall sleep."""
         self._bed.acquire()
         self._thread: threading.Thread | None = None
 

@@ -71,8 +71,14 @@ class Drawing:
         Raises:
             StateError: it was begun with another number, and that matters.
         """
-        if self.workers is not None and workers is not None and self.batch:
-            check_workers(self.workers, workers)
+        before = self.workers
+        if self.batch and before != workers and None not in (before, workers):
+            raise StateError(
+                "the state of an iterable data set was taken with"
+                f" num_workers={before}, this loader has {workers}, with which its"
+                f" samples come in another order; load it with num_workers={before}, or"
+                " start the epoch over"
+            )
         self.workers = workers
 
     def restore(self, generator: torch.Generator | None) -> bool:
@@ -168,16 +174,6 @@ class Drawing:
         )
 
 
-def check_workers(before: int, now: int) -> None:
-    """Raise `StateError` where an iterable's order is another one now."""
-    if before != now:
-        raise StateError(
-            f"the state of an iterable data set was taken with num_workers={before},"
-            f" this loader has {now}, with which its samples come in another order;"
-            f" load it with num_workers={before}, or start the epoch over"
-        )
-
-
 def _bytes(generator: torch.Generator) -> bytes:
     return generator.get_state().numpy().tobytes()
 
@@ -217,10 +213,10 @@ class DrawnPlan:
     """
 
     def __init__(self) -> None:
+        # By step; an entry is made once, and taken out when nobody asks any more.
         self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
-        """By step; an entry is made once, and taken out when nobody asks any more."""
+        # The first step that is in `_drawn`, if any is.
         self._kept = 0
-        """The first step that is in `_drawn`, if any is."""
         self._batches: Iterator[Iterable[int]] = iter(())
         self._epoch = self._first = self._position = 0
         self.seed = 0

@@ -258,8 +258,6 @@ class RowReader:
     one assignment, so the worst that a race costs is a window computed twice.
     """
 
-    __slots__ = ("_order", "_window")
-
     def __init__(self, order: Order) -> None:
         self._order = order
         self._window: IndexWindow | None = None

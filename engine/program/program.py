@@ -229,8 +229,8 @@ class ReadOn(Operation):
     _ended: bool = False
     _iterator: Iterator[Any] | None = None
     _skip: int = 0
+    # What the iterator raised, if it has given nothing since.
     _error: BaseException | None = None
-    """What the iterator raised, if it has given nothing since."""
 
     def restart(self, skip: int = 0) -> None:
         """Begin again with the next row wanted, leaving out the first `skip` rows."""

@@ -43,8 +43,8 @@ class Carrier:
         self._to_device = to_device
         self._ring = PinnedRing(bus, buffers)
         self._slabs = PinnedSlabs(bus)
+        # What copies read that are not done: while one lives, so does its slab.
         self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
-        """What copies read that are not done: while one lives, so does its slab."""
 
     @property
     def free(self) -> bool:

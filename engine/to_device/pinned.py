@@ -63,11 +63,6 @@ class PinnedRing:
         """Whether the next buffer may be written. Does not wait."""
         return self._buffers[self._next].free
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(b.memory.numel() for b in self._buffers if b.memory is not None)
-
     def stage(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[PinnedBuffer | None, dict[int, torch.Tensor]]:
@@ -96,7 +91,7 @@ class PinnedRing:
             buffer.memory = buffer.mark = None
 
     def __repr__(self) -> str:
-        return f"<PinnedRing: {len(self._buffers)} buffers, {self.nbytes} bytes>"
+        return f"<PinnedRing: {len(self._buffers)} buffers>"
 
 
 class PinnedSlabs:

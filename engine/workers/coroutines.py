@@ -57,8 +57,8 @@ class Coroutines(ServedPool):
         self._name = name
         self._permits: set[Permit] = set()
         self._idle: deque[Permit] = deque()
+        # The thread's CPU time at the last settling.
         self._cpu_ns = 0
-        """The thread's CPU time at the last settling."""
         self._rung = asyncio.Event()
         self._start()
 

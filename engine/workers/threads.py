@@ -15,8 +15,8 @@ from ..program.program import Program
 from ..program.randomness import SampleRandom
 from .pool import PoolStatistics, join_all, sink_of
 
+# Taken around a fork: the child would wait forever for who is not there.
 _torch_threads = threading.Lock()
-"""Taken around a fork: the child would wait forever for who is not there."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_torch_threads.acquire,
