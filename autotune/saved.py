@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isclose
-from typing import Any
+from typing import Any, get_args
 
+from ..engine.recipe import Executor
 from ..errors import SpecError
 from .policies.per_regime import Values
 from .situation import KnobKey, Row
 
-EXECUTORS = {"inline", "thread", "process"}
+EXECUTORS = {*get_args(Executor)} - {"auto"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
 """Budgets that differ by less, relative, are of one machine."""

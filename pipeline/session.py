@@ -411,7 +411,8 @@ def _begun(
         (segment.name, "num_parallel_workers"), segment.num_parallel_workers
     )
     kind = executors.get(segment.name, "inline")
-    decided = segment.movable and kind != "inline"  # what is inline is still to show it
+    # What is inline is still to show what it costs; coroutines are no choice.
+    decided = segment.movable and kind in ("thread", "process")
     return replace(
         segment,
         num_parallel_workers=min(max(workers, lower), upper),

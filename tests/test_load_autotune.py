@@ -63,6 +63,17 @@ def test_the_file_of_a_tuned_run_can_be_loaded(tmp_path: Path) -> None:
     assert first_stage(again)["num_parallel_workers"] == 3
 
 
+@pytest.mark.parametrize("kind", ["inline", "thread", "process", "async"])
+def test_a_file_that_names_any_kind_of_workers_can_be_loaded(
+    kind: str, tmp_path: Path
+) -> None:
+    executors = {"Dataset(ID:0) list": kind}
+    pipe = described(executor="auto")
+    pipe.load_autotune(written(tmp_path / "run_0.json", executors=executors))
+    with pipe:
+        assert torch.cat(list(pipe)).tolist() == list(range(40))
+
+
 def test_bounds_and_pins_of_the_user_stand(tmp_path: Path) -> None:
     knobs = [
         {"op": operator, "knob": "num_parallel_workers", "value": 5}
