@@ -11,9 +11,9 @@ others are stopped. To the tuner such a stop is a trainer that is away, as in an
 evaluation; --freeze turns it off after the first seconds, to tell what that costs.
 
 A row has medians, the ratio to torch with as many workers and the 95 % interval of it
-(bootstrap of windows that ran side by side), the ratio to torch's best over all numbers
-of workers that were measured, and whether the verdict is right. It fails if the whole
-interval is below 0.95.
+(bootstrap of windows that ran side by side), the same for each core that was kept busy,
+the ratio to torch's best over all numbers of workers that were measured, and whether
+the verdict is right. It fails if the whole interval is below 0.95.
 
 Each row is added to a file as soon as it is measured. `--resume FILE` leaves out those
 that are there, `--again failing` measures those again that fail there; of rows that
@@ -106,6 +106,12 @@ class Row:
     @property
     def key(self) -> Key:
         return self.workload, self.workers, self.face
+
+    @property
+    def per_core(self) -> float:
+        """The ratio of what a busy core makes, which a shared machine spares."""
+        theirs, ours = self.cores
+        return self.ratio * theirs / ours if ours else 0.0
 
     @property
     def fails(self) -> bool:
@@ -374,7 +380,7 @@ def show(rows: dict[Key, Row]) -> None:
         best[row.workload] = max(best.get(row.workload, 0.0), rate)
     print(
         "\nworkload          workers face        torch/s    ours/s  ratio (95 %)"
-        "        of best  cores      verdict"
+        "        a core  of best  cores    workers, verdict"
     )
     for row in sorted(rows.values(), key=lambda row: row.high):
         print(line_of(row, best.get(row.workload, 1.0)))
@@ -403,7 +409,8 @@ def line_of(row: Row, best: float) -> str:
     return (
         f"{head} {theirs:>10,.0f} {ours:>10,.0f}"
         f"  {row.ratio:5.2f} ({row.low:5.2f} to {row.high:5.2f})"
-        f"  {ours / best:6.2f}  {row.cores[0]:.1f} {row.cores[1]:.1f}"
+        f"  {row.per_core:6.2f}   {ours / best:6.2f}"
+        f"  {row.cores[0]:.1f} {row.cores[1]:.1f}"
         f"  [{stages}] {verdict}"
     )
 
