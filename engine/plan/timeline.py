@@ -36,7 +36,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         size, momentum, strength = self.image_size, self.momentum, self.strength
-        for holds, rule in (
+        for kept, rule in (
             (
                 self.global_size >= 1,
                 f"`global_size` must be >= 1, got {self.global_size}",
@@ -55,7 +55,7 @@ class Setting:
                 f"`strength` must be >= 0 or None, got {strength}",
             ),
         ):
-            check(holds, f"{rule}; mend the batch size or the schedule")
+            check(kept, f"{rule}; mend the batch size or the schedule")
 
 
 class Place(NamedTuple):
