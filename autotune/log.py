@@ -32,6 +32,8 @@ UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 # Files of this process: a further loop, or another pipeline, goes on in them.
 _begun: set[Path] = set()
+# By result file: what the pipelines of this process found, and how often it helped.
+_found: dict[Path, tuple[Saved, int]] = {}
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -96,7 +98,8 @@ class AutotuneLog:
             quiet: tell people nothing, as in a simulation.
         """
         self._quiet = quiet
-        self._result = None if prefix is None else Path(f"{prefix}_{rank}.json")
+        place = Path(f"{prefix}_{rank}.json").absolute()
+        self._result = None if prefix is None else place
         self._rows: TextIO | None = None
         self._kept = 0
         if prefix is not None:
@@ -159,14 +162,16 @@ class AutotuneLog:
 
     def result(self, saved: Saved) -> None:
         """Say which values are in force at the end, and write them down."""
-        summary = _summary(saved.knobs)
-        for line in summary:
+        for line in _summary(saved.knobs):
             self.say(line)
         if self._result is None:
             return
+        before, kept = _found.get(self._result, (saved, 0))
+        saved, kept = saved.beside(before), kept + self._kept
+        _found[self._result] = saved, kept
         row = {
-            "remark": REMARK if self._kept else REMARK + UNCHANGED,
-            "summary": summary,
+            "remark": REMARK if kept else REMARK + UNCHANGED,
+            "summary": _summary(saved.knobs),
             **saved.to_row(),
         }
         try:

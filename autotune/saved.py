@@ -42,6 +42,20 @@ class Saved:
         known = self.cpu_cores
         return known is None or isclose(known, cpu_cores, rel_tol=SAME_CORES)
 
+    def beside(self, other: Saved) -> Saved:
+        """Return these values, and another pipeline's for operators of its own."""
+        names = {**other.regimes, **self.regimes}
+        regimes = {
+            name: {**other.regimes.get(name, {}), **self.regimes.get(name, {})}
+            for name in names
+        }
+        return Saved(
+            {**other.knobs, **self.knobs},
+            {**other.executors, **self.executors},
+            regimes,
+            self.cpu_cores,
+        )
+
     @property
     def operators(self) -> set[str]:
         """Which it knows."""

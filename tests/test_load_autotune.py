@@ -63,6 +63,19 @@ def test_the_file_of_a_tuned_run_can_be_loaded(tmp_path: Path) -> None:
     assert first_stage(again)["num_parallel_workers"] == 3
 
 
+def test_one_file_serves_all_pipelines_that_were_tuned(tmp_path: Path) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    for name, workers in (("train", 3), ("val", 2)):
+        with described(name=name, num_parallel_workers=workers) as pipe:
+            list(pipe)
+    for name, workers in (("train", 3), ("val", 2)):
+        pipe = described(name=name)
+        pipe.load_autotune(tmp_path / "run_0.json")
+        with pipe:
+            next(iter(pipe))
+            assert first_stage(pipe)["num_parallel_workers"] == workers
+
+
 @pytest.mark.parametrize("kind", ["inline", "thread", "process", "async"])
 def test_a_file_that_names_any_kind_of_workers_can_be_loaded(
     kind: str, tmp_path: Path
