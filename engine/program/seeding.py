@@ -3,8 +3,10 @@
 The generators of `random`, `numpy.random` and torch are set from a sample's own seed
 before it is made, so its bytes do not depend on who makes it, or after what. That takes
 some 20 us, so it is left out for data that draws nothing. Each lease is watched, which
-takes 12 us, and one in which something is drawn is made once more. A worker process
-begins as torch's data sets and `worker_init_fn` expect to find it: `WorkerStart`.
+takes 12 us, and one in which something is drawn is made once more. A dataset that reads
+on, or counts, would give other samples then: if it is seen to, all its samples are
+seeded. A worker process begins as torch's data sets and `worker_init_fn` expect to find
+it: `WorkerStart`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torchs
 
+from ..movable import changed, find_unsafe, snapshot
 from .program import Calling, Calls, Read, Work
 
 WORDS = 4 * 624 + 4
@@ -44,8 +47,8 @@ class SeededRead(Calling):
     """What a worker process does first."""
     trainer: int = field(default_factory=os.getpid)
     """The process whose generators belong to somebody else."""
-    draws: bool = False
-    """Whether a sample was seen to draw from a global generator."""
+    seeds: bool | None = None
+    """Whether each sample is seeded; None: the first lease, which is, will tell."""
     number: int | None = None
     """Of the worker process that has not begun."""
 
@@ -62,16 +65,29 @@ class SeededRead(Calling):
                 work.fail_all(error, self.stage)
                 return
             self.number = None
-        if not self.draws:
-            before = marks()
-            first = Work(work.chunk, work.random, [], watch=work.watch)
-            Read(self.stage, self.get, self.get_many).run(first)
-            if marks() == before:
-                work.samples, work.offsets = first.samples, first.offsets
-                work.failures = first.failures
-                return
-            self.draws = True
+        if self.seeds is None and self.get_many is None:
+            data = self.start.dataset
+            before = snapshot([data])
+            self._read_seeded(work)
+            held = find_unsafe(data, "dataset")
+            self.seeds = held is not None or changed(before, [data]) is not None
+        elif self.seeds or self._draws(work):
+            self.seeds = True
+            self._read_seeded(work)
+
+    def _draws(self, work: Work) -> bool:
+        """Read unless something is drawn, and if it is, undo the draws."""
+        before = marks()
+        first = Work(work.chunk, work.random, [], watch=work.watch)
+        Read(self.stage, self.get, self.get_many).run(first)
+        if marks() != before:
             put_back(before)
+            return True
+        work.samples, work.offsets = first.samples, first.offsets
+        work.failures = first.failures
+        return False
+
+    def _read_seeded(self, work: Work) -> None:
         known = states() if os.getpid() == self.trainer else None
         try:
             Calling.run(self, work)
