@@ -369,10 +369,7 @@ class Engine:
         if found is None:
             return
         segment.undecided = False
-        if found.executor != "inline" and (why := segment.why_not()):
-            segment.movable = False
-            note(segment, "inline", "inline", "stays", why)
-        elif found.executor == "inline":
+        if found.executor == "inline":
             note(segment, "inline", "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):
             note(segment, "inline", found.executor, "moved", found.reason)
@@ -385,7 +382,11 @@ class Engine:
         segment.settled()
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
-        """Move a segment; where that cannot be done, note why and leave it for good."""
+        """Move a segment; where it may not or cannot be done, leave it for good."""
+        if why := segment.why_not():
+            segment.movable = False
+            note(segment, segment.executor, segment.executor, "stays", why)
+            return False
         try:
             self.move(segment, kind)
         except Exception as error:  # noqa: BLE001 what pickling the user's raises

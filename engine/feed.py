@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
 from .program.randomness import SampleRandom
+from .program.seeding import seeded_by
 
 NEAR = 16
 """Samples before a tail that are tried where all of its own failed."""
@@ -262,8 +264,11 @@ class RepackFeed:
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
         buffer: BatchBuffer = self._buffers.of(plan)
         buffer.place(range(len(samples)), samples)
+        users = self._buffers.collate is not None
+        seed = self._engine.recipe.seed
         try:
-            return buffer.collect(())
+            with seeded_by(seed, plan.epoch, plan.batch) if users else nullcontext():
+                return buffer.collect(())
         except (
             Exception
         ) as error:  # whatever collate raises, with the odd samples named

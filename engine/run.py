@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +16,7 @@ from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.local import Host, TrainerHost
+from .movable import changed, snapshot
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
@@ -56,6 +57,8 @@ class Run:
         self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
+        self._collate = [recipe.buffers.collate]
+        self._before = snapshot(self._collate)
         # The host that the knob asks for; the trainer's thread moves the engine.
         self._wanted = self._kind
         self._moves: tuple[Move, ...] = ()
@@ -126,11 +129,13 @@ class Run:
         """Return the engine in its other home, the one before it closed.
 
         Raises:
-            SpecError: batches like `data` cannot be handed over.
+            SpecError: batches like `data` cannot be handed over, or the work is not to
+                leave this process.
         """
         before, trainer = self.host, self._trainer
         if isinstance(before, TrainerHost):
             check_handover(data)
+            check_stateless(before.engine.segments, self._before, self._collate)
             self._recipe = replace(
                 self._recipe, segments=_as_now(before.engine.segments)
             )
@@ -270,9 +275,13 @@ def may_move(recipe: Recipe) -> bool:
     """Whether this pipeline's engine may live in either process.
 
     Every segment's workers may then be anywhere, as with `executor="auto"`: functions
-    and dataset hold nothing that only the trainer's process has.
+    and dataset hold nothing that only the trainer's process has, and no place in a
+    stream, which worker processes that start afresh would read from its beginning.
     """
-    anywhere = all(s.movable or s.executor == "process" for s in recipe.segments)
+    anywhere = all(
+        s.movable or (s.executor == "process" and s.thread_safe)
+        for s in recipe.segments
+    )
     return recipe.options.host == "auto" and anywhere and FORKS
 
 
@@ -284,6 +293,17 @@ def check_handover(data: Any) -> None:
         raise SpecError(
             f"batches cannot be handed over ({type(error).__name__}: {error})"
         ) from error
+
+
+def check_stateless(
+    segments: Iterable[Segment], before: Mapping[str, Any], collate: list[Any]
+) -> None:
+    """Raise `SpecError` if what the user's objects hold has changed in this process."""
+    reasons = [segment.why_not() for segment in segments]
+    if (path := changed(before, collate)) is not None:
+        reasons.append(f"`collate_fn{path}` changes while batches are made")
+    for why in filter(None, reasons):
+        raise SpecError(why)
 
 
 def _as_now(segments: Sequence[Segment]) -> tuple[SegmentRecipe, ...]:

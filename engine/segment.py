@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
+from ..system.printing import name_of
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
-from .movable import changed, snapshot
+from .movable import changed, find_unsafe, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
@@ -43,13 +46,33 @@ def make_pool(
         case "inline":
             return Inline(connector, program, seed)
         case "thread":
-            return Threads(connector, program, seed, recipe.name)
+            look = partial(may_share, recipe) if recipe.doubtful else None
+            return Threads(connector, program, seed, recipe.name, look)
         case "async":
             return Coroutines(connector, program, seed, recipe.name, recipe.timeout_s)
         case "process":
             return children()
 
 
+def may_share(recipe: SegmentRecipe) -> bool:
+    """Whether threads may share the dataset and functions, now that they were used.
+
+    Many open their files when they are first asked for a sample.
+    """
+    found = (find_unsafe(each, name_of(each)) for each in recipe.doubtful)
+    finding = next(filter(None, found), None)
+    if finding is not None:
+        LOGGER.warning(ALONE, recipe.name, finding)
+    return finding is None
+
+
+LOGGER = logging.getLogger("penstock")
+ALONE = (
+    "%s: one thread works, whatever num_parallel_workers says: since the first sample "
+    '%s, which threads must not share. Use executor="process", where each worker opens '
+    "its own, keep it in a threading.local(), or say from_dataset(thread_safe=True) if "
+    "threads may share it."
+)
 MakePool = Callable[[Kind], WorkerPool]
 """Makes the pool of one kind for this segment."""
 
@@ -84,11 +107,12 @@ class Segment:
         """Whether it runs inline until it has shown what a batch costs."""
         self.drew = False
         """Whether it was seen, inline, to draw from a global generator."""
-        self._before = snapshot(recipe.subjects) if self.undecided else {}
         self.movable = (
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
         """Whether it may be moved between threads and processes."""
+        moves = self.undecided or recipe.movable
+        self._before = snapshot(recipe.subjects) if moves else None
         # The kind asked for by the knob; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
@@ -110,12 +134,14 @@ class Segment:
         return self._pool.executor
 
     def why_not(self) -> str:
-        """Say why workers beside the trainer would make other samples; empty: nothing.
+        """Say why workers elsewhere would make other samples; empty: nothing.
 
-        By what was seen of the first ones, made inline.
+        By what was seen of those made in this process.
         """
         if self.drew:
             return DREW
+        if self._before is None:
+            return ""
         path = changed(self._before, self.recipe.subjects)
         return "" if path is None else CHANGES.format(path)
 

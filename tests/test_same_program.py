@@ -99,6 +99,26 @@ class Counting:
         return self.kept[index], self.calls
 
 
+class OpensLate(Records):
+    """Opens its file when it is first read; no two threads may read at once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, buffered=True)
+        self.path, self.reading = self.file.name, threading.Lock()
+        self.file.close()
+        self.file = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            self.file = Path(self.path).open("rb")  # noqa: SIM115
+        assert self.reading.acquire(blocking=False), "read by two threads at once"
+        try:
+            time.sleep(0)  # another thread's turn
+            return super().__getitem__(index)
+        finally:
+            self.reading.release()
+
+
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "a file": lambda folder: Records(folder, buffered=True),
     "a raw file": lambda folder: Records(folder, buffered=False),
@@ -152,6 +172,16 @@ def test_a_pipeline_of_it_makes_the_same(what: str, tmp_path: Path) -> None:
     )
     with ps.Pipeline.from_dataset(DATASETS[what](tmp_path)).batch(8) as pipe:
         assert samples(pipe) == expected
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_threads_do_not_share_a_file_that_is_opened_with_the_first_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = ps.Pipeline.from_dataset(OpensLate(tmp_path), num_parallel_workers=3)
+    with pipe.batch(8) as pipe:
+        assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
+    assert "one thread works" in caplog.text
 
 
 class Reusing:
@@ -303,6 +333,16 @@ def test_what_one_worker_process_draws_is_repeatable(library: str) -> None:
     ps.set_enable_autotune(False)  # tuned, there may soon be more than one
     data = Draws(GLOBAL[library])
     assert drawn(data, 1) == drawn(data, 1)
+
+
+@pytest.mark.parametrize("library", GLOBAL)
+def test_what_is_drawn_in_a_process_that_hosts_the_engine_is_not_the_trainers(
+    library: str,
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Draws(GLOBAL[library]), executor="thread")
+    with pipe.batch(8).options(host="process") as pipe:
+        drawn = [row for (row,) in samples(pipe)]
+    assert not set(drawn) & {GLOBAL[library]() for _ in range(4 * LENGTH)}
 
 
 class OfItsWorker(Draws):

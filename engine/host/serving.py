@@ -28,6 +28,7 @@ from ..feed import Delivery
 from ..observe.knob import KnobName, Value
 from ..observe.reading import Reading, TrainerMeter
 from ..plan import BatchPlan, Cursor
+from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe
 from ..workers.process.child import leave
 from ..workers.process.handover import Packed, Packer, Returned, travel
@@ -43,6 +44,8 @@ MAX_AHEAD = 16
 many bytes, since what each costs the trainer is less the more come at once."""
 CLOSE_S = 0.3
 """How long the user's functions may take to come to their end."""
+HOSTS = 0x686F7374
+"""Keeps the seeds of hosts from those of worker processes."""
 KEEP = 40
 """Slabs that the trainer may hold, those of batches it has not taken yet included."""
 UNFIT = (
@@ -116,6 +119,9 @@ def serve(
 ) -> None:
     """Host an engine, until the trainer closes the pipes or is gone."""
     use_one_thread()
+    # A copy of the trainer's generators would draw what the trainer draws.
+    begun = recipe.seed, recipe.planned.shard.rank, cursor.step
+    seed_global_generators(mixed((HOSTS, *begun)))
     log = take_over_log()
     slabs = SlabPool(KEEP)
     trainer = TrainerMeter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from math import inf
 
 import torch
@@ -44,27 +45,49 @@ def use_one_torch_thread() -> None:
 class Threads:
     """A number of threads, each taking and settling leases.
 
-    The engine lock guards `_asked`, `_surplus` and `_threads`. A thread retires when it
-    finds, at its next `take`, that there is a surplus; whichever comes first takes it
-    on.
+    The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_threads`. A
+    thread retires when it finds, at its next `take`, that there is a surplus; whichever
+    comes first takes it on.
+
+    Args:
+        connector: where they take their leases.
+        program: what they do.
+        seed: of the samples' random streams.
+        name: of the segment.
+        may_share: asked once, when one thread has done the first lease: whether others
+            may work beside it. None: they may, from the start.
     """
 
     executor = "thread"
 
     def __init__(
-        self, connector: Connector, program: Program, seed: int, name: str
+        self,
+        connector: Connector,
+        program: Program,
+        seed: int,
+        name: str,
+        may_share: Callable[[], bool] | None = None,
     ) -> None:
         self._connector = connector
         self._engine_lock = connector.engine_lock
         self._program = program
         self._seed = seed
         self._name = name
-        self._asked = 0
+        self._may_share = may_share
+        self._most = inf if may_share is None else 1
+        self._wanted = self._asked = 0
         self._surplus = 0
         self._threads: set[threading.Thread] = set()
 
     def resize(self, count: int) -> None:
+        self._adjust(wanted=count)
+
+    def _adjust(self, **changes: float) -> None:
+        """Change what is asked for, or the bound on it; have as many threads."""
         with self._engine_lock.lock:
+            self._wanted = int(changes.get("wanted", self._wanted))
+            self._most = changes.get("most", self._most)
+            count = int(min(self._wanted, self._most))
             change = count - self._asked
             self._asked = count
             kept = min(self._surplus, max(change, 0))
@@ -125,6 +148,9 @@ class Threads:
     def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
         sink = sink_of(self._program, lease)
         outcome = self._program.run(lease.chunk, lease.inputs, sink, random)
+        may_share, self._may_share = self._may_share, None
+        if may_share is not None and may_share():
+            self._adjust(most=inf)
         self._connector.settle(lease, outcome, meter)
 
     def _retires(self) -> bool:

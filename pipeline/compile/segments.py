@@ -89,6 +89,14 @@ def _find_in(stage: PerSample) -> Finding | None:
     return None if known else find_unsafe(stage.dataset, "dataset")
 
 
+def _is_doubtful(stage: PerSample) -> bool:
+    """Whether threads are penstock's choice, and the user says nothing of them."""
+    if executor_of(stage) != "auto" or _is_read_on(stage):
+        return False
+    known = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
+    return not known
+
+
 MAX_WORKERS = 128
 """Upper bound of a segment's workers where the user gives none."""
 PERMITS = 64
@@ -209,6 +217,7 @@ def _segment(
         movable=kind.finding is None
         and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
         subjects=tuple(map(subject_of, stages)),
+        doubtful=tuple(subject_of(stage) for stage in stages if _is_doubtful(stage)),
     )
 
 
