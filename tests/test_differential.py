@@ -1,0 +1,245 @@
+"""What torch's loader makes of ordinary datasets, penstock makes of them, too.
+
+    python tests/test_differential.py --examples 5000 --resume progress.jsonl
+    python tests/test_differential.py --case "Case(face='loader', trait='file')"
+
+As a script it notes each seed in the file, with the cases that differ, and goes on
+behind those that are noted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import logging
+import os
+import random
+import tempfile
+import time
+import traceback
+import warnings
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+import penstock as ps
+from support import ordinary_data
+from support.ordinary_data import (
+    BOTH,
+    DRAWS,
+    ORDERLESS,
+    RAISED,
+    TRAINERS,
+    Case,
+    cases,
+    draws_in,
+    looped,
+    muted,
+    program_of,
+    seen,
+)
+from support.samples import assert_same
+
+OF_A_SEED = 25
+"""Examples that a script runs of one seed."""
+STUCK_S = 20.0
+
+pytestmark = [
+    # Torch warns of more workers than cores, of which a test machine may have one.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # It warns once in a process, so penstock or torch does.
+    pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
+    # The handles are the user's.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def check(case: Case) -> None:
+    """Load with torch and with penstock; raise `AssertionError` if they differ."""
+    alone = case.face == "pipeline" and case.trait in DRAWS and case.workers == 0
+    trainers_own = alone and not case.moved_blindly
+    alike = case.torchs_own or not case.draws or trainers_own
+    expected = loop(case.reference, torchs_loader=True, mute=not alike)
+    found = loop(case)
+    if case.torchs_own and case.trait in ORDERLESS:
+        compare(samples_of(found), samples_of(expected))
+        return
+    drawn = [] if alike else draws_in(found)
+    again = None if alike else repeats(case)
+    if again is not None:
+        compare(loop(again), found)
+    if not alike:
+        assert len(drawn) == len(draws_in(expected))
+        assert len(set(drawn)) == len(drawn), "drawn twice"
+        found = muted(found)
+    if case.reference.workers:  # torch puts the worker's traceback into the text
+        found, expected = without_texts(found), without_texts(expected)
+    if case.moved_blindly:
+        found, expected = without_the_trainers(found), without_the_trainers(expected)
+    compare(found, expected)
+
+
+def compare(found: list[Any], expected: list[Any]) -> None:
+    """Raise `AssertionError` that shows the first entry that differs."""
+    for at, (one, other) in enumerate(zip_longest(found, expected)):
+        try:
+            assert_same(one, other)
+        except AssertionError as error:
+            raise AssertionError(f"entry {at}: {one!r}, not {other!r}") from error
+
+
+def repeats(case: Case) -> Case | None:
+    """Return settings under which the same is drawn, if there are any."""
+    if case.face == "pipeline":
+        return case if case.workers == 1 else None
+    if case.trait in BOTH or case.workers == 0:
+        return case
+    return replace(case, workers=1 if case.persistent else 0)
+
+
+def loop(case: Case, *, torchs_loader: bool = False, mute: bool = False) -> list[Any]:
+    """Run a case with files of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return looped(case, Path(folder), torchs_loader=torchs_loader, mute=mute)
+
+
+def without_texts(entries: list[Any]) -> list[Any]:
+    """Leave out what exceptions say."""
+    return [each[:2] if is_marked(each, RAISED) else each for each in entries]
+
+
+def without_the_trainers(entries: list[Any]) -> list[Any]:
+    """Leave out what the trainer drew."""
+    return [each for each in entries if not is_marked(each, TRAINERS)]
+
+
+def is_marked(entry: Any, mark: str) -> bool:
+    return type(entry) is tuple and entry[:1] == (mark,)
+
+
+def samples_of(entries: list[Any]) -> list[Any]:
+    """Return the samples of all batches, by their numbers."""
+    batches = [batch for batch in without_the_trainers(entries) if batch != "an epoch"]
+    return sorted((row for batch in batches for row in batch), key=lambda row: row[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))  # parts that may run side by side
+def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
+    if "CI" not in os.environ:  # by hand new examples are looked for
+        seed = random.SystemRandom().randrange(2**32)
+    different = run_seed(seed, OF_A_SEED)
+    shown = "\n".join(f"{case}\n{text}" for case, text in different)
+    assert not different, f"seed {seed}:\n{shown}"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # What is read once more, to be seeded, must not have changed by it.
+        Case(trait="draws and counts"),
+        Case(trait="counts, seldom draws", workers=1),
+        # A knob moves nothing that has changed since.
+        Case(face="pipeline", trait="counts", workers=1, move=1, length=24, epochs=2),
+        Case(face="pipeline", trait="torch's stream", workers=1, move=2, length=24),
+        Case(face="pipeline", collate="counted", move=2, length=24, epochs=2),
+        # Batches that are dealt at run time are collated under a seed, too.
+        Case(face="pipeline", trait="by worker", collate="drawing"),
+    ],
+    ids=repr,
+)
+def test_what_once_differed_does_so_no_more(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("face", "workers", "move", "found"),
+    [
+        ("loader", 0, 1, ("process", "trainer")),
+        ("pipeline", 0, 3, ("process", "trainer")),  # at once to threads, at 3 onward
+        ("pipeline", 3, 1, ("process", "trainer")),
+        ("pipeline", 3, 2, ("thread", "process")),
+    ],
+)
+def test_the_moves_of_a_case_are_made(
+    face: str, workers: int, move: int, found: tuple[str, str], tmp_path: Path
+) -> None:
+    ps.set_enable_autotune(True)
+    case = Case(face=face, workers=workers, move=move, length=24, batch=2)
+    with program_of(case, tmp_path) as loader:
+        seen(case, loader)
+        reading = loader.stats()
+        assert (reading.segments[0].executor, reading.host) == found
+
+
+def run_seed(seed: int, count: int) -> list[tuple[Case, str]]:
+    """Check the cases of a seed; return those that differ, and how."""
+    different: list[tuple[Case, str]] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(case=cases())
+    def run(case: Case) -> None:
+        if found := difference(case):
+            print(case, found, sep="\n", flush=True)
+            different.append((case, found))
+
+    run()
+    return different
+
+
+def difference(case: Case) -> str:
+    """Return how penstock differs from torch; empty: not at all."""
+    try:
+        check(case)
+    except Exception:  # noqa: BLE001 it is noted, and others follow
+        return traceback.format_exc()
+    return ""
+
+
+def main() -> int:
+    """Check one case, or many; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", default="")
+    parser.add_argument("--examples", type=int, default=5000)
+    parser.add_argument("--resume", type=Path, default=Path("differential.jsonl"))
+    parser.add_argument("--share", default="0/1", help="seeds that are i modulo n")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable()
+    if given.case:
+        found = difference(eval(given.case, vars(ordinary_data)))  # noqa: S307 our own words
+        print(found or "no difference")
+        return bool(found)
+    share, shares = map(int, given.share.split("/"))
+    given.resume.touch()
+    lines = map(json.loads, given.resume.read_text().splitlines())
+    known = {line["seed"]: line for line in lines}
+    for seed in range(share, given.examples // OF_A_SEED, shares):
+        if seed in known:
+            continue
+        begun_s = time.monotonic()
+        faulthandler.dump_traceback_later(OF_A_SEED * STUCK_S, exit=True)
+        different = [(repr(c), text) for c, text in run_seed(seed, OF_A_SEED)]
+        took_s = round(time.monotonic() - begun_s, 1)
+        known[seed] = {"seed": seed, "took_s": took_s, "different": different}
+        with given.resume.open("a") as file:
+            file.write(json.dumps(known[seed]) + "\n")
+    different = sum(len(line["different"]) for line in known.values())
+    print(f"{len(known) * OF_A_SEED} examples, {different} that differ")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
