@@ -58,7 +58,7 @@ class Run:
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
         self._collate = [recipe.buffers.collate]
-        self._before = snapshot(self._collate)
+        self._collate_before = snapshot(self._collate)
         # The host that the knob asks for; the trainer's thread moves the engine.
         self._wanted = self._kind
         self._moves: tuple[Move, ...] = ()
@@ -135,7 +135,7 @@ class Run:
         before, trainer = self.host, self._trainer
         if isinstance(before, TrainerHost):
             check_handover(data)
-            check_stateless(before.engine.segments, self._before, self._collate)
+            check_stateless(before.engine.segments, self._collate_before, self._collate)
             self._recipe = replace(
                 self._recipe, segments=_as_now(before.engine.segments)
             )
