@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from ..errors import check
+
 _libc = ctypes.PyDLL(None)
 
 
@@ -17,6 +19,11 @@ class Wakeup:
     """Something to wait for with a selector, until it is closed."""
 
     def __init__(self) -> None:
+        check(
+            hasattr(os, "eventfd"),
+            'executor="async" needs eventfd, so Linux; use executor="thread" and plain'
+            " functions",
+        )
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:

@@ -24,6 +24,9 @@ def of(host="auto", **settings):
     with pipe.options(host=host) as pipe:
         return [batch.tolist() for batch in pipe]
 
+async def awaited(sample):
+    return sample
+
 ps.set_enable_autotune(True)
 expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
 assert of() == of(executor="inline") == expected
@@ -34,6 +37,8 @@ for settings in ({}, {"num_workers": 2}, {"num_workers": 2, "thread_safe": True}
     loader.close()
 with pytest.raises(ps.SpecError, match="worker processes need fork and memfd"):
     of(executor="process")
+with pytest.raises(ps.SpecError, match='executor="async" needs eventfd'):
+    list(ps.Pipeline.from_dataset(range(8)).map(awaited).batch(4))
 with pytest.raises(ps.SpecError, match='needs fork and memfd.*use host="trainer"'):
     of(host="process")
 """
