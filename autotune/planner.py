@@ -23,7 +23,7 @@ from .tuner import Tuner
 
 TUNED_S = 60.0
 SEEN_S = 20.0
-"""After that: the window that is told."""
+"""After that: the window that is reported."""
 STEPS = 20
 """That this window holds at least."""
 PREFETCH = 2

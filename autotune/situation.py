@@ -1,4 +1,4 @@
-"""What a policy is told and what it answers, and their form in the JSON log.
+"""What a policy sees and what it answers, and their form in the JSON log.
 
 A policy decides on its situation and nothing else, so a log's situations put to the
 same policy again give the same decisions.

@@ -3,7 +3,7 @@
     python benchmarks/regimes.py [--rows store ...] [--repeats 3]
 
 Real pipelines, tuned from one worker, that are given time to settle; then something
-changes, and nobody is told. Printed are medians: the rate of the last seconds as a
+changes without notice. Printed are medians: the rate of the last seconds as a
 share of the best under the new conditions (arithmetic where all sleep, fixed settings
 measured in the same run where they compute), the seconds until 95 % of that rate, and
 the workers before and after, beside the fewest that suffice.

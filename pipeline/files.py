@@ -190,7 +190,7 @@ class Store:
     def place(self) -> list[Any]:
         """Return what tells it from other stores: host, account, ref; archive; options.
 
-        An archive on this machine is told by path, size and time of change.
+        An archive on this machine is identified by path, size and time of change.
         """
         from fsspec.utils import get_protocol
 
@@ -317,9 +317,9 @@ class Files:
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`.
 
-        Files of this machine are told by path, size and time of change; those of a
-        store by their URL alone: to look at each would take a request. Those of an
-        archive by it, too.
+        Path, size and time of change identify files of this machine. The URL alone
+        identifies those of a store, as to look at each would take a request, and those
+        of an archive.
         """
         from ..cache.fingerprint.key import file_fingerprints, url_fingerprints
 

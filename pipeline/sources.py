@@ -157,8 +157,8 @@ def is_iterable(dataset: Any) -> bool:
 def identity_of(dataset: Any) -> str | None:
     """Return 32 hex digits; None where only its length can be told.
 
-    Folders and files are told by the names of their files, in order, from the folder
-    on: a copy elsewhere is the same. Other data sets by `__penstock_fingerprint__`, or
+    The names of their files identify folders and files, in order, from the folder on:
+    a copy elsewhere is the same. Other data sets by `__penstock_fingerprint__`, or
     the `_fingerprint` of Hugging Face's; nothing else about an object is sure to be the
     same in the next run, and a run that cannot be resumed is worse than one that can.
     """

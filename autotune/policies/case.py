@@ -145,7 +145,7 @@ def release(
 
 
 def cpu_bound(situation: Situation, share: float = CPU_USED) -> bool:
-    """Whether no core is to be had, or `share` of the budget is in use."""
+    """Whether no core is free, or `share` of the budget is in use."""
     seen = situation.observation
     return spent(seen) or seen.cpu_cores >= share * situation.budget.cpu_cores
 
