@@ -20,7 +20,7 @@ from ..system.runtime_folder import runtime_folder
 from ..system.shared_memory import nameless
 from .arena_registry import Holder, join, leave
 from .disk import DiskError
-from .fingerprint.key import Keys
+from .fingerprint.key import Fingerprint
 from .memory import Arena
 from .record import same
 from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
@@ -186,14 +186,16 @@ class Cache:
 
     Args:
         opening: the tiers, and what they hold.
-        keys: what a sample is stored under.
+        fingerprint: what tells the samples; their keys are made of it.
         name: what processes of this host find the arena by; letters and digits.
         ram: bytes of the tier in RAM; 0: there is none.
     """
 
-    def __init__(self, opening: Opening, keys: Keys, name: str, ram: int) -> None:
+    def __init__(
+        self, opening: Opening, fingerprint: Fingerprint, name: str, ram: int
+    ) -> None:
         self.opening = opening
-        self.keys = keys
+        self.fingerprint = fingerprint
         self._name = name
         self._ram = ram
         self._members: Members | None = None
@@ -223,7 +225,7 @@ class Cache:
             RandomUpstreamError: it is another one each time.
             UnstorableError: it holds something that cannot be stored.
         """
-        lookup = Lookup(self._mine(), self.keys.of(index, image_size), index)
+        lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
             lookup.claimed(lookup.claims.claim(lookup.key))
         if lookup.settled:
@@ -239,7 +241,7 @@ class Cache:
         compute: Callable[[int], Awaitable[Any]],
     ) -> Any:
         """Do the same in an event loop, where others go on while one waits."""
-        lookup = Lookup(self._mine(), self.keys.of(index, image_size), index)
+        lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
             lookup.claimed(await lookup.claims.claim_in_loop(lookup.key))
         if lookup.settled:

@@ -1,70 +1,59 @@
 """A digest of what a value is: the same in every process and on every machine.
 
 Two values have one digest if they are of the same type and hold the same; two functions
-if their code is the same, and all that it reaches by name or is bound to. Whatever has
-no rule here is digested by what it is copied by (`__reduce_ex__`).
+if their source and code are the same, and all that these reach by name or are bound to.
+Whatever has no rule here is digested by what it is copied by (`__reduce_ex__`).
 """
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import inspect
-import sys
 import types
-from collections import OrderedDict
-from collections.abc import Mapping
-from pathlib import Path
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 from xxhash import xxh3_128_digest
 
-from . import definition
-from .definition import PYTHON, Library, Reader, address, module_name, release
-from .walk import (
-    Rule,
-    Undigestible,
-    Walk,
-    in_code,
-    leaf,
-    mapping,
-    node,
-    pairs,
-    sequence,
-    unordered,
-)
+from .definition import OF_A_MODULE, PYTHON, Source, library_name, reached, release
 
-__all__ = [
-    "Undigestible",
-    "begun",
-    "digest",
-    "rule_of",
-    "said_fingerprint",
-]
+__all__ = ["Undigestible", "Walk", "digest", "said_fingerprint"]
 
 SAID = "__penstock_fingerprint__"
-NO_PART = frozenset(
-    (
-        "__annotate__",
-        "__annotate_func__",
-        "__annotations__",  # they stand in the source
-        "__annotations_cache__",
-        "__classdictcell__",
-        "__dataclass_fields__",  # what they do stands in the methods made of them
-        "__dataclass_params__",
-        "__firstlineno__",
-        "__module__",
-        SAID,  # what it returns counts
-        "__qualname__",
-        "__slotnames__",  # what copying looked up
-        "__static_attributes__",  # in the order of a set
-        "sample_fingerprints",
-    )
-)
+NO_PART = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"} | {
+    "__annotations_cache__",  # there once they were asked for
+    "__firstlineno__",
+    "__slotnames__",  # what copying looked up
+    "__static_attributes__",  # in the order of a set
+    "_abc_impl",  # what `isinstance` was asked
+}
 """Attributes of a class that say nothing of what it does, or nothing stable."""
+ATOMS = frozenset(
+    (bool, bytes, complex, float, int, str, type(None), type(...), type(NotImplemented))
+)
+
+Parts = tuple[str, bytes | str, list[tuple[str, Any]]]
+"""A value taken apart: a tag, what holds no others, and others with their labels."""
+
+
+class Undigestible(Exception):
+    """A value that no other run can be known to have.
+
+    Attributes:
+        path: where it was found, as in "dataset.handle".
+        what: the name of its type.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path} is a {what}, which no other run can find again")
+        self.path = path
+        self.what = what
 
 
 def digest(value: Any, name: str) -> bytes:
@@ -78,17 +67,9 @@ def digest(value: Any, name: str) -> bytes:
 
     Raises:
         Undigestible: it holds what has no meaning in another run: an open file, a lock,
-            a generator, what code in C keeps to itself; or it is nested too deeply.
+            a generator, what code in C keeps to itself.
     """
-    return begun(value, Walk(name, rule_of))
-
-
-def begun(value: Any, walk: Walk) -> bytes:
-    """Return the digest of a value; the walk says afterwards what it came by."""
-    try:
-        return walk.root(value)
-    except RecursionError:
-        raise walk.undigestible("value nested too deeply") from None
+    return atom(value) if type(value) in ATOMS else Walk(value, name).digest()
 
 
 def said_fingerprint(value: Any) -> bytes | None:
@@ -100,111 +81,159 @@ def said_fingerprint(value: Any) -> bytes | None:
     Raises:
         TypeError: it says so by neither a str nor bytes.
     """
-    kind: type = type(value)
     if isinstance(value, type):
         return None
-    try:  # not by `getattr`: an object may hand on attributes of another
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        own = ()
-    if SAID not in own and not says(kind):
-        is_face = module_name(kind).partition(".")[0] == "datasets"
-        said = getattr(value, "_fingerprint", None) if is_face else None
-        return said.encode() if isinstance(said, str) else None
-    said = getattr(value, SAID)
-    said = said() if callable(said) else said
-    if not isinstance(said, str | bytes):
+    if inspect.getattr_static(value, SAID, None) is not None:
+        said = getattr(value, SAID)
+        said = said() if callable(said) else said
+    elif type(value).__module__.partition(".")[0] == "datasets":
+        said = getattr(value, "_fingerprint", None)
+        said = said if isinstance(said, str) else None
+    else:
+        return None
+    if not isinstance(said, str | bytes | None):
         raise TypeError(
-            f"`{SAID}` of {kind.__qualname__} must be a str or bytes, or return one,"
-            f" got {said!r}"
+            f"`{SAID}` of {type(value).__qualname__} must be a str or bytes, or return"
+            f" one, got {said!r}"
         )
     return said.encode() if isinstance(said, str) else said
 
 
-@functools.lru_cache(1024)
-def says(kind: type) -> bool:
-    """Whether objects of a class have a fingerprint by it."""
-    return any(SAID in vars(owner) for owner in kind.__mro__)
+def leaf(tag: str, content: bytes | str) -> bytes:
+    """Return the digest of what holds no other values."""
+    data = content.encode() if isinstance(content, str) else content
+    return xxh3_128_digest(b"%b\0%b" % (tag.encode(), data))
 
 
-# Libraries
+def atom(value: Any) -> bytes:
+    """Return the digest of a value of one of the `ATOMS`."""
+    kind = type(value)
+    shown = hex(value) if kind is int else repr(value)  # `repr` refuses large ones
+    return leaf(kind.__name__, value if kind is bytes else shown)
 
 
-def library(walk: Walk, name: str) -> bytes:
-    """By its full name and the versions behind it."""
-    walk.libraries.add(name)
-    return leaf("library", f"{name} of {release(name)}")
+class Walk:
+    """All that a value holds and its code reaches, each value with those it leads to.
 
+    Args:
+        value: whatever it is.
+        name: what it is called in errors.
 
-def in_library(walk: Walk, value: Any) -> bytes | None:
-    """Return the digest of what a library has by a name, or None if none has."""
-    where = address(value)
-    if where is None or release(where[0]) is None:
-        return None
-    return library(walk, ".".join(where))
+    Raises:
+        Undigestible: no other run can be known to have it.
+    """
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.code: list[str] = []
+        """Source, and names of libraries."""
+        self._numbers: dict[int, int] = {}
+        self._values: list[Any] = []  # held, so that ids stay theirs
+        self._met: list[tuple[int, str]] = []  # in which value, and by which label
+        self._own: list[bytes] = []
+        self._parts: list[list[bytes | int]] = []  # digests of atoms, numbers of others
+        self._number(value, 0, name)
+        for at, each in enumerate(self._values):  # which grow as they are taken apart
+            tag, own, parts = self._apart(at, each)
+            labels = repr([label for label, _ in parts])
+            self._own.append(leaf(f"{tag} {labels}", own))
+            self._parts.append([self._number(part, at, label) for label, part in parts])
+            if tag in ("function", "library"):
+                self.code.append(str(own))
+
+    def digest(self) -> bytes:
+        """Return 16 bytes, the same however values are shared or in which order found.
+
+        Values that lead to no circle are digested from the ends up. Those in circles
+        are told apart by what is around them, by one step more each round, until no
+        round tells more of them apart. All that are told apart count: then two roots
+        with one digest look the same however far one follows them.
+        """
+        done: dict[int, bytes] = {}
+        left = [*reversed(range(len(self._values)))]
+        before = 0
+        while len(left) != before:
+            before = len(left)
+            for at in left:
+                if all(type(part) is bytes or part in done for part in self._parts[at]):
+                    done[at] = self._combined(at, done)
+            left = [at for at in left if at not in done]
+        circles = dict.fromkeys(left, b"")
+        before = 0
+        while len({*circles.values()}) != before:
+            before = len({*circles.values()})
+            known = ChainMap(circles, done)
+            circles = {at: self._combined(at, known) for at in left}
+        root = done[0] if 0 in done else circles[0]
+        return leaf("root", root + b"".join(sorted({*circles.values()})))
+
+    def _combined(self, at: int, known: Mapping[int, bytes]) -> bytes:
+        parts = [p if isinstance(p, bytes) else known[p] for p in self._parts[at]]
+        if isinstance(self._values[at], set | frozenset):
+            parts.sort()
+        return leaf("node", self._own[at] + b"".join(parts))
+
+    def _number(self, value: Any, met_in: int, label: str) -> bytes | int:
+        if type(value) in ATOMS:
+            return atom(value)
+        number = self._numbers.setdefault(id(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+            self._met.append((met_in, label))
+        return number
+
+    def _apart(self, at: int, value: Any) -> Parts:
+        said = said_fingerprint(value)
+        if said is not None:
+            return "said", said, []
+        try:
+            name = library_name(value)
+            return rule_of(type(value))(value) if name is None else library(name)
+        except Exception as error:
+            labels = [self._met[at][1]]
+            while at:
+                at, _ = self._met[at]
+                labels.insert(0, self._met[at][1])
+            what = str(error) if type(error) is LookupError else type(value).__name__
+            raise Undigestible("".join(labels), what) from error
 
 
 # Code
 
 
-def function(walk: Walk, value: types.FunctionType) -> bytes:
-    """By its place in a library, else by what it does."""
-    where = address(value)
-    if where is None:
-        return function_body(walk, value)
-    return in_library(walk, value) or walk.later(":".join(where), value, function_body)
+def library(name: str) -> Parts:
+    """By its full name and the versions behind it."""
+    return "library", f"{name} of {release(name)}", []
 
 
-@in_code
-def function_body(walk: Walk, value: types.FunctionType) -> bytes:
-    """By its code, what this reaches, and what is bound to it."""
-    said = said_fingerprint(value)
-    if said is not None:
-        return leaf("said", said)
-    bound: dict[str, dict[Any, Any]] = {
-        "default": dict(enumerate(value.__defaults__ or ())),
-        "default ": value.__kwdefaults__ or {},
-        "attribute": vars(value),
-        "closure cell": dict(
-            zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        ),
-    }
-    if value.__globals__ is vars(functools) and "registry" in vars(value):
-        # singledispatch: its other parts remember the types that it has met
-        bound = {"registry": dict(vars(value)["registry"])}
-    parts = [walk.members(each, f".<{name}> ") for name, each in bound.items()]
-    return node("function", does(walk, value), *parts)
-
-
-def does(walk: Walk, value: types.FunctionType) -> bytes:
-    """Return the digest of a function's source and code, and all that these reach.
+def function(value: types.FunctionType) -> Parts:
+    """By its source and code, what these reach, and what is bound to it.
 
     A closure that a library made is the library's: the user's is what it closes over.
     The code counts beside its source: lambdas of a line differ by it alone, and a file
     may have been edited since it was imported.
     """
-    made_in, code = str(value.__globals__.get("__name__", "")), value.__code__
+    code, space = value.__code__, value.__globals__
+    if space is vars(functools) and "registry" in vars(value):
+        # singledispatch: its other parts remember the types that it has met
+        return "by type", "", [(".<registry>", vars(value)["registry"])]
+    cells = [each.cell_contents for each in value.__closure__ or ()]
+    bound = [
+        *members(dict(enumerate(value.__defaults__ or ())), ".<default> "),
+        *members(value.__kwdefaults__ or {}, ".<default> "),
+        *members(vars(value), ".<attribute> "),
+        *members(dict(zip(code.co_freevars, cells, strict=True)), ".<closure cell> "),
+    ]
+    made_in = str(space.get("__name__", ""))
     if release(made_in) is not None:
-        return library(walk, f"{made_in}.{code.co_qualname}")
-    source = definition.source_of(code, value.__globals__)
-    reader = Reader(source)
-    if reader.imports_unknown:
-        raise walk.undigestible("function that imports by a name made as it runs")
-    walk.words |= reader.words | set(definition.names_of(code))
-    walk.ctx.update("".join(tail[:1]) for tail in reader.tails.get("ctx", ()))
-    if not source and "ctx" in code.co_varnames:
-        walk.ctx.add("")
-    reached = definition.reached(value, reader)
-    names = [(name, walk.visit(each, f".<global> {name}")) for name, each in reached]
-    return node(
-        "does",
-        leaf("source", repr([ast.unparse(each) for each in source])),
-        code_(walk, code),
-        *(part for name, found in names for part in (leaf("name", name), found)),
-    )
+        tag, own, _ = library(f"{made_in}.{code.co_qualname}")
+        return tag, own, bound
+    source = Source(code, space)
+    found = [(f".<global> {name}", each) for name, each in reached(value, source)]
+    own = source.text or repr(sorted(source.names))
+    return "function", own, [("", code), *bound, *found]
 
 
-def code_(walk: Walk, value: types.CodeType) -> bytes:
+def code_(value: types.CodeType) -> Parts:
     """By its bytes, names and constants; not by where it stands."""
     constants: Any = value.co_consts
     if not value.co_flags & inspect.CO_OPTIMIZED:
@@ -217,228 +246,147 @@ def code_(walk: Walk, value: types.CodeType) -> bytes:
         (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars),
         (value.co_flags, value.co_code, value.co_exceptiontable),
     )
-    return node("code", leaf("shape", repr(shape)), walk.visit(constants, ""))
+    return "code", repr(shape), [("", constants)]
 
 
-def class_(walk: Walk, value: type) -> bytes:
-    """By its place in a library, else by what makes it."""
-    where = address(value)
-    is_static = not value.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE: made at run time
-    if release(module_name(value)) is not None and (where or is_static):
-        return library(walk, f"{module_name(value)}.{value.__qualname__}")
-    if where is None:
-        return class_body(walk, value)
-    return walk.later(":".join(where), value, class_body)
-
-
-@in_code
-def class_body(walk: Walk, value: type) -> bytes:
+def class_(value: type) -> Parts:
     """By its name, its bases and its own attributes."""
-    name = leaf("class", f"{module_name(value)}:{value.__qualname__}")
-    above = [walk.visit(base, ".<base>") for base in (type(value), *value.__bases__)]
-    own = {
-        name: each
-        for name, each in vars(value).items()
-        if name not in NO_PART
-        and not name.startswith("_abc_")
-        and not isinstance(
-            each, types.MemberDescriptorType | types.GetSetDescriptorType
-        )
-        and type(each).__name__ != "_tuplegetter"  # a namedtuple's, for `_fields`
-    }
-    hints = {
-        key: each if isinstance(each, str) else getattr(each, "__qualname__", "")
-        for key, each in vars(value).get("__annotations__", {}).items()
-    }
-    return node("class", name, *above, walk.members(own), leaf("hints", repr(hints)))
+    above = [(".<base>", base) for base in (type(value), *value.__bases__)]
+    own = {name: each for name, each in vars(value).items() if name not in NO_PART}
+    return "class", value.__qualname__, above + members(own)
 
 
-def module(walk: Walk, value: types.ModuleType) -> bytes:
-    """By its name, and one of the user's own by all that is in it."""
-    name = value.__name__
-    if release(name) is not None:
-        return library(walk, name)
-    return walk.later(name, value, module_body)
-
-
-@in_code
-def module_body(walk: Walk, value: types.ModuleType) -> bytes:
+def module(value: types.ModuleType) -> Parts:
     """By its globals, but for those that say where it is."""
-    names = vars(value).keys() - definition.OF_A_MODULE
-    own = {name: vars(value)[name] for name in names if not name.startswith("__")}
-    return walk.members(own)
-
-
-def bound(walk: Walk, value: Any) -> bytes:
-    """A method of an object: by both; one that a library offers as a function: by name.
-
-    Such are those of `random`: the state of its generator is no part of the code.
-    """
-    owner, name = value.__self__, value.__name__
-    home = module_name(type(owner))
-    offered = getattr(sys.modules.get(home), name, None)
-    if type(offered) is type(value) and offered == value and release(home):
-        return library(walk, f"{home}.{name}")
-    method = getattr(value, "__func__", None)
-    if method is None:
-        return object_(walk, value)
-    what = walk.visit(method, f".{name}")
-    return node("method", walk.visit(owner, ".__self__"), what)
-
-
-def cached(walk: Walk, value: Any) -> bytes:
-    """By the function that `functools.cache` or its kin remembers the results of."""
-    return in_library(walk, value) or walk.visit(value.__wrapped__, "")
-
-
-def cell(walk: Walk, value: types.CellType) -> bytes:
-    """By what is in it, if there is something by now."""
-    try:
-        content = value.cell_contents
-    except ValueError:
-        return leaf("empty cell")
-    return walk.visit(content, "")
+    own = {name: vars(value)[name] for name in vars(value).keys() - OF_A_MODULE}
+    return "module", "", members(own)
 
 
 # Values
 
 
-def ndarray(walk: Walk, value: np.ndarray[Any, Any]) -> bytes:
+def members(values: Mapping[Any, Any], prefix: str = ".") -> list[tuple[str, Any]]:
+    """Return named parts in the order of their names."""
+    return [(f"{prefix}{name}", values[name]) for name in sorted(values, key=str)]
+
+
+def is_plain(values: Collection[Any]) -> bool:
+    """Whether `repr` tells all of items: atoms, or rows of atoms."""
+    kinds = set(map(type, values))
+    if kinds and kinds <= {tuple, list}:
+        kinds = set(map(type, chain.from_iterable(values)))
+    return kinds <= ATOMS
+
+
+def sequence(value: list[Any] | tuple[Any, ...]) -> Parts:
+    """By its items in their order."""
+    kind = type(value).__name__
+    if is_plain(value):
+        return kind, repr(value), []
+    return kind, "", [(f"[{at}]", each) for at, each in enumerate(value)]
+
+
+def dict_(value: Mapping[Any, Any]) -> Parts:
+    """By its keys and values in their order: code may list them."""
+    if is_plain(value) and is_plain(value.values()):
+        return "dict", repr(dict(value)), []
+    shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
+    labels = [f"[{each:.60}]" for each in shown]
+    parts = zip(labels * 2, chain(value, value.values()), strict=True)
+    return "dict", "", [*parts]
+
+
+def set_(value: set[Any] | frozenset[Any]) -> Parts:
+    """By its items, in any order."""
+    return type(value).__name__, "", [("[...]", each) for each in value]
+
+
+def ndarray(value: Any) -> Parts:
     """By its type, shape and elements, however they lie in memory."""
-    kind = leaf("array", repr((value.dtype, value.shape)))
-    if value.dtype.hasobject:
-        return node("array", kind, sequence(walk, "objects", value.ravel().tolist()))
-    flat = np.ascontiguousarray(value).reshape(-1)
+    array = np.asarray(value)
+    kind = f"array {array.dtype!r} {array.shape}"
+    if array.dtype.hasobject:
+        return kind, "", [("", array.ravel().tolist())]
+    flat = np.ascontiguousarray(array).reshape(-1)
     has_bytes = flat.size and flat.itemsize
-    raw = flat.view(np.uint8).data if has_bytes else b""
-    return node("array", kind, xxh3_128_digest(raw))
+    return kind, xxh3_128_digest(flat.view(np.uint8).data if has_bytes else b""), []
 
 
-def tensor(walk: Walk, value: torch.Tensor) -> bytes:
+def tensor(value: torch.Tensor) -> Parts:
     """By its type, shape and elements, wherever it is.
 
     Those of other kinds (sparse, nested, quantized) hold more, and "meta" ones less.
     """
-    is_plain = value.layout == torch.strided and value.device.type != "meta"
-    if not is_plain or value.is_nested or value.is_quantized:
-        raise walk.undigestible(f"Tensor of a special kind ({value.layout})")
+    is_strided = value.layout == torch.strided and value.device.type != "meta"
+    if not is_strided or value.is_nested or value.is_quantized:
+        raise LookupError(f"Tensor of a special kind ({value.layout})")
     here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    kind = leaf("tensor", repr((here.dtype, tuple(here.shape), value.requires_grad)))
     raw = here.reshape(-1).view(torch.uint8).numpy()
-    return node("tensor", kind, xxh3_128_digest(np.ascontiguousarray(raw).data))
+    kind = f"tensor {here.dtype} {[*here.shape]} {value.requires_grad}"
+    return kind, xxh3_128_digest(np.ascontiguousarray(raw).data), []
 
 
-def state_of(walk: Walk, state: Any) -> bytes:
-    """What an object is given back when it is copied: its attributes, most often."""
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-        state = {**(state[0] or {}), **state[1]}  # of `__dict__`, of slots
-    if isinstance(state, dict):
-        return walk.members(state)
-    return walk.visit(state, ".<state>")
-
-
-def object_(walk: Walk, value: Any) -> bytes:
-    """By its name in a library, or by what a copy of it is made of."""
-    found = in_library(walk, value) if callable(value) else None
-    if found is not None:
-        return found
+def object_(value: Any) -> Parts:
+    """By what a copy of it is made of."""
     kind: type = type(value)
-    try:
-        reduce = copyreg.dispatch_table.get(kind)
-        parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
-    except RecursionError:
-        raise
-    except Exception:  # noqa: BLE001 - a user's `__getstate__` may raise anything
-        raise walk.undigestible(kind.__name__) from None
-    if isinstance(parts, str):
-        return library(walk, f"{module_name(value) or module_name(kind)}.{parts}")
-    maker, given, state, listed, paired = (*parts, None, None, None)[:5]
+    if isinstance(value, set | frozenset | torch.Tensor) and kind is not Parameter:
+        raise LookupError(f"{kind.__name__}, copied in no stable order")
+    reduce = copyreg.dispatch_table.get(kind)
+    copied = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    if isinstance(copied, str):  # the name of a global
+        return library(f"{kind.__module__}.{copied}")
+    maker, given, state, listed, paired = (*copied, None, None, None)[:5]
     if maker is copyreg.__newobj__:  # type: ignore[attr-defined]
         maker, *given = given
-    items = list(paired or ())
-    if issubclass(kind, OrderedDict):
-        held = pairs(walk, [key for key, _ in items], [each for _, each in items])
-    else:
-        held = mapping(walk, dict(items))
-    return node(
-        "object",
-        walk.visit(maker, ".<class>"),
-        walk.each(given),
-        state_of(walk, state),
-        sequence(walk, "items", list(listed or ())),
-        held,
-    )
+    items = [("", [*given]), ("", [*(listed or ())]), ("", dict(paired or ()))]
+    return "object", "", [(".<class>", maker), *items, *state_of(state)]
 
 
-def set_(walk: Walk, value: set[Any] | frozenset[Any]) -> bytes:
-    """By its items, in any order."""
-    return node(
-        "frozenset" if isinstance(value, frozenset) else "set", *unordered(walk, value)
-    )
+def state_of(state: Any) -> list[tuple[str, Any]]:
+    """Return what an object is given when it is copied: its attributes, most often."""
+    match state:
+        case (None | dict(), dict()):  # of `__dict__`, of slots
+            return members({**(state[0] or {}), **state[1]})
+        case dict():
+            return members(state)
+    return [(".<state>", state)]
 
 
-def parts(*names: str) -> Rule:
+def attributes(*names: str) -> Rule:
     """Return the rule for what is made of some attributes."""
-
-    def rule(walk: Walk, value: Any) -> bytes:
-        found = {name: getattr(value, name) for name in names}
-        return node(type(value).__qualname__, walk.members(found))
-
-    return rule
+    return lambda value: ("made", "", members({n: getattr(value, n) for n in names}))
 
 
+def rule_of(kind: type) -> Rule:
+    """Return how values of a type are taken apart."""
+    base = next(
+        (each for each in (type, types.ModuleType) if issubclass(kind, each)), kind
+    )
+    return RULES.get(base, object_)
+
+
+Rule = Callable[[Any], Parts]
 RULES: Mapping[type, Rule] = {
-    # values
-    dict: mapping,
-    list: lambda walk, value: sequence(walk, "list", value),
-    tuple: lambda walk, value: sequence(walk, "tuple", value),
-    memoryview: lambda walk, value: ndarray(walk, np.asarray(value)),
-    np.memmap: lambda walk, value: ndarray(walk, np.asarray(value)),
+    dict: dict_,
+    frozenset: set_,
+    list: sequence,
+    set: set_,
+    tuple: sequence,
+    memoryview: ndarray,
+    np.memmap: ndarray,
     np.ndarray: ndarray,
-    type(Path()): lambda _, value: leaf("path", str(value)),
+    torch.Tensor: tensor,
     # code
-    Library: lambda walk, value: library(walk, str(value)),
-    classmethod: parts("__func__"),
-    functools._lru_cache_wrapper: cached,  # noqa: SLF001 - it has no other name
-    functools.cached_property: parts("func"),  # has a lock besides
-    property: parts("fget", "fset", "fdel"),
-    staticmethod: parts("__func__"),
-    types.BuiltinFunctionType: bound,
-    types.CellType: cell,
+    classmethod: attributes("__func__"),
+    functools._lru_cache_wrapper: attributes("__wrapped__"),  # noqa: SLF001 no other name
+    functools.cached_property: attributes("func"),  # has a lock besides
+    functools.partial: attributes("func", "args", "keywords"),
+    property: attributes("fget", "fset", "fdel"),
+    staticmethod: attributes("__func__"),
+    type: class_,
     types.CodeType: code_,
     types.FunctionType: function,
-    types.MappingProxyType: lambda walk, value: mapping(walk, dict(value)),
-    types.MethodType: bound,
+    types.MappingProxyType: dict_,
+    types.MethodType: attributes("__func__", "__self__"),
+    types.ModuleType: module,
 }
-INHERITED: Mapping[type, Rule] = {
-    frozenset: set_,
-    functools.partial: parts("func", "args", "keywords"),
-    set: set_,
-    torch.Tensor: tensor,
-}
-"""Rules for types that others build on: with these, and what they add."""
-
-
-@functools.lru_cache(1024)
-def rule_of(kind: type) -> Rule:
-    """Return how values of a type are digested."""
-    if kind in RULES:
-        return RULES[kind]
-    if issubclass(kind, type):
-        return class_
-    if issubclass(kind, types.ModuleType):
-        return module
-    base = next((each for each in kind.__mro__ if each in INHERITED), object)
-    own = INHERITED.get(base, object_)
-
-    def rule(walk: Walk, value: Any) -> bytes:
-        said = said_fingerprint(value)
-        if said is not None:
-            return leaf("said", said)
-        found = own(walk, value)
-        if own is object_ or kind is base:
-            return found
-        added = state_of(walk, object.__getstate__(value))  # in `__dict__` and slots
-        return node("sub", walk.visit(kind, ".<class>"), found, added)
-
-    return rule

@@ -13,33 +13,31 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain, repeat
-from operator import add
-from typing import Any
+from functools import cache, partial
+from multiprocessing.pool import ThreadPool
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_128, xxh3_128_digest
 
-from .digest import Undigestible, begun, digest, rule_of, said_fingerprint
-from .walk import Walk
+from .digest import Undigestible, Walk, digest, said_fingerprint
 
 __all__ = [
     "Fingerprint",
-    "Keys",
     "file_fingerprints",
     "fingerprint",
     "url_fingerprints",
 ]
 
-FORMAT = "penstock cache 2"
+FORMAT = "penstock cache 3"
 """Goes up when what is digested, or how, is not what it was: old keys match no more."""
 
 SAMPLE = struct.Struct("<q")
@@ -56,13 +54,12 @@ BOGUS_NS = (315_532_800 + 86_400) * 10**9
 COMMON = 0.1
 """A time of change that so many files of a data set share was given to them."""
 
-CHANGING = frozenset(("epoch", "step", "strength"))
-"""What a `ctx` has another of in a later epoch; its image size is in the key."""
 DRAWS = re.compile(
-    r"rand|shuffle|bernoulli|multinomial|uuid|secrets|time\.|now", re.IGNORECASE
+    r"rand|shuffle|bernoulli|multinomial|uuid|secrets|\btime\b|\bnow\b", re.IGNORECASE
 )
-"""Names of what libraries draw by, or tell the time."""
+"""Names of what draws, or tells the time."""
 
+T = TypeVar("T")
 PerSample = NDArray[np.uint64]
 """`uint64 [n, 2]`: 128 bits of each sample's own."""
 
@@ -77,10 +74,26 @@ class Fingerprint:
     """What makes it so: "dataset.handle (TextIOWrapper)"; None: later runs find it."""
     samples: PerSample | None = field(default=None, repr=False)
     """What tells each sample, if the data set says so; None: its number does."""
-    reads: tuple[str, ...] = ()
-    """What the functions read of `ctx` that is another in a later epoch, as `epoch`."""
-    draws: tuple[str, ...] = ()
-    """What they reach that may be random, as `numpy.random.rand`."""
+    draws: bool = False
+    """Whether code names what may be random, as `numpy.random.rand`."""
+
+    def namespace(self, image_size: int | None) -> bytes:
+        """Return the first 8 bytes of all keys of one image size."""
+        size = b"" if image_size is None else SAMPLE.pack(image_size)
+        return xxh3_64_digest(self.digest + size)
+
+    def key(self, index: int, image_size: int | None) -> bytes:
+        """Return the 16 bytes that a sample is stored under.
+
+        Raises:
+            IndexError: the data set has no such sample.
+        """
+        if self.samples is None:
+            return self.namespace(image_size) + xxh3_64_digest(SAMPLE.pack(index))
+        if not 0 <= index < len(self.samples):
+            held = len(self.samples)
+            raise IndexError(f"there are {held} samples, and none has number {index}")
+        return self.namespace(image_size) + xxh3_64_digest(self.samples[index])
 
 
 def fingerprint(
@@ -101,37 +114,22 @@ def fingerprint(
     Raises:
         ValueError: `sample_fingerprints()` is not one row of two a sample.
     """
-    said = said_fingerprint(dataset)
-    walks = [Walk(name, rule_of) for name in ("dataset", *(n for n, _ in functions))]
-    samples, because, parts = None, None, [said or b""]
     try:
-        samples = per_sample(dataset) if said is None else None
+        samples = per_sample(dataset)
         # of what is told sample by sample the rest may change from run to run
         source = dataset if samples is None else type(dataset)
-        if said is None:
-            parts = [begun(source, walks[0])]
-        for walk, (_, function) in zip(walks[1:], functions, strict=True):
-            walk.in_code = True
-            parts.append(begun(function, walk))
+        walks = [Walk(each, name) for name, each in (("dataset", source), *functions)]
     except Undigestible as error:
-        because = f"{error.path} ({error.what})"
-    length = length_of(dataset) if said is None and samples is None else None
-    whole = [FORMAT, version, length, said is None, *parts]
-    found = os.urandom(16) if because else digest(whole, "cache")
-    reads = {word for walk in walks[1:] for word in read_of_ctx(walk)}
-    draws = {name for walk in walks for name in walk.libraries if DRAWS.search(name)}
-    return Fingerprint(found, because, samples, (*sorted(reads),), (*sorted(draws),))
-
-
-def read_of_ctx(walk: Walk) -> frozenset[str]:
-    """Return what of a `ctx` changes and is read; where it is passed on, perhaps."""
-    return CHANGING & (walk.ctx | (walk.words if "" in walk.ctx else set()))
+        return Fingerprint(os.urandom(16), f"{error.path} ({error.what})")
+    found = digest([FORMAT, version, *(walk.digest() for walk in walks)], "cache")
+    draws = any(DRAWS.search(text) for walk in walks for text in walk.code)
+    return Fingerprint(found, None, samples, draws)
 
 
 def per_sample(dataset: Any) -> PerSample | None:
     """Return what a data set says of each sample, checked, or None."""
     asked = getattr(type(dataset), "sample_fingerprints", None)
-    if asked is None:
+    if asked is None or said_fingerprint(dataset) is not None:
         return None
     told = np.ascontiguousarray(asked(dataset))
     if told.dtype != np.uint64 or told.shape != (len(dataset), 2):
@@ -141,49 +139,6 @@ def per_sample(dataset: Any) -> PerSample | None:
             f" {[*told.shape]}"
         )
     return told
-
-
-def length_of(dataset: Any) -> int | None:
-    """Return the length of a data set that has one."""
-    try:
-        return len(dataset)
-    except (NotImplementedError, TypeError):
-        return None
-
-
-class Keys:
-    """The keys of a fingerprint's samples. May be pickled, and shared by threads."""
-
-    def __init__(self, fingerprint: Fingerprint) -> None:
-        self.digest = fingerprint.digest
-        self._namespaces: dict[int | None, bytes] = {}
-        # hashed once: 8 bytes a sample, and nothing left to do but look
-        samples = fingerprint.samples
-        rows = None if samples is None else map(bytes, samples)
-        self._hashes = None if rows is None else b"".join(map(xxh3_64_digest, rows))
-
-    def namespace(self, image_size: int | None) -> bytes:
-        """Return the first 8 bytes of all keys of one image size."""
-        found = self._namespaces.get(image_size)
-        if found is None:
-            size = b"" if image_size is None else SAMPLE.pack(image_size)
-            found = self._namespaces[image_size] = xxh3_64_digest(self.digest + size)
-        return found
-
-    def of(self, index: int, image_size: int | None) -> bytes:
-        """Return the 16 bytes that a sample is stored under.
-
-        Raises:
-            IndexError: the data set has no such sample.
-        """
-        if self._hashes is None:
-            own = xxh3_64_digest(SAMPLE.pack(index))
-        else:
-            own = self._hashes[8 * index : 8 * index + 8] if index >= 0 else b""
-        if len(own) != 8:
-            held = len(self._hashes or b"") // 8
-            raise IndexError(f"there are {held} samples, and none has number {index}")
-        return self.namespace(image_size) + own
 
 
 def file_fingerprints(
@@ -204,21 +159,20 @@ def file_fingerprints(
     Raises:
         Undigestible: a label that has no digest.
     """
-    found = by_threads(state, paths)
-    times = Counter(each[8:16] for each in found)
+    # of folders but once; for this call alone: links may change
+    looks = by_threads(partial(looked_at, cache(os.path.realpath)), paths)
+    times = Counter(changed_ns for _, changed_ns in looks)
     common = max(2, COMMON * len(paths))
+    found = [look for look, _ in looks]
     given = [
         at
-        for at, each in enumerate(found)
-        if times[each[8:16]] >= common or -1 < FILE.unpack(each[:16])[1] <= BOGUS_NS
+        for at, (_, changed_ns) in enumerate(looks)
+        if times[changed_ns] >= common or -1 < changed_ns <= BOGUS_NS
     ]
     contents = by_threads(content_of, [paths[at] for at in given])
     for at, content in zip(given, contents, strict=True):
         found[at] += content
-    folders = cache(os.path.realpath)  # but for this once: links may change
-    parts = ((folders(folder), name) for folder, name in map(os.path.split, paths))
-    names = (xxh3_128_digest(os.fsencode(os.path.join(*each))) for each in parts)
-    return hashed(map(add, names, found), len(paths), labels)
+    return hashed(found, labels)
 
 
 def url_fingerprints(
@@ -233,50 +187,40 @@ def url_fingerprints(
         Undigestible: a label, or a value in `place`, that has no digest.
     """
     store = digest(place, "storage")
-    return hashed((store + os.fsencode(path) for path in paths), len(paths), labels)
+    return hashed([store + os.fsencode(path) for path in paths], labels)
 
 
-def hashed(
-    names: Iterable[bytes], length: int, labels: Sequence[Any] | None
-) -> PerSample:
+def hashed(names: Sequence[bytes], labels: Sequence[Any] | None) -> PerSample:
     """Return xxh3_128 of names and labels."""
     found = bytearray()
-    ends = repeat(b"", length) if labels is None else map(spelled, labels)
-    for name, end in zip(names, ends, strict=True):
-        found += xxh3_128_digest(xxh3_128_digest(name) + end)
+    for name, label in zip(names, labels or [None] * len(names), strict=True):
+        found += xxh3_128_digest(xxh3_128_digest(name) + digest(label, "label"))
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
 
 
-def spelled(label: Any) -> bytes:
-    """Return what tells a label: for the usual ones, at a tenth of a digest's cost."""
-    if type(label) in (int, str):
-        return repr(label).encode(errors="surrogatepass")
-    return digest(label, "label")
-
-
-def by_threads(look: Callable[[str], bytes], paths: Sequence[str]) -> list[bytes]:
+def by_threads(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
     """Look at files; by threads if each look is a wait."""
-
-    def several(chunk: Sequence[str]) -> list[bytes]:
-        return [look(path) for path in chunk]
-
-    chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
     start_s = time.perf_counter()
-    first = several(paths[:CHUNK])
-    if time.perf_counter() - start_s < SLOW_STAT_S * len(first):
-        return [*first, *several(paths[CHUNK:])]
-    with ThreadPoolExecutor(STAT_THREADS) as pool:
-        return [*first, *chain.from_iterable(pool.map(several, chunks[1:]))]
+    first = [look(path) for path in paths[:CHUNK]]
+    rest = paths[CHUNK:]
+    if time.perf_counter() - start_s < SLOW_STAT_S * len(first) or not rest:
+        return [*first, *map(look, rest)]
+    with ThreadPool(STAT_THREADS) as pool:
+        return [*first, *pool.map(look, rest)]
 
 
-def state(path: str) -> bytes:
-    """Return a file's size and time of change, 16 bytes, and where a link leads."""
-    try:
-        status = os.stat(path)
-        leads_to = os.path.realpath(path) if os.path.islink(path) else ""
-    except OSError:
-        return FILE.pack(-1, -1)
-    return FILE.pack(status.st_size, status.st_mtime_ns) + os.fsencode(leads_to)
+def looked_at(real: Callable[[str], str], path: str) -> tuple[bytes, int]:
+    """Return what tells a file, and its time of change; `real` finds real paths."""
+    folder, name = os.path.split(path)
+    where = os.path.join(real(folder), name)
+    size = changed_ns = -1
+    with suppress(OSError):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            where, status = os.path.realpath(where), os.stat(path)
+        size, changed_ns = status.st_size, status.st_mtime_ns
+    told = xxh3_128_digest(os.fsencode(where)) + FILE.pack(size, changed_ns)
+    return told, changed_ns
 
 
 def content_of(path: str) -> bytes:

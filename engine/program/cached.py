@@ -8,13 +8,13 @@ neither a read nor any function before it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError
 from ...cache.structure import UnstorableError
-from ...errors import SampleError
+from ...errors import SampleError, SpecError
 from ..plan import Context
 from .program import NO_SAMPLE, Calling, Calls, Map, Read, Work
 
@@ -61,13 +61,13 @@ class Cached(Calling):
                 return marked(read.stage, read.get, index)
             case Map() as step:
                 sample = self._make(at - 1, index, context)
-                extras = {"ctx": context} if step.wants_ctx else {}
+                extras = {"ctx": OfCached(context.image_size)} if step.wants_ctx else {}
                 made = marked(step.stage, step.function, sample, **extras)
                 return refused_none(step.stage, made)
             case Stored() as stored:
 
-                def compute(number: int) -> Any:
-                    return self._make(at - 1, index, varied(context, number))
+                def compute(_number: int) -> Any:
+                    return self._make(at - 1, index, context)
 
                 try:
                     return stored.cache.sample(index, stored.size(context), compute)
@@ -87,13 +87,13 @@ class AwaitedCached(Cached):
                 return await awaited(read.stage, read.get, index)
             case Map() as step:
                 sample = await self._make(at - 1, index, context)
-                extras = {"ctx": context} if step.wants_ctx else {}
+                extras = {"ctx": OfCached(context.image_size)} if step.wants_ctx else {}
                 made = await awaited(step.stage, step.function, sample, **extras)
                 return refused_none(step.stage, made)
             case Stored() as stored:
 
-                def compute(number: int) -> Awaitable[Any]:
-                    return self._make(at - 1, index, varied(context, number))
+                def compute(_number: int) -> Awaitable[Any]:
+                    return self._make(at - 1, index, context)
 
                 size = stored.size(context)
                 try:
@@ -103,17 +103,23 @@ class AwaitedCached(Cached):
                     raise
 
 
-def varied(context: Context, number: int) -> Context:
-    """Return the context of the n-th making: what depends on more than size differs."""
-    if not number:
-        return context
-    strength = None if context.strength is None else context.strength + number
-    return replace(
-        context,
-        epoch=context.epoch + number,
-        step=context.step + number,
-        strength=strength,
-    )
+@dataclass(frozen=True, slots=True)
+class OfCached:
+    """The `ctx` of functions before a cache: what they make is served in later epochs.
+
+    So what is another there is not to be read; the image size is in the key.
+    """
+
+    image_size: int | None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("epoch", "step", "strength"):
+            raise AttributeError(f"'Context' object has no attribute {name!r}")
+        raise SpecError(
+            f"a function before a cache reads ctx.{name}, which is another in a later"
+            " epoch, while what stands before a cache is computed once; put that"
+            " function behind .cache()"
+        )
 
 
 def refused_none(stage: str, sample: Any) -> Any:

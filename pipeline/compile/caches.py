@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
-from ...cache.fingerprint.key import Keys, fingerprint
+from ...cache.fingerprint.key import fingerprint
 from ...cache.tiers import Opening
 from ...errors import check
 from ...system.printing import name_of
@@ -20,10 +20,6 @@ PRIVATE = (
     "%s is for this run alone: %s cannot be told apart from another by what it holds;"
     " give what holds it a `__penstock_fingerprint__`, or make it when it is used, and"
     " later runs will find the cache"
-)
-CHANGES = (
-    "a function before {} reads ctx.{}, which is another in a later epoch, while what"
-    " stands before a cache is computed once; put that function behind .cache()"
 )
 
 
@@ -72,7 +68,6 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     _check_mixture(source, maps, name)
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
-    check(not found.reads, CHANGES.format(name, " and ctx.".join(found.reads)))
     if found.private_because is not None:
         LOGGER.warning(PRIVATE, name, found.private_because)
     read = f"{type(source.dataset).__name__}({len(source.dataset)})"
@@ -85,7 +80,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         disk=stage.disk,
         disk_limit=stage.disk_limit,
     )
-    return Cache(opening, Keys(found), found.digest.hex(), stage.ram)
+    return Cache(opening, found, found.digest.hex(), stage.ram)
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:

@@ -159,7 +159,7 @@ def test_what_is_dropped_is_not_put_into_ram_by_who_read_it_before(
         assert all(map(Computing(cache).right, range(9)))
     with opened(tmp_path / "disk", ram=RAM) as cache:
         changed = Computing(cache, version=1)
-        read_before = Lookup(cache._mine(), cache.keys.of(8, None), 8)
+        read_before = Lookup(cache._mine(), cache.fingerprint.key(8, None), 8)
         assert all(map(changed.right, range(8)))
         assert not read_before.settled
         assert all(map(changed.right, range(9)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.cache.cache import Cache
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
-from penstock.cache.fingerprint.key import Fingerprint, Keys
+from penstock.cache.fingerprint.key import Fingerprint
 from penstock.cache.folder import leased
 from penstock.cache.record import encode
 from penstock.cache.tiers import FOLDER, Opening
@@ -35,7 +35,7 @@ LONGEST_S = 0.06
 ROUNDS_A_FOLDER = 20
 FEW = 8
 PEERS = 3
-KEYS = Keys(Fingerprint(bytes(16)))
+KEYS = Fingerprint(bytes(16))
 
 
 def value(index: int) -> NDArray[np.uint8]:
@@ -56,7 +56,7 @@ def right(found: NDArray[np.uint8], index: int) -> None:
 
 def key(index: int) -> bytes:
     """Return what it is stored under."""
-    return KEYS.of(index, None)
+    return KEYS.key(index, None)
 
 
 def record(index: int) -> tuple[bytes, bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.cache import Cache
-from penstock.cache.fingerprint.key import Fingerprint, Keys
+from penstock.cache.fingerprint.key import Fingerprint
 from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "is_right", "sample_of"]
@@ -21,7 +21,7 @@ def a_cache(
 ) -> Cache:
     """Return a cache that is not open; all of them have the same keys and name."""
     opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk, limit)
-    return Cache(opening, Keys(Fingerprint(bytes(range(16)))), NAME, ram)
+    return Cache(opening, Fingerprint(bytes(range(16))), NAME, ram)
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:

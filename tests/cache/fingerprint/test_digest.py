@@ -130,8 +130,7 @@ def spelled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return kind, [spelled(each) for each in value]
     if isinstance(value, dict):
-        pairs = [repr((spelled(k), spelled(v))) for k, v in value.items()]
-        return kind, sorted(pairs)
+        return kind, [(spelled(k), spelled(v)) for k, v in value.items()]
     if isinstance(value, set | frozenset):
         return kind, sorted(repr(spelled(each)) for each in value)
     return kind, repr(value)
@@ -146,7 +145,7 @@ def test_digests_are_equal_exactly_for_equal_values(one: Any, other: Any) -> Non
 def test_a_copy_has_the_same_digest(value: Any) -> None:
     def copied(each: Any) -> Any:
         if isinstance(each, dict):
-            return {copied(k): copied(v) for k, v in reversed(each.items())}
+            return {copied(k): copied(v) for k, v in each.items()}
         if isinstance(each, list | tuple | set | frozenset):
             return type(each)(copied(item) for item in each)
         return each
@@ -159,7 +158,17 @@ ALIKE = [
     [[[1], 2], [1, [2]], [[1, 2]], [1, 2], [[1], [2]], (1, 2), [(1, 2)], [[], 1, 2]],
     [["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["", "abc"], [b"ab", b"c"]],
     [[("a", 1)], [["a", 1]], [("a",), (1,)], [("a", 1), ("a", 1)], [("a", 1, None)]],
-    [{1: 2}, {2: 1}, {"1": 2}, {(1,): 2}, {None: 2}, [(1, 2)], {1: 2, 2: 1}],
+    [
+        {1: 2, 3: 4},
+        {3: 4, 1: 2},
+        {1: 2},
+        {2: 1},
+        {"1": 2},
+        {(1,): 2},
+        {None: 2},
+        [(1, 2)],
+        {1: 2, 2: 1},
+    ],
     [[True], [1], [1.0], ["1"], [None], [[None]], [...], [1, None], [None, 1]],
     [np.zeros(2), np.zeros((1, 2)), np.zeros(2, "f4"), np.zeros(2, "i8"), np.ones(2)],
     [np.float64(1), 1.0, np.float32(1), np.array(1.0), np.int64(1), torch.tensor(1.0)],
@@ -227,12 +236,38 @@ def test_cycles_end_and_count() -> None:
     assert of(parent) == of(parent)
 
 
-def test_a_value_too_deep_is_an_error_of_ours() -> None:
-    deep: Any = []
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(Undigestible, match=r"^value\[0\]\[0\].* is a value inside"):
-        of(deep)
+def test_no_value_is_too_deep() -> None:
+    def nested(depth: int) -> Any:
+        deep: Any = []
+        for _ in range(depth):
+            deep = [deep]
+        return deep
+
+    assert of(nested(5000)) == of(nested(5000)) != of(nested(5001))
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 2), min_size=4, max_size=4))
+def test_circles_are_told_apart_by_what_one_sees_who_follows_them(
+    arrows: list[tuple[int, int]],
+) -> None:
+    def made(at: int, tag: int) -> list[Any]:
+        places: list[list[Any]] = [[number % 2] for number in range(4)]
+        places[0].append(tag)
+        for place, arrow in zip(places, arrows, strict=True):
+            place += [places[end] for end in arrow]
+        return places[at]
+
+    def seen(value: list[Any], steps: int) -> Any:
+        return [
+            seen(each, steps - 1) if isinstance(each, list) else each
+            for each in value
+            if steps
+        ]
+
+    roots = [made(at, tag) for at in range(4) for tag in (0, 1)]
+    for one in roots:
+        for other in roots:
+            assert (of(one) == of(other)) == (seen(one, 8) == seen(other, 8))
 
 
 SPARSE = "Tensor of a special kind (torch.sparse_coo)"

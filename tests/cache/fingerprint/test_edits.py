@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from penstock.cache.fingerprint import definition
-from penstock.cache.fingerprint.key import Keys, fingerprint
+from penstock.cache.fingerprint.key import fingerprint
 from penstock.pipeline.files import find_files
 from penstock.pipeline.sources import Folder
 
@@ -314,9 +314,9 @@ class Stores:
 
 
 def keyed(data: Any, contents: list[str]) -> Iterator[tuple[bytes, str]]:
-    keys = Keys(fingerprint(data, []))
+    keys = fingerprint(data, [])
     for at, content in enumerate(contents):
-        yield keys.of(at, None), content
+        yield keys.key(at, None), content
 
 
 @pytest.mark.parametrize("edits", [15, pytest.param(200, marks=LONG)], ids=str)

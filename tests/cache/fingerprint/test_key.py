@@ -14,7 +14,6 @@ import pytest
 from penstock.cache.fingerprint import key
 from penstock.cache.fingerprint.key import (
     Fingerprint,
-    Keys,
     file_fingerprints,
     fingerprint,
     url_fingerprints,
@@ -50,7 +49,7 @@ def keys(
 ) -> list[bytes]:
     found = fingerprint(dataset, [("function", each) for each in functions], version)
     assert found.private_because is None
-    return [Keys(found).of(index, None) for index in range(3)]
+    return [found.key(index, None) for index in range(3)]
 
 
 def test_equal_data_and_code_have_equal_keys() -> None:
@@ -85,28 +84,28 @@ def test_a_function_s_name_in_the_pipeline_is_no_part_of_the_key() -> None:
 
 
 def test_keys_differ_for_all_samples_and_sizes() -> None:
-    found = Keys(fingerprint([1], []))
+    found = fingerprint([1], [])
     sizes = (None, 0, 128, 224)
-    made = {found.of(index, size) for index in range(100_000) for size in sizes}
+    made = {found.key(index, size) for index in range(100_000) for size in sizes}
     assert len(made) == 400_000
     assert {len(each) for each in made} == {16}
 
 
 def test_keys_of_one_fingerprint_and_size_share_their_first_bytes() -> None:
     for samples in (None, told(*range(100))):
-        found = Keys(Fingerprint(bytes(16), samples=samples))
+        found = Fingerprint(bytes(16), samples=samples)
         namespace = found.namespace(224)
-        assert {found.of(index, 224)[:8] for index in range(100)} == {namespace}
+        assert {found.key(index, 224)[:8] for index in range(100)} == {namespace}
         assert len(namespace) == 8
         assert found.namespace(None) != namespace
 
 
 def test_keys_are_the_same_after_pickling() -> None:
     for samples in (None, told(1, 2)):
-        found = Keys(Fingerprint(bytes(16), samples=samples))
+        found = Fingerprint(bytes(16), samples=samples)
         again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
-        assert again.of(1, 224) == found.of(1, 224)
-        assert found.of(np.int64(1), None) == found.of(1, None)  # type: ignore[arg-type]
+        assert again.key(1, 224) == found.key(1, 224)
+        assert found.key(np.int64(1), None) == found.key(1, None)  # type: ignore[arg-type]
 
 
 def test_a_changed_sample_leaves_the_keys_of_the_others() -> None:
@@ -127,9 +126,9 @@ def test_what_is_told_of_samples_is_one_row_each(wrong: Any) -> None:
 
 @pytest.mark.parametrize("index", [-1, 2, 100])
 def test_there_is_no_key_for_no_sample(index: int) -> None:
-    found = Keys(Fingerprint(bytes(16), samples=told(1, 2)))
+    found = Fingerprint(bytes(16), samples=told(1, 2))
     with pytest.raises(IndexError, match=f"there are 2 samples, .* number {index}"):
-        found.of(index, None)
+        found.key(index, None)
 
 
 def test_what_cannot_be_digested_is_this_run_s_alone() -> None:
