@@ -7,9 +7,9 @@ sampling) through Pillow. Both let other threads run while they decode.
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import PIL
@@ -19,18 +19,21 @@ import simplejpeg
 from .sample import Encoded, Image, Result, on_image, require_encoded
 
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
-PILLOW_ERRORS = (
-    OSError,
-    EOFError,
-    IndexError,
-    OverflowError,
-    SyntaxError,  # what its PNG reader raises for a broken chunk
-    TypeError,
-    ValueError,
-    PIL.Image.DecompressionBombError,
-    struct.error,
+FORMATS = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    "JPEG",
+    "JPEG2000",
+    "MPO",
+    "PNG",
+    "PPM",
+    "TGA",
+    "TIFF",
+    "WEBP",
 )
-"""What Pillow's readers raise for files they cannot make sense of."""
+"""All that is read, where Pillow can: others start programs (EPS starts Ghostscript),
+or hold no photographs."""
 
 
 def decode(sample: object) -> Result:
@@ -63,7 +66,7 @@ def image_size(data: Encoded) -> tuple[int, int]:
     size = simplejpeg_size(data)
     if size is not None:
         return size
-    with blaming(data), PIL.Image.open(io.BytesIO(data)) as picture:
+    with opened(data) as picture:
         return picture.height, picture.width
 
 
@@ -121,19 +124,30 @@ def is_damage(complaint: str) -> bool:
 
 
 def decode_with_pillow(data: Encoded, factor: int) -> Image:
-    """Decode any format that Pillow knows, as `decode_reduced` does."""
-    with blaming(data), PIL.Image.open(io.BytesIO(data)) as picture:
+    """Decode any of the `FORMATS`, as `decode_reduced` does."""
+    with opened(data) as picture:
         pixels = picture.convert("RGB")
         return np.array(pixels if factor == 1 else pixels.reduce(factor))
 
 
 @contextmanager
-def blaming(data: Encoded) -> Iterator[None]:
-    """Turn what Pillow raises into a `ValueError` that says what ails `data`."""
+def opened(data: Encoded) -> Iterator[PIL.Image.Image]:
+    """Open an image; what Pillow raises becomes a `ValueError` that says what ails it.
+
+    Its readers raise whatever comes to them of files that they cannot make sense of.
+    """
     try:
-        yield
-    except PILLOW_ERRORS as error:
+        with PIL.Image.open(io.BytesIO(data), formats=readable()) as picture:
+            yield picture
+    except Exception as error:
         raise ValueError(damage(data, error)) from error
+
+
+@cache
+def readable() -> list[str]:
+    """Return those of the `FORMATS` that this Pillow can read."""
+    PIL.Image.init()
+    return [name for name in FORMATS if name in PIL.Image.OPEN]
 
 
 def damage(data: Encoded, error: Exception) -> str:
@@ -144,7 +158,7 @@ def damage(data: Encoded, error: Exception) -> str:
     if isinstance(error, PIL.UnidentifiedImageError):
         start = bytes(data[:8])
         return (
-            "an image file must be of a format that Pillow reads, "
+            f"an image file must be one of {', '.join(readable())}, "
             f"got {len(data)} bytes that start with {start!r}; {cure}"
         )
     return f"an image file must be whole, got {len(data)} bytes: {error}; {cure}"

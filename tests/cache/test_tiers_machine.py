@@ -109,7 +109,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def is_held(self, asked: Asked) -> bool:
         """Whether it is there now, and is not one to be computed once more."""
-        key = self.ask.cache.keys.of(*asked)
+        key = self.ask.cache.fingerprint.key(*asked)
         if self.here.doubts(key[:8]):
             return False
         arena, disk = self.here.arena, self.here.disk
@@ -193,7 +193,7 @@ class TiersMachine(RuleBasedStateMachine):
         asked = sorted(self.in_ram)[which % len(self.in_ram)]
         arena = self.here.arena
         assert arena is not None
-        found = arena._find(self.ask.cache.keys.of(*asked))
+        found = arena._find(self.ask.cache.fingerprint.key(*asked))
         if found is not None and found[1] is not None:
             begin, length = found[1]
             arena._memory[begin + byte % length] ^= 1 << flip
@@ -204,7 +204,7 @@ class TiersMachine(RuleBasedStateMachine):
     def damage_on_disk(self, which: int, byte: int, flip: int) -> None:
         """Between two runs: of this one some records are still on their way."""
         asked = sorted(self.on_disk)[which % len(self.on_disk)]
-        key = self.ask.cache.keys.of(*asked)
+        key = self.ask.cache.fingerprint.key(*asked)
         self.close()
         disk = Disk(self.here_folder)
         record = disk.get(key)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import random
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import PIL.EpsImagePlugin
 import PIL.Image
 import pytest
 
@@ -78,6 +81,60 @@ def test_entropy_data_that_ends_early_is_an_error(photo_file: bytes) -> None:
 def test_stray_bytes_that_cost_no_pixel_are_read_past(photo_file: bytes) -> None:
     stray = photo_file[:-2] + bytes(30) + photo_file[-2:]
     assert np.array_equal(decode(stray), decode(photo_file))
+
+
+POSTSCRIPT = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 100 100
+%%EndComments
+showpage
+%%EOF
+"""
+
+
+def test_no_image_starts_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\necho called >> {tmp_path}/called\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(PIL.EpsImagePlugin, "gs_binary", None)  # it looks again
+    for read in (decode, image_size):
+        with pytest.raises(ValueError, match="must be one of .*JPEG"):
+            read(POSTSCRIPT)
+    assert not (tmp_path / "called").exists()
+    with pytest.raises(OSError, match="."), PIL.Image.open(io.BytesIO(POSTSCRIPT)) as p:
+        p.load()
+    assert (tmp_path / "called").exists()  # the test would notice it
+
+
+SAVED = ["AVIF", "BLP", "BMP", "DDS", "EPS", "GIF", "ICNS", "ICO", "IM", "JPEG"]
+SAVED += ["JPEG2000", "MPO", "PCX", "PDF", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF"]
+SAVED += ["WEBP"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # Pillow's: of what it reads all the same
+@pytest.mark.parametrize("kind", SAVED)
+def test_whatever_ails_an_image_is_a_value_error(kind: str) -> None:
+    rng = random.Random(kind)
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 31, 3), np.uint8)
+    try:
+        whole = encoded(pixels, "P" if kind == "BLP" else "RGB", kind)
+    except (KeyError, OSError) as error:
+        pytest.skip(f"this Pillow writes no {kind}: {error}")
+    refused = 0
+    for _ in range(100):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 2, 4, 10])):
+            at = rng.randrange(min(len(data), rng.choice([64, 300, len(data)])))
+            data[at] = rng.choice([0, 1, 128, 255])
+        try:
+            decode(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
+        except ValueError as error:
+            refused += str(error).endswith("leave it out")
+    assert refused > 0
 
 
 def test_bytes_that_are_no_image_are_shown() -> None:
