@@ -13,6 +13,8 @@ import inspect
 import types
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import Any
 
@@ -37,6 +39,8 @@ NO_PART = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"}
 ATOMS = frozenset(
     (bool, bytes, complex, float, int, str, type(None), type(...), type(NotImplemented))
 )
+ROUNDS = 1000
+"""Steps to look around in circles: they cost as many digests as there are values."""
 
 Parts = tuple[str, bytes | str, list[tuple[str, Any]]]
 """A value taken apart: a tag, what holds no others, and others with their labels."""
@@ -57,13 +61,7 @@ class Undigestible(Exception):
 
 
 def digest(value: Any, name: str) -> bytes:
-    """Return 16 bytes that tell a value from others.
-
-    Arrays and tensors are read whole, memory-mapped ones too.
-
-    Args:
-        value: whatever it is.
-        name: what it is called in errors.
+    """Return 16 bytes that tell a value, called `name` in errors, from others.
 
     Raises:
         Undigestible: it holds what has no meaning in another run: an open file, a lock,
@@ -149,22 +147,22 @@ class Walk:
         with one digest look the same however far one follows them.
         """
         done: dict[int, bytes] = {}
-        left = [*reversed(range(len(self._values)))]
-        before = 0
-        while len(left) != before:
-            before = len(left)
-            for at in left:
-                if all(type(part) is bytes or part in done for part in self._parts[at]):
-                    done[at] = self._combined(at, done)
-            left = [at for at in left if at not in done]
-        circles = dict.fromkeys(left, b"")
-        before = 0
-        while len({*circles.values()}) != before:
-            before = len({*circles.values()})
+        numbers = [[p for p in parts if type(p) is int] for parts in self._parts]
+        order = TopologicalSorter(dict(enumerate(numbers)))
+        with suppress(CycleError):  # it gives those that lead to none all the same
+            order.prepare()
+        while ready := order.get_ready():
+            done.update({at: self._combined(at, done) for at in ready})
+            order.done(*ready)
+        circles = dict.fromkeys(set(range(len(numbers))) - done.keys(), b"")
+        for _ in range(ROUNDS):
             known = ChainMap(circles, done)
-            circles = {at: self._combined(at, known) for at in left}
-        root = done[0] if 0 in done else circles[0]
-        return leaf("root", root + b"".join(sorted({*circles.values()})))
+            further = {at: self._combined(at, known) for at in circles}
+            if len({*further.values()}) == len({*circles.values()}):
+                root = done[0] if 0 in done else further[0]
+                return leaf("root", root + b"".join(sorted({*further.values()})))
+            circles = further
+        raise Undigestible(self._met[0][1], "circle of very many values")
 
     def _combined(self, at: int, known: Mapping[int, bytes]) -> bytes:
         parts = [p if isinstance(p, bytes) else known[p] for p in self._parts[at]]
@@ -187,7 +185,11 @@ class Walk:
             return "said", said, []
         try:
             name = library_name(value)
-            return rule_of(type(value))(value) if name is None else library(name)
+            if name is not None:
+                return library(name)
+            if isinstance(value, type):
+                return class_(value)
+            return RULES.get(type(value), object_)(value)
         except Exception as error:
             labels = [self._met[at][1]]
             while at:
@@ -334,12 +336,19 @@ def object_(value: Any) -> Parts:
     reduce = copyreg.dispatch_table.get(kind)
     copied = value.__reduce_ex__(4) if reduce is None else reduce(value)
     if isinstance(copied, str):  # the name of a global
-        return library(f"{kind.__module__}.{copied}")
+        module = getattr(value, "__module__", None) or kind.__module__
+        if release(module) is None:
+            raise LookupError(f"{kind.__name__}, copied by its name alone")
+        return library(f"{module}.{copied}")
     maker, given, state, listed, paired = (*copied, None, None, None)[:5]
     if maker is copyreg.__newobj__:  # type: ignore[attr-defined]
         maker, *given = given
-    items = [("", [*given]), ("", [*(listed or ())]), ("", dict(paired or ()))]
-    return "object", "", [(".<class>", maker), *items, *state_of(state)]
+    parts = [(".<class>", maker), *((f"[{at}]", each) for at, each in enumerate(given))]
+    if listed is not None:
+        parts.append(("", [*listed]))
+    if paired is not None:
+        parts.append(("", dict(paired)))
+    return "object", "", parts + state_of(state)
 
 
 def state_of(state: Any) -> list[tuple[str, Any]]:
@@ -354,15 +363,11 @@ def state_of(state: Any) -> list[tuple[str, Any]]:
 
 def attributes(*names: str) -> Rule:
     """Return the rule for what is made of some attributes."""
-    return lambda value: ("made", "", members({n: getattr(value, n) for n in names}))
-
-
-def rule_of(kind: type) -> Rule:
-    """Return how values of a type are taken apart."""
-    base = next(
-        (each for each in (type, types.ModuleType) if issubclass(kind, each)), kind
+    return lambda value: (
+        type(value).__name__,
+        "",
+        members({name: getattr(value, name) for name in names}),
     )
-    return RULES.get(base, object_)
 
 
 Rule = Callable[[Any], Parts]
@@ -383,7 +388,6 @@ RULES: Mapping[type, Rule] = {
     functools.partial: attributes("func", "args", "keywords"),
     property: attributes("fget", "fset", "fdel"),
     staticmethod: attributes("__func__"),
-    type: class_,
     types.CodeType: code_,
     types.FunctionType: function,
     types.MappingProxyType: dict_,

@@ -119,9 +119,10 @@ def fingerprint(
         # of what is told sample by sample the rest may change from run to run
         source = dataset if samples is None else type(dataset)
         walks = [Walk(each, name) for name, each in (("dataset", source), *functions)]
+        parts = [walk.digest() for walk in walks]
     except Undigestible as error:
         return Fingerprint(os.urandom(16), f"{error.path} ({error.what})")
-    found = digest([FORMAT, version, *(walk.digest() for walk in walks)], "cache")
+    found = digest([FORMAT, version, *parts], "cache")
     draws = any(DRAWS.search(text) for walk in walks for text in walk.code)
     return Fingerprint(found, None, samples, draws)
 
@@ -193,7 +194,8 @@ def url_fingerprints(
 def hashed(names: Sequence[bytes], labels: Sequence[Any] | None) -> PerSample:
     """Return xxh3_128 of names and labels."""
     found = bytearray()
-    for name, label in zip(names, labels or [None] * len(names), strict=True):
+    ends = [None] * len(names) if labels is None else labels
+    for name, label in zip(names, ends, strict=True):
         found += xxh3_128_digest(xxh3_128_digest(name) + digest(label, "label"))
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
 

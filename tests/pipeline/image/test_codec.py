@@ -113,9 +113,7 @@ SAVED += ["JPEG2000", "MPO", "PCX", "PDF", "PNG", "PPM", "QOI", "SGI", "TGA", "T
 SAVED += ["WEBP"]
 
 
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # Pillow's: of what it reads all the same
+@pytest.mark.filterwarnings("ignore")  # Pillow's: of what it reads all the same
 @pytest.mark.parametrize("kind", SAVED)
 def test_whatever_ails_an_image_is_a_value_error(kind: str) -> None:
     rng = random.Random(kind)
