@@ -91,6 +91,48 @@ def test_what_does_nothing_does_not_count(
     assert of(load(TOOLS.replace(old, new)).decode) == before
 
 
+def test_what_an_attribute_of_a_class_is_counts_without_source() -> None:
+    made = [kind(max) for kind in (classmethod, staticmethod, property)]
+    assert len({of(each) for each in made}) == 3
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["t.SCALE", "getattr(t, 'SCALE')", "vars(t)['SCALE']", "(lambda m: m.SCALE)(t)"],
+)
+def test_what_is_read_of_a_module_counts_however_it_is_read(
+    use: str, load: Callable[..., types.ModuleType]
+) -> None:
+    def found(tools: str) -> bytes:
+        load(tools)
+        script = f"import users_tools as t\ndef f(x): return {use} * x"
+        return of(load(script, "users_script").f)
+
+    before = found(TOOLS)
+    assert found(TOOLS) == before
+    assert found(TOOLS.replace("SCALE = 2", "SCALE = 3")) != before
+    kept = found(TOOLS.replace("size = 4", "size = 5")) == before
+    assert kept is (use == "t.SCALE")
+
+
+def test_a_module_that_makes_its_attributes_counts_by_what_makes_them(
+    load: Callable[..., types.ModuleType],
+) -> None:
+    def found(value: int) -> bytes:
+        load(f"def __getattr__(name): return {value}")
+        return of(load("import users_tools as t\ndef f(x): return t.A * x", "s").f)
+
+    assert found(1) == found(1) != found(2)
+
+
+def test_an_import_by_a_name_made_later_is_named(
+    load: Callable[..., types.ModuleType],
+) -> None:
+    code = "import importlib\ndef f(x): return importlib.import_module(x).VALUE"
+    with pytest.raises(Undigestible, match="imports by a name made later"):
+        of(load(code).f)
+
+
 def test_the_place_of_a_class_in_a_function_does_not_count(
     load: Callable[..., types.ModuleType],
 ) -> None:
