@@ -21,8 +21,6 @@ from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["OF_A_MODULE", "PYTHON", "Source", "library_name", "reached", "release"]
-
 PYTHON = "python {}.{}".format(*sys.version_info)
 """Of the minor version: a patch release changes no byte code."""
 

@@ -25,8 +25,6 @@ from xxhash import xxh3_128_digest
 
 from .definition import OF_A_MODULE, PYTHON, Source, library_name, reached, release
 
-__all__ = ["Undigestible", "Walk", "digest", "said_fingerprint"]
-
 SAID = "__penstock_fingerprint__"
 NO_PART = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"} | {
     "__annotations_cache__",  # there once they were asked for

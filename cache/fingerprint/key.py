@@ -30,13 +30,6 @@ from xxhash import xxh3_64_digest, xxh3_128, xxh3_128_digest
 
 from .digest import Undigestible, Walk, digest, said_fingerprint
 
-__all__ = [
-    "Fingerprint",
-    "file_fingerprints",
-    "fingerprint",
-    "url_fingerprints",
-]
-
 FORMAT = "penstock cache 3"
 """Goes up when what is digested, or how, is not what it was: old keys match no more."""
 
