@@ -23,6 +23,7 @@ import torch.utils.data.dataloader
 import typer
 
 from . import config
+from .autotune.report import read_report
 from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
@@ -172,8 +173,6 @@ def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
 
 
 def _told(log: Path) -> str:
-    from .autotune.report import read_report
-
     found = "nothing: no DataLoader was iterated in a way that penstock can tune."
     if log.exists():
         found = str(read_report(log))
@@ -185,8 +184,6 @@ def report(
     log: Annotated[Path, typer.Argument(help="<prefix>_<rank>.jsonl of a tuned run.")],
 ) -> None:
     """Say what a tuned run found, what was changed, and what that brought."""
-    from .autotune.report import read_report
-
     print(read_report(log))
 
 

@@ -8,12 +8,11 @@ however it ended; the file that named it is overwritten by the next who looks.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
             descriptor = holder.open()
             if descriptor is None:
                 continue
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 arena = Arena(descriptor)
                 mine = Holder.me(descriptor)
                 holders[:] = [*alive(holders), mine]
@@ -103,7 +102,7 @@ def leave(name: str, holder: Holder) -> None:
     if place is None or not (place / name).exists():
         return
     # Where it cannot be locked, whoever looks next finds that we are gone.
-    with contextlib.suppress(TimeoutError), listed(place / name) as holders:
+    with suppress(TimeoutError), listed(place / name) as holders:
         holders[:] = [each for each in alive(holders) if each != holder]
 
 

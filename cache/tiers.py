@@ -10,7 +10,6 @@ the work itself: a process that was stopped in the middle delays others once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
@@ -95,7 +94,7 @@ class Claims:
             if isinstance(wait, float):
                 time.sleep(wait)
             else:
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     wait.result(PATIENCE_S)
         return Claim(ours=False, waited=waited)
 

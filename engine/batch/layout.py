@@ -9,13 +9,12 @@ What can be told of any sample, its bytes and its look, is told here, too.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -448,8 +447,8 @@ def _bytes_within(sample: Any, depth: int) -> int:
         members: Sequence[Any] = sample
     elif isinstance(sample, Mapping):
         members = list(sample.values())
-    elif dataclasses.is_dataclass(sample):
-        members = [getattr(sample, each.name) for each in dataclasses.fields(sample)]
+    elif is_dataclass(sample):
+        members = [getattr(sample, each.name) for each in fields(sample)]
     else:
         return SMALL
     return _bytes_of(members, depth - 1) if depth else 0

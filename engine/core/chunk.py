@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..plan import BatchPlan, Rows
-from ..plan.batch_plan import Context
+from ..plan import BatchPlan, Context, Rows
 
 
 class Signal(Enum):

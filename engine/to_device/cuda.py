@@ -7,10 +7,9 @@ of CUDA that copying takes are in here.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ class Bus:
         """Undo it, once nothing issued before reads from there."""
         if os.getpid() != self._owner:
             return  # a fork has the memory, but cannot use CUDA
-        with contextlib.suppress(RuntimeError):  # of a kernel of the trainer's
+        with suppress(RuntimeError):  # of a kernel of the trainer's
             self._stream.synchronize()
         self._cudart.cudaHostUnregister(address)
 
@@ -100,7 +99,7 @@ class Bus:
 
         torch has no cudaGetLastError to ask for.
         """
-        with contextlib.suppress(RuntimeError), self.side():
+        with suppress(RuntimeError), self.side():
             torch.ones(1, device=self.device)  # a kernel: others do not ask
 
     def __repr__(self) -> str:

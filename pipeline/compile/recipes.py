@@ -7,8 +7,15 @@ from dataclasses import replace
 
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
-from ...engine.plan import ConstantSchedule, DrawnPlan, Order, Plan, Setting, Shard
-from ...engine.plan.timeline import Schedule
+from ...engine.plan import (
+    ConstantSchedule,
+    DrawnPlan,
+    Order,
+    Plan,
+    Schedule,
+    Setting,
+    Shard,
+)
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
