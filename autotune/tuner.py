@@ -203,7 +203,7 @@ class Tuner(Generic[M]):
             before.get(name, kind) != kind and wanted.get(name) != kind
             for name, kind in self._staff
         )
-        failed = any(d.key not in self._keys() for d in decided)
+        failed = any(d.key not in self._knobs() for d in decided)
         if failed and self._trial is not None:
             self._restore(self._trial)
         if moved or failed:
@@ -242,15 +242,12 @@ class Tuner(Generic[M]):
             self._released.add(outcomes, trial.before[-1].held_bytes)
             self._base = trial.after[:-1]
         else:
-            self._roll_back(trial)
+            self._restore(trial)
+            self._settle(trial.after[-1])
         return kept
 
-    def _roll_back(self, trial: Trial) -> None:
-        self._restore(trial)
-        self._settle(trial.after[-1])
-
     def _restore(self, trial: Trial) -> None:
-        knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
+        knobs = self._knobs()
         for decision in trial.decisions:
             if decision.key in knobs:
                 knobs[decision.key].set(decision.old)
@@ -269,11 +266,13 @@ class Tuner(Generic[M]):
             self._tell_released(window)
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
-        knobs = {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
+        knobs = self._knobs()
         if any(decision.expected > 1.0 for decision in decisions):
             self._name_bottleneck(decisions, window)
         for decision in decisions:
-            self._tell_evidence(decision, window)
+            for line in evidence(window, decision):  # MindSpore's rules, where true
+                if line != decision.reason:
+                    self._log.say(line)
             self._log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
         known = max(BASE_WINDOWS, self._noise.windows)
@@ -287,12 +286,6 @@ class Tuner(Generic[M]):
         phrase = bottleneck_phrase(window)
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
-
-    def _tell_evidence(self, decision: Decision, window: Observation) -> None:
-        """Say what of MindSpore's rules is true of the window, whatever decided."""
-        for line in evidence(window, decision):
-            if line != decision.reason:
-                self._log.say(line)
 
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in hand now have gone through."""
@@ -330,11 +323,10 @@ class Tuner(Generic[M]):
         self._released = Released()
 
     def _views(self) -> dict[KnobKey, KnobView]:
-        knobs = self._plant.knobs()
-        return {(knob.operator, knob.name): KnobView.of(knob) for knob in knobs}
+        return {key: KnobView.of(knob) for key, knob in self._knobs().items()}
 
-    def _keys(self) -> set[KnobKey]:
-        return {(knob.operator, knob.name) for knob in self._plant.knobs()}
+    def _knobs(self) -> dict[KnobKey, Knob]:
+        return {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
 
 
 class TunerThread(Generic[M]):
@@ -353,7 +345,7 @@ class TunerThread(Generic[M]):
         )
 
     def __enter__(self) -> Self:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -362,10 +354,6 @@ class TunerThread(Generic[M]):
     def __repr__(self) -> str:
         state = "running" if self._thread.is_alive() else "stopped"
         return f"<TunerThread {state} {self._tuner!r}>"
-
-    def start(self) -> None:
-        """Start tuning; once only."""
-        self._thread.start()
 
     def close(self) -> None:
         """Stop tuning and wait for it; doing so twice is allowed."""

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -300,7 +300,9 @@ class Here:
         in_ram = self._keep_in_ram(key, *record)
         if in_ram:
             done()
-        on_way = self._keep_on_disk(key, record, (lambda: None) if in_ram else done)
+        told = (lambda: None) if in_ram else done
+        writer = self._writer
+        on_way = writer is not None and writer.offer(key, b"".join(record), told)
         if in_ram or on_way:
             self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
         else:
@@ -455,15 +457,6 @@ class Here:
         with suppress(DiskError):
             if self.disk is not None:
                 self.disk.forget(key)
-
-    def _keep_on_disk(
-        self,
-        key: bytes,
-        record: Sequence[bytes | memoryview],
-        done: Callable[[], object],
-    ) -> bool:
-        writer = self._writer
-        return writer is not None and writer.offer(key, b"".join(record), done)
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:

@@ -123,7 +123,7 @@ class Segment:
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self._pool = make_pool(start)
         self._leaving: list[WorkerPool] = []
-        self.run_queue = RunQueue(self._threads)
+        self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest from one kind of workers to another, and why."""
         self._tell_core()
@@ -259,9 +259,6 @@ class Segment:
     def _want(self, kind: Kind) -> None:
         with self._lock:
             self._wanted = kind
-
-    def _threads(self) -> list[str]:
-        return self._pool.threads()
 
     def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:

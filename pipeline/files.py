@@ -431,9 +431,10 @@ def find_files(
         shown = Bare(f"<{len(listed)} urls>")
         store = Store(listed[0], options or {}, patience)
         paths = _paths(store, listed)
+    labelled = len(paths) if labels is None else len(labels)
     check(
-        labels is None or len(labels) == len(paths),
-        f"`labels` must hold one label a file, got {_count(labels)} labels for "
+        labelled == len(paths),
+        f"`labels` must hold one label a file, got {labelled} labels for "
         f"{len(paths)} files; leave them out, or give one for each in the same order",
     )
     can_wait = store.can_wait()
@@ -455,10 +456,6 @@ def _text(url: Any) -> str:
         "already use from_dataset",
     )
     return str(os.fspath(url))
-
-
-def _count(labels: Sequence[Any] | None) -> int:
-    return 0 if labels is None else len(labels)
 
 
 def _matches(store: Store) -> tuple[str, ...]:

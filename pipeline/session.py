@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.autograd.profiler import record_function
@@ -305,6 +306,10 @@ class Slot:
         return seen, explain(seen, config.budget(), tuned=tuned)
 
 
+TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
+"""The settings that a tuner is made for."""
+
+
 class TunedRun:
     """A run whose tuner follows `set_enable_autotune`, also while it runs.
 
@@ -349,8 +354,7 @@ class TunedRun:
     def _follow(self, settings: config.Settings) -> None:
         """Settings have changed: start, restart or stop the tuner as they say."""
         before, self._settings = self._settings, settings
-        was_on = before is not None and before.autotune
-        if was_on and settings.autotune and same_tuning(before, settings):
+        if before is not None and TUNING(before) == TUNING(settings):
             return
         self._stop_tuning()
         if settings.autotune:
@@ -421,12 +425,3 @@ def _begun(
         ),
         executor=cast("Executor", kind) if decided else segment.executor,
     )
-
-
-def same_tuning(before: config.Settings | None, now: config.Settings) -> bool:
-    """Whether a tuner made for the one may go on under the other."""
-    return before is not None and (
-        before.filepath_prefix,
-        before.autotune_interval,
-        before.cpu_budget,
-    ) == (now.filepath_prefix, now.autotune_interval, now.cpu_budget)

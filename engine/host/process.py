@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...errors import SampleError, WorkerError
 from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
-from ..observe.knob import Knob, KnobName, Value
+from ..observe.knob import Knob, Value
 from ..observe.reading import Reading, TrainerMeter
 from ..plan import BatchPlan, Cursor
 from ..recipe import Recipe
@@ -333,21 +333,17 @@ class ProcessHost:
         )
 
     def _knob(self, view: View) -> Knob:
-        def read() -> Value:
-            return self._set_or_read(view.operator, view.name, None, view.value)
+        turn = partial(self._turn, view)
+        return Knob(*view[:5], partial(turn, None), turn, view.choices)
 
-        def write(value: Value) -> None:
-            self._set_or_read(view.operator, view.name, value, value)
-
-        return Knob(*view[:5], read, write, view.choices)
-
-    def _set_or_read(
-        self, operator: str, name: KnobName, value: Value | None, otherwise: Value
-    ) -> Value:
-        """Set a knob, or look at it; return its value."""
-        question = partial(set_knob, operator=operator, name=name, value=value)
+    def _turn(self, view: View, value: Value | None) -> Value:
+        """Set a knob (None: only look at it); return its value, as far as is known."""
+        known = view.value if value is None else value
+        question = partial(
+            set_knob, operator=view.operator, name=view.name, value=value
+        )
         answer: Value | None = self._child.ask(question)
-        return otherwise if answer is None else answer
+        return known if answer is None else answer
 
     def __repr__(self) -> str:
         return f"<ProcessHost at {self.cursor}: {self._child!r}>"

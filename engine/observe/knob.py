@@ -30,7 +30,7 @@ class Knob:
     tunable: bool
     """False where the user pinned the stage with `tune=False`."""
     read: Callable[[], Any] = field(repr=False)
-    write: Callable[[Any], None] = field(repr=False)
+    write: Callable[[Any], object] = field(repr=False)
     choices: tuple[str, ...] = ()
     """What a kind may be; empty for a number."""
 
