@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation(CORE, "if allowed.gives_work and state.pieces[0][0]", "if state.pieces[0][0]"),
     Mutation(CORE, '        self._follow("close")\n', ""),
     # Bytes
-    Mutation(BUDGET, "self._held + nbytes > self._limit", "self._held + nbytes >= self._limit"),
+    Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),
     Mutation(BUDGET, "if not oldest and expected is None:", "if False:"),
     Mutation(BUDGET, "known - (known - high) // 8", "high"),
@@ -97,7 +97,7 @@ MUTATIONS = [
     Mutation(TIMELINE, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),
     Mutation(TIMELINE, "(epoch - self.epoch - 1) * self.per_epoch", "(epoch - self.epoch) * self.per_epoch"),
     Mutation(TIMELINE, "end = min(place.position, self.epoch_length)", "end = place.position"),
-    Mutation(TIMELINE, "if change.value <= now:", "if change.value < now:"),
+    Mutation(TIMELINE, "change.value > now,", "change.value >= now,"),
     # What is kept, and tried next
     Mutation(TRIAL, "change > max(WORSE, STANDARD_ERRORS * error)", "change > WORSE"),
     Mutation(TRIAL, "if len(self.after) < MIN_FOR_RELEASE:", "if not self.after:"),
