@@ -1,16 +1,15 @@
 """What is loaded and when, decided beforehand: pure, and O(1) in the data set.
 
-    order.py       Order: which sample stands at which position of an epoch, shuffled
-                   by Permutation, which has random access
-    timeline.py    Schedule: batch size, image size, learning rate, momentum by place;
-                   Timeline: batch numbers to positions and back, across sizes
-    shard.py       Shard: this rank's part of a global batch
-    plan.py        Plan: all of these together, asked by step; RowReader: the rows of
-                   several batches at a time
-    batch_plan.py  BatchPlan: the stamp that a batch carries
-    cursor.py      Cursor: where the next batch starts, and its state dict
-    drawn.py       DrawnPlan: batches that torch's samplers draw: neither pure nor O(1);
-                   Drawing: what an epoch was drawn from, and its state dict
+    order.py        Order: which sample stands at which position of an epoch, shuffled
+                    by a Permutation with random access
+    timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
+                    Timeline: batch numbers to positions and back, across sizes
+    shard.py        Shard: this rank's part of a global batch
+    plan.py         Plan: all of these together, asked by step
+    batch_plan.py   BatchPlan: the stamp that a batch carries
+    cursor.py       Cursor: where the next batch starts, and its state dict
+    drawn.py        DrawnPlan: batches that torch's samplers draw, not pure, not O(1);
+                    Drawing: what their order was drawn from, and its state dict
 
 Only the names below are used from outside.
 """
