@@ -137,6 +137,7 @@ def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device]
 def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     """Return what tells whether objects have changed, by path: no deeper than `LOOKED`.
 
+    What functions and methods take from around them counts as what they hold.
     Numbers and text by value, containers by their length, arrays and tensors by where
     they lie and how often they were written, everything else by identity.
     """
@@ -159,18 +160,15 @@ def changed(before: Mapping[str, Any], things: Iterable[Any]) -> str | None:
 
 
 def _held(thing: Any) -> Iterable[Named]:
-    """Return what an object of the user's holds, its code left out."""
-    if not WHOLE.isdisjoint(type(thing).__mro__) or is_a(thing, types.FunctionType):
-        return ()
-    if is_a(thing, types.MethodType):
-        return ((".__self__", thing.__self__),)
-    return chain(_members(thing), _attributes(thing))
+    """Return what an object holds, and what its code takes from around it."""
+    return _parts(thing) if WHOLE.isdisjoint(type(thing).__mro__) else ()
 
 
 def _summary(thing: Any) -> Any:
     kind = type(thing)
     if kind in PLAIN:
-        return thing if kind in (int, float, bool, str) else repr(thing)[:64]
+        # NaN is no other than it was.
+        return thing if kind in (int, bool, str) else repr(thing)[:64]
     if kind is torch.Tensor:
         return id(thing), thing._version  # noqa: SLF001 torch's count of writes in place
     if kind in BARE:
@@ -375,12 +373,19 @@ def _slots(thing: Any, owner: type) -> Iterator[Named]:
 
 
 def _entries(thing: Any) -> Iterator[Named]:
-    """Yield the methods that workers call: they may use globals of their module."""
-    for name in ENTRIES:
-        owners = (owner.__dict__ for owner in type(thing).__mro__)
+    """Yield the methods that workers call, and the methods that those name in turn.
+
+    All of them may use globals of their module.
+    """
+    owners = [owner.__dict__ for owner in type(thing).__mro__]
+    names = list(ENTRIES)
+    for name in names:
         method = next((each[name] for each in owners if name in each), None)
         if type(method) is types.FunctionType:
             yield f".{name}", method
+            if not str(method.__module__).startswith("torch."):  # whose are many
+                further = set(_part_names(method.__code__)).difference(names)
+                names += sorted(further)
 
 
 def _around(function: types.FunctionType) -> Iterator[Named]:

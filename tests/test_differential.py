@@ -144,6 +144,9 @@ def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
         # What is read once more, to be seeded, must not have changed by it.
         Case(trait="draws and counts"),
         Case(trait="counts, seldom draws", workers=1),
+        # State is where code finds it.
+        Case(trait="counts in a closure", move=1),
+        Case(trait="counts in its module", move=1),
         # A knob moves nothing that has changed since.
         Case(face="pipeline", trait="counts", workers=1, move=1, length=24, epochs=2),
         Case(face="pipeline", trait="torch's stream", workers=1, move=2, length=24),

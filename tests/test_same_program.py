@@ -448,6 +448,9 @@ def test_a_snapshot_tells_what_has_changed() -> None:
     assert changed(before, [data]) is None
     data[0]
     assert changed(before, [data]) in (".kept", ".calls")
+    data.calls = float("nan")  # type: ignore[assignment]
+    assert changed(snapshot([data]), [data]) is None
+    data.calls = 0
     subset = torch.utils.data.Subset(data, [0, 1])  # type: ignore[arg-type]
     before = snapshot([subset])
     subset[1]

@@ -185,6 +185,16 @@ class Wide(Rows):
         return SHARED.read(index)
 
 
+class Helped(Rows):
+    """Has a method do it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read_shared(index)
+
+    def read_shared(self, index: int) -> Any:
+        return SHARED.read(index)
+
+
 def test_it_is_found_among_what_a_function_uses() -> None:
     stream = io.BytesIO()
     found = find_unsafe(lambda sample: (sample, stream), "lambda")
@@ -193,6 +203,9 @@ def test_it_is_found_among_what_a_function_uses() -> None:
     found = find_unsafe(Wide(), "dataset")
     assert found is not None
     assert found.path == "dataset.__getitem__.<globals>.SHARED"
+    found = find_unsafe(Helped(), "dataset")
+    assert found is not None
+    assert found.path == "dataset.read_shared.<globals>.SHARED"
 
 
 class Odd(io.RawIOBase):

@@ -374,6 +374,39 @@ class Counter(Marked):
         return self.calls
 
 
+class ByClosure(Counter):
+    """Counts in a function that remembers."""
+
+    def begin(self) -> None:
+        calls = 0
+
+        def count() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count = count
+
+    def mark(self, index: int) -> Any:
+        return self.count()
+
+
+calls_of_all = 0
+
+
+class ByGlobal(Counter):
+    """Counts in a variable of its module."""
+
+    def begin(self) -> None:
+        global calls_of_all  # noqa: PLW0603 as some do
+        calls_of_all = 0
+
+    def mark(self, index: int) -> Any:
+        global calls_of_all  # noqa: PLW0603 as some do
+        calls_of_all += 1
+        return calls_of_all
+
+
 class Noted(Counter):
     """Keeps the number of the call that made a sample."""
 
@@ -465,6 +498,8 @@ HANDLES: dict[str, type[Data]] = {"file": Filed, "raw file": Raw, "archive": Zip
 CHANGING: dict[str, type[Data]] = {
     "reads on": InOrder,
     "counts": Counter,
+    "counts in a closure": ByClosure,
+    "counts in its module": ByGlobal,
     "notes": Noted,
     "Python's stream": Streaming,
     "numpy's stream": NumpyStream,
