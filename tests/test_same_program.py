@@ -184,6 +184,29 @@ def test_threads_do_not_share_a_file_that_is_opened_with_the_first_sample(
     assert "one thread works" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("what", [w for w in DATASETS if w != "a counter and a cache"])
+def test_one_worker_that_was_asked_for_gets_no_company_in_what_has_one_place(
+    what: str, tmp_path: Path
+) -> None:
+    data = DATASETS[what](tmp_path)
+    loader: Any = ps.DataLoader(data, batch_size=8, num_workers=1)
+    alone = ps.Pipeline.from_dataset(data, num_parallel_workers=1, executor="process")
+    with alone.batch(8) as pipe:
+        for each in (loader, pipe):
+            batches = iter(each)
+            next(batches)
+            run = each._slot.run  # noqa: SLF001
+            (workers,) = (
+                knob for knob in run.run.knobs() if knob.name == "num_parallel_workers"
+            )
+            assert workers.upper == 1
+    loader.close()
+    for handle in vars(data).values():
+        if hasattr(handle, "close"):
+            handle.close()
+
+
 class Reusing:
     """Collates into one buffer, as torch allows with no workers."""
 

@@ -83,10 +83,19 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
 
 def _find_in(stage: PerSample) -> Finding | None:
     """Return what no two threads may share of a stage, if anything is seen."""
-    if not isinstance(stage, SourceStage):
-        return find_unsafe(stage.called, name_of(stage.called))
-    known = stage.waits or stage.thread_safe is not None
-    return None if known else find_unsafe(stage.dataset, "dataset")
+    if isinstance(stage, SourceStage) and (
+        stage.waits or stage.thread_safe is not None
+    ):
+        return None
+    return _find(stage)
+
+
+def _find(stage: PerSample) -> Finding | None:
+    """Return what has one place, or one user, unless threads are said to share it."""
+    if isinstance(stage, SourceStage):
+        safe = stage.thread_safe
+        return None if safe else find_unsafe(stage.dataset, "dataset")
+    return find_unsafe(stage.called, name_of(stage.called))
 
 
 def _is_doubtful(stage: PerSample) -> bool:
@@ -279,6 +288,8 @@ def _workers(
     )
     if isinstance(given, tuple):
         return given[0], given
+    if given == 1 and any(map(_find, stages)):
+        return 1, (1, 1)  # another worker would share its place, or repeat its stream
     if executor == "async":
         usual, most = PERMITS, MAX_PERMITS
     else:

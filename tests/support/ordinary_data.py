@@ -827,6 +827,7 @@ def looped(case: Case, folder: Path, *, torchs_loader: bool, mute: bool) -> list
     np.random.seed(case.seed)  # noqa: NPY002 the global one
     torch.manual_seed(case.seed)
     ps.set_enable_autotune(case.tuned and not torchs_loader)
+    ps.set_autotune_interval(MANY)  # of what is tuned, `move` is all
     with program_of(case, folder, torchs_loader=torchs_loader, mute=mute) as loader:
         found = seen(case, loader)
     return [*found, trainers()]
