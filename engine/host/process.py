@@ -333,10 +333,10 @@ class ProcessHost:
         )
 
     def _knob(self, view: View) -> Knob:
-        turn = partial(self._turn, view)
-        return Knob(*view[:5], partial(turn, None), turn, view.choices)
+        ask = partial(self._set_or_read, view)
+        return Knob(*view[:5], partial(ask, None), ask, view.choices)
 
-    def _turn(self, view: View, value: Value | None) -> Value:
+    def _set_or_read(self, view: View, value: Value | None) -> Value:
         """Set a knob (None: only look at it); return its value, as far as is known."""
         known = view.value if value is None else value
         question = partial(
