@@ -95,8 +95,14 @@ class Case:
         return self.trait in DRAWS or self.collate == "drawing"
 
     @property
+    def drawn_by_trainer(self) -> bool:
+        """Whether the trainer itself draws for its samples, as torch's would alone."""
+        alone = self.face == "pipeline" and self.workers == 0
+        return alone and self.trait in DRAWS and not self.moved_blindly
+
+    @property
     def moved_blindly(self) -> bool:
-        """Whether draws may begin when the work was moved: to threads, or elsewhere."""
+        """Whether draws may begin on threads, which share the trainer's generators."""
         return (self.face, self.workers) == ("pipeline", 0) and "rare" in self.trait
 
     @property
