@@ -82,9 +82,6 @@ class SegmentRecipe:
     subjects: tuple[Any, ...] = ()
     """The dataset and functions it works with: where they change while they are read,
     the segment stays where it is."""
-    doubtful: tuple[Any, ...] = ()
-    """Those of them which nobody said that threads may share: one thread uses them
-    first, and they are looked at again."""
     storable: tuple[int | None, ...] = ()
     """Of each operation: the samples that a cache behind it would hold; None where each
     epoch has others."""

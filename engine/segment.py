@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Literal
 
-from ..system.printing import name_of
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
-from .movable import changed, find_unsafe, snapshot
+from .movable import changed, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
@@ -46,33 +43,13 @@ def make_pool(
         case "inline":
             return Inline(connector, program, seed)
         case "thread":
-            look = partial(may_share, recipe) if recipe.doubtful else None
-            return Threads(connector, program, seed, recipe.name, look)
+            return Threads(connector, program, seed, recipe.name)
         case "async":
             return Coroutines(connector, program, seed, recipe.name, recipe.timeout_s)
         case "process":
             return children()
 
 
-def may_share(recipe: SegmentRecipe) -> bool:
-    """Whether threads may share the dataset and functions, now that they were used.
-
-    Many open their files when they are first asked for a sample.
-    """
-    found = (find_unsafe(each, name_of(each)) for each in recipe.doubtful)
-    finding = next(filter(None, found), None)
-    if finding is not None:
-        LOGGER.warning(ALONE, recipe.name, finding)
-    return finding is None
-
-
-LOGGER = logging.getLogger("penstock")
-ALONE = (
-    "%s: one thread works, whatever num_parallel_workers says: since the first sample "
-    '%s, which threads must not share. Use executor="process", where each worker opens '
-    "its own, keep it in a threading.local(), or say from_dataset(thread_safe=True) if "
-    "threads may share it."
-)
 MakePool = Callable[[Kind], WorkerPool]
 """Makes the pool of one kind for this segment."""
 

@@ -182,6 +182,12 @@ def test_threads_do_not_share_a_file_that_is_opened_with_the_first_sample(
     with pipe.batch(8) as pipe:
         assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
     assert "one thread works" in caplog.text
+    ps.set_cpu_budget(1)  # so one process carries the leases of all workers
+    pipe = ps.Pipeline.from_dataset(
+        OpensLate(tmp_path), num_parallel_workers=6, executor="process"
+    )
+    with pipe.batch(8) as pipe:
+        assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -390,10 +390,13 @@ class Program:
     Args:
         operations: at least one; the first of the pipeline's first segment reads.
         places: whether the results go into the batch, rather than on to a next segment.
+        doubtful: objects of the user's which nobody said that threads may share. One
+            thread of a process uses them first; then they are looked at.
     """
 
     operations: tuple[Operation, ...]
     places: bool
+    doubtful: tuple[Any, ...] = ()
 
     def enter(self, number: int) -> None:
         """Run in worker process `number` from here on."""

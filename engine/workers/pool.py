@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from ...system.printing import name_of
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
 from ..core.connector import Connector
+from ..movable import Finding, find_unsafe
 from ..program.program import Program
 
 
@@ -145,3 +147,12 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
         return None
     assert isinstance(lease.in_flight.buffer, BatchBuffer)
     return lease.in_flight.buffer
+
+
+def unshared(program: Program) -> Finding | None:
+    """Return what threads must not share of what a program has used, if anything.
+
+    Many datasets open their files when they are first asked for a sample.
+    """
+    found = (find_unsafe(each, name_of(each)) for each in program.doubtful)
+    return next(filter(None, found), None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable
 from math import inf
 
 import torch
@@ -14,9 +14,16 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, join_all, sink_of
+from .pool import PoolStatistics, join_all, sink_of, unshared
 
 # Taken around a fork: the child would wait forever for who is not there.
+LOGGER = logging.getLogger("penstock")
+ALONE = (
+    "%s: one thread works, whatever num_parallel_workers says: since the first sample "
+    '%s, which threads must not share. Use executor="process", where each worker opens '
+    "its own, keep it in a threading.local(), or say from_dataset(thread_safe=True) if "
+    "threads may share it."
+)
 _torch_threads = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -54,27 +61,20 @@ class Threads:
         program: what they do.
         seed: of the samples' random streams.
         name: of the segment.
-        may_share: asked once, when one thread has done the first lease: whether others
-            may work beside it. None: they may, from the start.
     """
 
     executor = "thread"
 
     def __init__(
-        self,
-        connector: Connector,
-        program: Program,
-        seed: int,
-        name: str,
-        may_share: Callable[[], bool] | None = None,
+        self, connector: Connector, program: Program, seed: int, name: str
     ) -> None:
         self._connector = connector
         self._engine_lock = connector.engine_lock
         self._program = program
         self._seed = seed
         self._name = name
-        self._may_share = may_share
-        self._most = inf if may_share is None else 1
+        self._sure = not program.doubtful
+        self._most = inf if self._sure else 1
         self._wanted = self._asked = 0
         self._surplus = 0
         self._threads: set[threading.Thread] = set()
@@ -148,10 +148,18 @@ class Threads:
     def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
         sink = sink_of(self._program, lease)
         outcome = self._program.run(lease.chunk, lease.inputs, sink, random)
-        may_share, self._may_share = self._may_share, None
-        if may_share is not None and may_share():
-            self._adjust(most=inf)
+        if not self._sure:
+            self._look()
         self._connector.settle(lease, outcome, meter)
+
+    def _look(self) -> None:
+        """Let others work beside the first thread, if they may share what it used."""
+        self._sure = True
+        finding = unshared(self._program)
+        if finding is None:
+            self._adjust(most=inf)
+        else:
+            LOGGER.warning(ALONE, self._name, finding)
 
     def _retires(self) -> bool:
         if self._surplus == 0:

@@ -100,7 +100,7 @@ def _find(stage: PerSample) -> Finding | None:
 
 def _is_doubtful(stage: PerSample) -> bool:
     """Whether threads are penstock's choice, and the user says nothing of them."""
-    if executor_of(stage) != "auto" or _is_read_on(stage):
+    if executor_of(stage) not in ("auto", "process") or _is_read_on(stage):
         return False
     known = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
     return not known
@@ -212,10 +212,11 @@ def _segment(
     _tell(names[lead], kind)
     operations = _operations(group, names[lead], caches)
     workers, bounds = _workers(stages, kind.executor, defaults)
+    doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
     return SegmentRecipe(
         names[lead],
         batch_name or names[-1],
-        Program(operations, places=batch_name is not None),
+        Program(operations, batch_name is not None, doubtful),
         kind.executor,
         workers,
         bounds,
@@ -226,7 +227,6 @@ def _segment(
         movable=kind.finding is None
         and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
         subjects=tuple(map(subject_of, stages)),
-        doubtful=tuple(subject_of(stage) for stage in stages if _is_doubtful(stage)),
     )
 
 

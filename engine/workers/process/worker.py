@@ -21,6 +21,7 @@ from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
 from ...program.program import Program
 from ...program.randomness import SampleRandom
+from ..pool import unshared
 from .child import leave, write_crashes_to
 from .handover import travel
 from .pipe import Pipe
@@ -97,7 +98,8 @@ class Worker:
         self._slabs: dict[int, Mapped] = {}
         self._layout: Layout | None = None
         """How the rows of the last task lie."""
-        self._lanes = 1
+        self._lanes = self._wanted = 1
+        self._looked = self._sure = not program.doubtful
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
         self._leaving = threading.Lock()
@@ -152,11 +154,15 @@ class Worker:
         outcome = self._do(task, sink, random, hand)
         self._reply(task, outcome)
         hand.end()
+        if not self._looked:
+            self._looked, self._sure = True, unshared(self._program) is None
+            self._widen(self._wanted)
         return True
 
     def _widen(self, lanes: int) -> None:
-        """Have so many lanes, or more."""
-        while self._lanes < lanes:
+        """Have so many lanes, or more; one while its file may be its own."""
+        self._wanted = lanes
+        while self._sure and self._lanes < lanes:
             lane, self._lanes = self._lanes, self._lanes + 1
             threading.Thread(
                 target=self._work_beside, args=(lane,), name=f"lane {lane}", daemon=True
