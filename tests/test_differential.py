@@ -124,12 +124,13 @@ def without_the_trainers(entries: list[Any]) -> list[Any]:
 
 
 def is_marked(entry: Any, mark: str) -> bool:
-    return type(entry) is tuple and entry[:1] == (mark,)
+    return type(entry) is tuple and entry != () and entry[0] is mark
 
 
 def samples_of(entries: list[Any]) -> list[Any]:
     """Return the samples of all batches, by their numbers."""
-    batches = [batch for batch in without_the_trainers(entries) if batch != "an epoch"]
+    batches = without_the_trainers(entries)
+    batches = [batch for batch in batches if not isinstance(batch, str)]
     return sorted((row for batch in batches for row in batch), key=lambda row: row[0])
 
 

@@ -1050,8 +1050,9 @@ def cases(draw: st.DrawFn) -> Case:
 def meant(case: Case) -> Case:
     """Return the case, changed where torch would not be right, or has no answer."""
     case = replace(case, persistent=case.persistent and case.workers > 0)
-    if case.trait == "raises Refused" and not case.torchs_own:
-        case = replace(case, persistent=False)  # torch's worker cannot send it
+    many = ("raises Refused", "raises UnicodeError")  # made from more than a text
+    if case.trait in many and not case.torchs_own:
+        case = replace(case, persistent=False)  # torch's workers send another
     if case.iterable:
         case = replace(case, sampler="sequential")
     if case.trait in ORDERLESS:  # what lies in which batch is nobody's to say
