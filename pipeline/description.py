@@ -302,12 +302,17 @@ class Description:
         """Use only these samples, in this order."""
         return self._with(SelectStage(indices))
 
-    def shuffle(self, seed: int | None = None) -> Self:
+    def shuffle(self, *buffer: object, seed: int | None = None) -> Self:
         """Use another order every epoch, a function of the seed and the epoch alone.
 
         Args:
+            buffer: there is none: the whole data set is shuffled.
             seed: default: `set_seed`'s.
+
+        Raises:
+            SpecError: something is given without its name.
         """
+        check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
         chosen = config.get_seed() if seed is None else seed
         return self._with(ShuffleStage(chosen))
 
@@ -507,3 +512,10 @@ def order_of(stages: Sequence[Stage]) -> Order:
             case ShuffleStage():
                 order = order.shuffle(stage.seed)
     return order
+
+
+NO_BUFFER = (
+    "`shuffle` takes nothing but `seed=`, got {!r}: it needs no buffer, as it shuffles"
+    " the whole dataset, another way each epoch; say shuffle(), or shuffle(seed=...)"
+    " for an order that is the same in each run"
+)

@@ -65,7 +65,15 @@ def numbers() -> ps.Pipeline:
         ),
         (lambda p: p.map(3), "map() needs a function of one sample, got 3"),
         (lambda p: p.filter(None), "filter() needs a function of one sample, got None"),
-        (lambda p: p.shuffle(-1), "`seed` must be an int from 0 to 2**64 - 1, got -1"),
+        (
+            lambda p: p.shuffle(seed=-1),
+            "`seed` must be an int from 0 to 2**64 - 1, got -1",
+        ),
+        (
+            lambda p: p.shuffle(1000),
+            "`shuffle` takes nothing but `seed=`, got 1000: it needs no buffer",
+        ),
+        (lambda p: p.shuffle(None), "`shuffle` takes nothing but `seed=`, got None"),
         (lambda p: p.take(0), "`n` must be an int >= 1, got 0; take at least"),
         (lambda p: p.repeat(0), "`n` must be an int >= 1, got 0; repeat(1)"),
         (lambda p: p.select([]), "`indices` must not be empty"),

@@ -223,20 +223,29 @@ def test_take_select_and_repeat_choose_samples_before_they_are_read() -> None:
 
 
 def test_take_after_a_shuffle_takes_others_each_epoch() -> None:
-    with ps.Pipeline.from_dataset(Numbers(100)).shuffle(0).take(8).batch(8) as pipe:
+    with (
+        ps.Pipeline.from_dataset(Numbers(100)).shuffle(seed=0).take(8).batch(8) as pipe
+    ):
         epochs = [next(indices(pipe)) for _ in range(3)]
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 3
 
 
 def test_take_before_a_shuffle_takes_the_same_each_epoch() -> None:
-    with ps.Pipeline.from_dataset(Numbers(100)).take(8).shuffle(0).batch(8) as pipe:
+    with (
+        ps.Pipeline.from_dataset(Numbers(100)).take(8).shuffle(seed=0).batch(8) as pipe
+    ):
         epochs = [next(indices(pipe)) for _ in range(3)]
     assert all(sorted(epoch) == [*range(8)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
 def test_each_pass_of_repeat_has_its_own_order() -> None:
-    with ps.Pipeline.from_dataset(Numbers(20)).shuffle(0).repeat(2).batch(20) as pipe:
+    with (
+        ps.Pipeline.from_dataset(Numbers(20))
+        .shuffle(seed=0)
+        .repeat(2)
+        .batch(20) as pipe
+    ):
         first, second = indices(pipe)
     assert sorted(first) == sorted(second) == [*range(20)]
     assert first != second

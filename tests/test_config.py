@@ -79,7 +79,7 @@ def test_settings_hold_for_pipelines_that_first_run_after_them() -> None:
 
 def test_the_seed_is_that_of_shuffles_and_draws_that_are_given_none() -> None:
     def epoch(seed: int | None) -> str:
-        with ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed).batch(8) as pipe:
+        with ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed=seed).batch(8) as pipe:
             return digest(pipe)
 
     ps.set_seed(5)

@@ -87,7 +87,9 @@ def test_how_far_ahead_is_loaded_changes_no_byte(
 def test_another_seed_gives_another_order_and_other_draws(
     seed: int, expected: str
 ) -> None:
-    pipe = ps.Pipeline.from_dataset(Numbers(50)).shuffle(seed).map(augment).batch(8)
+    pipe = (
+        ps.Pipeline.from_dataset(Numbers(50)).shuffle(seed=seed).map(augment).batch(8)
+    )
     assert two_epochs(pipe) != expected
 
 

@@ -55,7 +55,7 @@ def test_worker_processes_outlive_an_epoch_if_they_may(persistent: bool) -> None
 def test_a_state_resumes_where_nothing_outlives_an_epoch() -> None:
     chosen = (
         ps.Pipeline.from_dataset(list(range(40)), executor="thread")
-        .shuffle(1)
+        .shuffle(seed=1)
         .batch(4)
         .options(persistent_workers=False)
     )
