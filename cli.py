@@ -112,7 +112,7 @@ def plan(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False}
 )
 def run(
     context: typer.Context,
@@ -124,7 +124,10 @@ def run(
         str, typer.Option(help="Keep the autotune log as LOG_<rank>.jsonl and .json.")
     ] = "",
 ) -> None:
-    """Run a training script as it is, with its DataLoaders tuned."""
+    """Run a training script as it is, with its DataLoaders tuned.
+
+    All that stands behind TARGET is the script's own.
+    """
     run_script(target, context.args, module=module, prefix=log)
 
 

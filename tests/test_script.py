@@ -64,6 +64,15 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
     assert "nothing: no DataLoader was iterated" in done.stderr
 
 
+def test_all_that_stands_behind_the_script_is_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    own = ["--log", "out", "-m", "resnet50", "--help", "--", "--log=in"]
+    done = penstock("run", str(script), *own, folder=tmp_path)
+    assert done.stdout.strip() == str(own), done.stderr
+    assert [*tmp_path.iterdir()] == [script]
+
+
 def test_no_script_is_an_error_that_names_it() -> None:
     done = penstock("run", "nowhere.py")
     assert done.returncode == 1
