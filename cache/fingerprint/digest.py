@@ -14,6 +14,7 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import Any
@@ -253,6 +254,8 @@ def class_(value: type) -> Parts:
     """By its name, its bases and its own attributes."""
     above = [(".<base>", base) for base in (type(value), *value.__bases__)]
     own = {name: each for name, each in vars(value).items() if name not in NO_PART}
+    if is_dataclass(value) and str(value.__doc__).startswith(f"{value.__name__}("):
+        own.pop("__doc__", None)  # made of its fields: a set prints in another order
     return "class", value.__qualname__, above + members(own)
 
 

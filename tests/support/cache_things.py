@@ -60,6 +60,18 @@ class Point:
     tags: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """Its docstring is its own; that of `Tags` is made of its fields."""
+
+    words: frozenset[str] = frozenset(("p", "q", "r"))
+
+
+@dataclass(frozen=True)
+class Tags:
+    words: frozenset[str] = frozenset(("p", "q", "r"))
+
+
 class Scale:
     """A transform with a setting."""
 
@@ -169,7 +181,7 @@ def things() -> dict[str, Any]:
         "arrays": [np.arange(6).reshape(2, 3), np.float32(1), np.dtype("i4"), b"x"],
         "bound": Compose([]).__call__,
         "builtins": [len, math.sqrt, "a".upper, np.add, np.mean, torch.relu],
-        "classes": [Color, Compose, Point, Row, Scale, Squares, dict],
+        "classes": [Color, Compose, Point, Row, Scale, Squares, Tags, Vocabulary, dict],
         "closure": closure(),
         "cycles": [even, tangled],
         "dataset": Squares(4, Compose([Scale(2.0), functools.partial(max, 3)])),
