@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -31,8 +31,9 @@ from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
+from .first_look import opened_late
 from .monitor import Monitor
-from .movable import find_on_device
+from .movable import Finding, find_on_device
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
@@ -96,6 +97,8 @@ class Engine:
         self._closed = False
         self._in_epochs = self._without_slabs = False
         self.recipe, self._begun_at = recipe, step
+        late = self._opened_late()
+        recipe = self.recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
         self._fork_server = self._fork() if "process" in kinds else None
@@ -109,6 +112,9 @@ class Engine:
             self._segment(core, at, segment, buffers.finish)
             for at, segment in enumerate(recipe.segments)
         ]
+        for at, finding in late.items():
+            why = OPENED_LATE.format(finding)
+            note(self.segments[at], "thread", "process", "moved", why)
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         for at, segment in enumerate(self.segments):
@@ -441,6 +447,18 @@ class Engine:
                 self._without_slabs = True
         return self.recipe.buffers.lend(layout, rows)
 
+    def _opened_late(self) -> Mapping[int, Finding]:
+        """Give processes to segments whose threads would share what is opened late."""
+        whole = self.recipe
+        fork = self._method == "fork"
+        late = opened_late(whole, self._begun_at) if fork else {}
+        segments = [
+            on_processes(each) if at in late else each
+            for at, each in enumerate(whole.segments)
+        ]
+        self.recipe = replace(whole, segments=tuple(segments))
+        return late
+
     def _fork(self) -> ForkServer:
         check(
             FORKS,
@@ -450,21 +468,23 @@ class Engine:
         from .workers.process.fork_server import ForkServer
 
         programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
-        method = self.recipe.options.multiprocessing_context or self._start_method()
         plan = self.recipe.plan
         begun: tuple[int, ...]
         if isinstance(plan, DrawnPlan):
             begun = (plan.seed,)
         else:
             begun = self._begun_at, plan.shard.rank
-        return ForkServer(programs, self.recipe.seed, begun, method)
+        return ForkServer(programs, self.recipe.seed, begun, self._method)
 
-    def _start_method(self) -> StartMethod:
-        """Return how worker processes start where the user does not say.
+    @property
+    def _method(self) -> StartMethod:
+        """How worker processes start.
 
-        By fork, as torch's do, also where CUDA is in use; but tensors of CUDA cannot
-        be used after one.
+        By fork where the user does not say, as torch's do, also where CUDA is in use;
+        but tensors of CUDA cannot be used after one.
         """
+        if (said := self.recipe.options.multiprocessing_context) is not None:
+            return said
         subjects = [each.subjects for each in self.recipe.segments]
         cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
@@ -505,6 +525,17 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {'closed' if self._closed else self.engine_lock}>"
+
+
+def on_processes(segment: SegmentRecipe) -> SegmentRecipe:
+    """Return a segment whose threads would share what each process has of its own."""
+    return replace(segment, executor="process", thread_safe=False)
+
+
+OPENED_LATE = (
+    "since the first sample {}, which threads must not share, and each process opens"
+    " its own; say from_dataset(thread_safe=True) if threads may share it"
+)
 
 
 def note(

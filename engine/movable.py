@@ -29,6 +29,7 @@ POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
 ITERATOR = "hands out what it holds once, in order"
 STREAM = "draws from one stream, in order"
+SEEKS = "moves the position of a descriptor, of which there is one"
 
 TYPES: Mapping[str, str] = {
     "random.Random": STREAM,
@@ -93,6 +94,8 @@ GLOBAL_STREAMS = (
     torch.default_generator,
 )
 """The generators that `random`, numpy and torch keep for everybody."""
+BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
+"""Packages whose objects lead to other processes."""
 LOOKED = 3
 """How deep a snapshot looks: a cache in a dataset within a subset is at 3."""
 
@@ -121,6 +124,13 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
         if why is not None:
             return Finding(part.path, _type_name(part.thing), why)
     return None
+
+
+def leads_away(things: Iterable[Any]) -> bool:
+    """Whether objects share a queue, a counter or the like with other processes."""
+    parts = (part.thing for part in walk(tuple(things), ""))
+    packages = (str(k.__module__) for part in parts for k in type(part).__mro__)
+    return any(each.partition(".")[0] in BETWEEN_PROCESSES for each in packages)
 
 
 def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
@@ -182,9 +192,20 @@ def _why(thing: Any) -> str | None:
         return None  # seeded, or watched, wherever they are drawn from
     if kind in ITERATORS:
         return ITERATOR
+    if kind is types.FunctionType:
+        return SEEKS if _seeks(thing) else None
     if issubclass(kind, io.IOBase):
         return POSITION if _is_read(thing) else None
     return next((TYPES[name] for name in _names(kind) if name in TYPES), None)
+
+
+def _seeks(function: types.FunctionType) -> bool:
+    """Whether it calls `os.lseek`, other than of a file that it opens and closes.
+
+    A bare descriptor is a number like any other, so what is done with it tells.
+    """
+    names = set(_part_names(function.__code__))
+    return "lseek" in names and "close" not in names
 
 
 def _names(kind: type) -> Iterator[str]:

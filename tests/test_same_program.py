@@ -19,6 +19,7 @@ import torch
 import torch.utils.data
 
 import penstock as ps
+from penstock.engine import first_look
 from penstock.engine.movable import changed, snapshot
 
 LENGTH = 160
@@ -38,7 +39,8 @@ class Records:
     def __init__(self, folder: Path, *, buffered: bool) -> None:
         path = folder / "records.bin"
         rows = np.arange(LENGTH, dtype=np.int64).repeat(RECORD // 8)
-        path.write_bytes(rows.tobytes())
+        if not path.exists():
+            path.write_bytes(rows.tobytes())
         self.file = path.open("rb", buffering=-1 if buffered else 0)
 
     def __len__(self) -> int:
@@ -56,14 +58,33 @@ class Zipped(Records):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, buffered=True)
         self.file.close()
-        with zipfile.ZipFile(folder / "records.zip", "w") as archive:
-            for index in range(LENGTH):
-                archive.writestr(str(index), str(index))
-        self.archive = zipfile.ZipFile(folder / "records.zip")
+        path = folder / "records.zip"
+        if not path.exists():
+            with zipfile.ZipFile(path, "w") as archive:
+                for index in range(LENGTH):
+                    archive.writestr(str(index), str(index))
+        self.archive = zipfile.ZipFile(path)
 
     def __getitem__(self, index: int) -> int:
         work()
         return int(self.archive.read(str(index)))
+
+
+class BareDescriptor(Records):
+    """Reads through a descriptor, which is but a number."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, buffered=False)
+        self.number = os.dup(self.file.fileno())
+        self.file.close()
+
+    def __getitem__(self, index: int) -> int:
+        work()
+        os.lseek(self.number, index * RECORD, os.SEEK_SET)
+        return int(np.frombuffer(os.read(self.number, RECORD), np.int64)[-1])
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 class OwnStream:
@@ -99,22 +120,24 @@ class Counting:
         return self.kept[index], self.calls
 
 
-class OpensLate(Records):
-    """Opens its file when it is first read; no two threads may read at once."""
+class OpensLate:
+    """Makes a dataset when it is first read; no two threads may read at once."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, buffered=True)
-        self.path, self.reading = self.file.name, threading.Lock()
-        self.file.close()
-        self.file = None  # type: ignore[assignment]
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.inner: Any = None
+        self.reading = threading.Lock()
 
-    def __getitem__(self, index: int) -> int:
-        if self.file is None:
-            self.file = Path(self.path).open("rb")  # noqa: SIM115
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self.inner is None:
+            self.inner = self.make()
         assert self.reading.acquire(blocking=False), "read by two threads at once"
         try:
             time.sleep(0)  # another thread's turn
-            return super().__getitem__(index)
+            return self.inner[index], os.getpid()
         finally:
             self.reading.release()
 
@@ -122,6 +145,7 @@ class OpensLate(Records):
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "a file": lambda folder: Records(folder, buffered=True),
     "a raw file": lambda folder: Records(folder, buffered=False),
+    "a bare descriptor": BareDescriptor,
     "an archive": Zipped,
     "numpy's generator": lambda _: OwnStream(lambda: np.random.default_rng(0)),
     "Python's generator": lambda _: OwnStream(lambda: random.Random(0)),
@@ -174,20 +198,108 @@ def test_a_pipeline_of_it_makes_the_same(what: str, tmp_path: Path) -> None:
         assert samples(pipe) == expected
 
 
+OPENED = ("a file", "a raw file", "a bare descriptor", "an archive")
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_threads_do_not_share_a_file_that_is_opened_with_the_first_sample(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("what", OPENED)
+def test_several_workers_open_a_file_each_as_torchs_do(
+    what: str, tmp_path: Path
 ) -> None:
-    pipe = ps.Pipeline.from_dataset(OpensLate(tmp_path), num_parallel_workers=3)
+    DATASETS[what](tmp_path)  # its file is there
+    data = OpensLate(lambda: DATASETS[what](tmp_path))
+    torchs: Any = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
+    expected = [row for row, _ in samples(torchs)]
+    for _ in range(3):
+        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
+        with pipe.batch(8) as pipe:
+            found = samples(pipe)
+        assert [row for row, _ in found] == expected
+        pids = {pid for _, pid in found}
+        assert os.getpid() not in pids
+        assert len(pids) == 2
+        assert data.inner is None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_several_workers_open_a_file_each_for_a_function(tmp_path: Path) -> None:
+    Records(tmp_path, buffered=False)  # its file is there
+    read = OpensLate(lambda: Records(tmp_path, buffered=False)).__getitem__
+    pipe = ps.Pipeline.from_dataset(range(LENGTH)).map(read, num_parallel_workers=2)
     with pipe.batch(8) as pipe:
-        assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
-    assert "one thread works" in caplog.text
+        found = samples(pipe)
+    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in found}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("executor", ["auto", "process"])
+def test_threads_of_a_worker_process_do_not_share_a_file_it_opens_late(
+    executor: Any, tmp_path: Path
+) -> None:
     ps.set_cpu_budget(1)  # so one process carries the leases of all workers
-    pipe = ps.Pipeline.from_dataset(
-        OpensLate(tmp_path), num_parallel_workers=6, executor="process"
-    )
+    data = OpensLate(lambda: Records(tmp_path, buffered=True))
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=6, executor=executor)
+    with pipe.batch(8) as pipe:
+        assert [row for row, _ in samples(pipe)] == 2 * [*range(LENGTH)]
+
+
+class HeldUp:
+    """Waits without end in any process but this one."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if os.getpid() != self.home:
+            threading.Event().wait()
+        return index
+
+
+def test_a_first_look_that_comes_to_no_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(first_look, "WAIT_S", 0.1)
+    pipe = ps.Pipeline.from_dataset(HeldUp(), num_parallel_workers=2)
     with pipe.batch(8) as pipe:
         assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
+
+
+class OfQueue:
+    """Gives what comes next from a queue that processes share."""
+
+    def __init__(self) -> None:
+        self.queue: Any = multiprocessing.get_context("fork").SimpleQueue()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return self.queue.get()  # type: ignore[no-any-return]
+
+
+def test_no_sample_is_made_in_vain_that_would_be_missed() -> None:
+    data = OfQueue()
+    for number in range(3 * LENGTH):
+        data.queue.put(number)
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2).batch(8)
+    with pipe.options(persistent_workers=False) as pipe:
+        assert sorted(row for (row,) in samples(pipe)) == [*range(2 * LENGTH)]
+
+
+@pytest.mark.parametrize("make", [w for w in DATASETS if "generator" in w])
+def test_one_thread_draws_from_a_generator_that_is_made_late(
+    make: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = OpensLate(lambda: DATASETS[make](tmp_path))
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
+    with pipe.batch(8) as pipe:
+        drawn = [row for row, _ in samples(pipe)]
+    assert len(set(drawn)) == 2 * LENGTH
+    assert "one thread works" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

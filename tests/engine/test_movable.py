@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import os
 import sqlite3
 import sys
 import tarfile
@@ -106,6 +107,36 @@ def test_what_has_a_position_or_a_handle_is_found(
     assert found is not None
     assert (found.path, found.type_name) == ("dataset.reader", kind)
     assert str(found) == f"`dataset.reader` (a {kind}) {found.why}"
+
+
+class BareDescriptor(Rows):
+    """Reads at a place of a file that it knows by number."""
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.at(index)
+
+    def at(self, place: int) -> bytes:
+        os.lseek(self.reader, place, os.SEEK_SET)
+        return os.read(self.reader, 1)
+
+
+class OpensItself(BareDescriptor):
+    """Opens a file for each sample."""
+
+    def at(self, place: int) -> bytes:
+        descriptor = os.open(self.reader, os.O_RDONLY)
+        try:
+            os.lseek(descriptor, place, os.SEEK_SET)
+            return os.read(descriptor, 1)
+        finally:
+            os.close(descriptor)
+
+
+def test_what_seeks_in_a_bare_descriptor_is_found() -> None:
+    found = find_unsafe(BareDescriptor(7), "dataset")
+    assert found is not None
+    assert found.path == "dataset.at"
+    assert find_unsafe(OpensItself("file"), "dataset") is None
 
 
 def named(module: str, name: str) -> Any:

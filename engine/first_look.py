@@ -1,0 +1,111 @@
+"""What a dataset holds once it has made a sample, seen before one is made here.
+
+Many datasets open their file when they are first asked for a sample. Threads must not
+share that file, and a worker process must not inherit it. So before the engine begins,
+a child makes the first sample, says what is held then, and ends: this process has
+opened nothing. Where that shows a file, the segment has processes for workers, each of
+which opens its own.
+
+Nobody looks where the sample would be missed: where it comes from an iterable, or where
+a dataset shares a queue or a counter with other processes. There, and where the child
+does not answer, threads look again after their first lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+
+from ..system.forking import FORKS
+from .core.chunk import Chunk
+from .movable import HANDLE, POSITION, SEEKS, Finding, leads_away
+from .plan import Plan
+from .program.cached import Cached, Stored
+from .program.program import Operation, Program, Work
+from .program.randomness import SampleRandom
+from .recipe import Recipe, SegmentRecipe
+from .workers.pool import unshared
+from .workers.process.pipe import Pipe
+
+WAIT_S = 5.0
+"""How long the child may take to answer: it may wait for a thread it does not have."""
+END_S = 1.0
+
+
+def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
+    """Return what threads must not share once the first sample is made, by segment.
+
+    Only what each worker process has for itself, as it would with torch: a file, but no
+    generator, as each of their streams would have the same draws.
+
+    Args:
+        recipe: of the pipeline; its workers are started by fork.
+        step: the first batch that is wanted.
+    """
+    plan = recipe.plan
+    doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
+    if not (doubted and FORKS and isinstance(plan, Plan)) or recipe.iterable:
+        return {}
+    segments = recipe.segments[: doubted[-1] + 1]
+    if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
+        return {}
+    from .workers.process.child import Child
+
+    batch = plan.batch(step)
+    rows = plan.rows(batch)
+    chunk = Chunk(step, 0, rows.indices, rows.rounds, batch.ctx).part(0, 1)
+    look = partial(_look, segments, doubted, chunk, recipe.seed)
+    try:
+        child = Child(*Child.fork(look))
+    except OSError:  # no more processes, or descriptors
+        return {}
+    try:
+        with suppress(EOFError):
+            for found in child.pipe.receive_all(WAIT_S):
+                return {at: each for at, each in found.items() if each.why in OWN}
+            child.kill()
+    finally:
+        child.reap(END_S)
+        child.close()
+    return {}
+
+
+OWN = (POSITION, HANDLE, SEEKS)
+"""What each worker process may open for itself."""
+
+
+def _is_doubted(segment: SegmentRecipe) -> bool:
+    several = segment.num_parallel_workers > 1
+    return bool(segment.program.doubtful) and segment.executor == "thread" and several
+
+
+# In the child
+
+
+def _look(
+    segments: tuple[SegmentRecipe, ...],
+    doubted: list[int],
+    chunk: Chunk,
+    seed: int,
+    pipe: Pipe,
+) -> None:
+    """Make the first sample; tell what is held then."""
+    from .workers.process.worker import use_one_thread
+
+    use_one_thread()
+    work = Work(chunk, SampleRandom(seed), [])
+    for segment in segments:
+        for operation in _uncached(segment.program):
+            operation.run(work)
+    held = {at: unshared(segments[at].program) for at in doubted}
+    pipe.send({at: finding for at, finding in held.items() if finding is not None})
+
+
+def _uncached(program: Program) -> Iterator[Operation]:
+    """Yield the operations, without the caches among them."""
+    for operation in program.operations:
+        if isinstance(operation, Cached):
+            yield from (s for s in operation.steps if not isinstance(s, Stored))
+        else:
+            yield operation
