@@ -51,6 +51,19 @@ class WorkerError(PenstockError, RuntimeError):
     """A worker process died and its work could not be done again."""
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Do as `error.add_note`, also where its class lets nobody change it."""
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes.append(text)
+    else:
+        set_on(error, "__notes__", [text])
+
+
+set_on = BaseException.__setattr__
+"""Sets an attribute of an exception, as `setattr`, whatever its class says."""
+
+
 def check(condition: object, text: str) -> None:
     """Raise `SpecError` with this text unless the condition holds."""
     if not condition:

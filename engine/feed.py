@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..errors import add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
@@ -72,10 +73,11 @@ class Faults:
         allowed = int(self._share * length)
         if self._count > allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
-            error.add_note(
+            add_note(
+                error,
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
                 f"the error budget allows {allowed}; mend them, leave them out "
-                "with select(), or raise batch(error_budget=...)"
+                "with select(), or raise batch(error_budget=...)",
             )
             raise error
 
@@ -272,7 +274,7 @@ class RepackFeed:
         except (
             Exception
         ) as error:  # whatever collate raises, with the odd samples named
-            error.add_note(buffer.blame(plan, None))
+            add_note(error, buffer.blame(plan, None))
             raise
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,30 @@ def test_an_exception_keeps_its_type_and_arguments(kind: Kind) -> None:
     error = first_error(failing(kind, 21))
     assert type(error) is BadSample
     assert error.args == (21,)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Lets nobody change it."""
+
+    index: int
+
+
+class Mute(Exception):
+    """Takes no notes."""
+
+    def add_note(self, note: str) -> None:
+        raise RuntimeError(note)
+
+
+@pytest.mark.parametrize("error", [Frozen, Mute])
+def test_an_exception_that_lets_nobody_change_it_comes_as_it_is(
+    kind: Kind, error: type[Exception]
+) -> None:
+    raised = first_error(failing(kind, 21, error=error))
+    quoted = error is Frozen and kind.get("executor") == "process"  # by no pickle
+    assert type(raised) is (ps.errors.WorkerError if quoted else error)
+    assert "sample index 21" in notes(raised)
 
 
 def test_it_says_the_stage_the_sample_and_the_batch(kind: Kind) -> None:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
+from ...errors import add_note
 from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan
 from .layout import (
@@ -77,7 +78,7 @@ class Gathered:
         try:
             return Finished(self.buffer.collect(rows), self.failures)
         except Exception as error:  # noqa: BLE001 the trainer is to see it
-            error.add_note(self.buffer.blame(self.plan, self.indices))
+            add_note(error, self.buffer.blame(self.plan, self.indices))
             return FailedBatch(error)
 
 

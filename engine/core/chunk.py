@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import add_note
 from ..plan import BatchPlan, Context, Rows
 
 
@@ -89,7 +90,7 @@ class Failure:
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
         )
         if note not in getattr(self.error, "__notes__", ()):
-            self.error.add_note(note)
+            add_note(self.error, note)
         return self.error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError
 from ...cache.structure import UnstorableError
-from ...errors import SampleError, SpecError
+from ...errors import SampleError, SpecError, set_on
 from ..plan import Context
 from .program import NO_SAMPLE, Calling, Calls, Map, Read, Work
 
@@ -131,7 +131,7 @@ def refused_none(stage: str, sample: Any) -> Any:
 
 def of_stage(error: BaseException, stage: str) -> BaseException:
     """Return the error, which says now in which stage it was raised: `Work.fail`."""
-    error.penstock_stage = stage  # type: ignore[attr-defined]
+    set_on(error, "penstock_stage", stage)
     return error
 
 

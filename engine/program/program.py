@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
-from ...errors import SampleError
+from ...errors import SampleError, add_note
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome
 from .randomness import SampleRandom
@@ -273,7 +273,7 @@ class ReadOn(Operation):
         if self._ended:
             self._iterator = None
         if self._error is not None:
-            self._error.add_note(CUT_SHORT.format(self.stage))
+            add_note(self._error, CUT_SHORT.format(self.stage))
         return self._error
 
     def _open(self) -> Iterator[Any]:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import WorkerError
+from ....errors import WorkerError, add_note, set_on
 from ...batch.layout import ALIGN
 from .slabs import Block, Slab, SlabPool, map_shared
 
@@ -408,8 +408,9 @@ def travel(error: BaseException) -> BaseException:
         copy = None
     if type(copy) is not type(error):
         error = WorkerError(f"{type(error).__qualname__}: {error}")
-    error.__cause__ = error.__context__ = None
-    error.add_note(TRACEBACK + text)
+    set_on(error, "__cause__", None)
+    set_on(error, "__context__", None)
+    add_note(error, TRACEBACK + text)
     return error
 
 
@@ -418,5 +419,5 @@ def recall(error: BaseException) -> BaseException:
     notes = getattr(error, "__notes__", [])
     for note in [note for note in notes if note.startswith(TRACEBACK)]:
         notes.remove(note)
-        error.__cause__ = RemoteTraceback(note.removeprefix(TRACEBACK))
+        set_on(error, "__cause__", RemoteTraceback(note.removeprefix(TRACEBACK)))
     return error
