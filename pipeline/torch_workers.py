@@ -75,12 +75,13 @@ def resumed(
     later, drawing.later = drawing.later, None
     owner = iterable if is_keeper(iterable) else None
     before = drawing.dataset if known is None or later is not None else known
-    if owner is not None and before is not None:
-        owner.load_state_dict(before)  # its iterators begin where it stands
-    elif owner is not None:
-        before = owner.state_dict()
+    refused: Exception | None = None
+    if owner is not None:
+        before, refused = placed(owner, before)  # its iterators begin where it stands
     loop = TorchLoop(begin(), drawing, given)
     keeper = drawing.keeper = keeper_of(loop, iterable)
+    if refused and before is not None and iterator_of(loop) is not owner:
+        raise refused
     if keeper is None and (known is not None or before is not None):
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
@@ -99,6 +100,20 @@ def resumed(
     if keeper is iterator_of(loop):  # also where that is the data set itself
         keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
+
+
+def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
+    """Set an iterable to its state, or ask for it; return that, and what was raised.
+
+    One that is its own iterator may have no place before it is begun.
+    """
+    try:
+        if state is None:
+            return owner.state_dict(), None
+        owner.load_state_dict(state)
+    except Exception as error:  # noqa: BLE001 whatever the user's method raises
+        return state, error
+    return state, None
 
 
 def keeper_of(loop: TorchLoop, iterable: Any) -> Any:

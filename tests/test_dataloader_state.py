@@ -215,6 +215,28 @@ class Itself(Place, torchs.IterableDataset[int]):
         return self
 
 
+class BegunFirst(torchs.IterableDataset[int]):
+    """The same, with a place from its first `__iter__` on."""
+
+    place: Place
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Self:
+        self.place = Place(list(range(self.length)))
+        return self
+
+    def __next__(self) -> int:
+        return next(self.place)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.place.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place.load_state_dict(state)
+
+
 class Generates(torchs.IterableDataset[int]):
     """Its generator has no state, it has one itself."""
 
@@ -300,6 +322,7 @@ ITERABLES = [
     (lambda: Shares([0, 60, 17]), 0),
     (lambda: Shares([0, 60, 17], draws=True), 0),
     (lambda: Itself(list(range(70)), draws=True), 0),
+    (lambda: BegunFirst(70), 0),
     (lambda: Generates(70), 0),
     (lambda: Shares([0, 60, 17]), 3),
     (lambda: Shares([0, 60, 17], draws=True), 3),
