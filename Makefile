@@ -56,7 +56,7 @@ lint: $(STAMP) .types/penstock
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 	@for python in $(PYTHONS); do \
 	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	        >/dev/null 2>&1 && break; python=; \
@@ -80,5 +80,6 @@ $(FRAMEWORKS): $(STAMP)
 clean:
 	@rm -rf .venv .types build dist *.egg-info \
 	    .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -f pipeline/image/_crop.*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean: removed .venv, caches and build outputs"

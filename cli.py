@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.utils.data
@@ -27,6 +27,7 @@ from .autotune.report import read_report
 from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .errors import PenstockError, check
 from .pipeline.dataloader import DataLoader, rank_of_process
+from .pipeline.image.crop_decoder import crop_extension
 from .system.forking import FORKS
 from .system.resources import effective_cpus
 from .system.shared_memory import SHARED_MEMORY
@@ -260,6 +261,7 @@ def findings() -> Iterator[Diagnosis]:
     yield of_worker_processes(multiprocessing.get_all_start_methods())
     for package in PACKAGES:
         yield of_package(package)
+    yield of_crop_decoding(*crop_extension())
 
 
 def accelerators() -> str:
@@ -317,3 +319,14 @@ def of_package(name: str) -> Diagnosis:
         return Diagnosis(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Diagnosis(name, "not installed", f"pip install {name}")
+
+
+def of_crop_decoding(extension: Any, why_not: str) -> Diagnosis:
+    """Look whether JPEGs can be decoded where they are cropped, and nowhere else."""
+    if extension is not None:
+        return Diagnosis("crop decoding", f"version {extension.VERSION}")
+    cure = (
+        "for a faster decode_only_random_resized_crop: a C compiler and the headers of"
+        " libjpeg-turbo >= 2.1 and of Python, then install penstock again from source"
+    )
+    return Diagnosis("crop decoding", f"none: {why_not}", cure)

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from ..engine.plan import Shard
 from ..errors import PenstockError
+from .image.crop_decoder import CropDecoder
+from .stages import FunctionStage, Stage
 
 LOGGER = logging.getLogger("penstock")
 WAIT = timedelta(seconds=60)
@@ -67,6 +69,20 @@ def agree(shard: Shard, facts: Mapping[str, object]) -> None:
         return
     for other in others:
         compare(rank, mine, other, json.loads(store.get(key(number, other))))
+
+
+def decoders(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return the versions of the crop decoders that the stages' operators have.
+
+    Ranks with and without one find damage in different files. An operator that a
+    function of the user's calls is not seen.
+    """
+    return {
+        f"decoder of {stage.label}": decoder.version
+        for stage in stages
+        if isinstance(stage, FunctionStage)
+        and isinstance(decoder := getattr(stage.function, "decoder", None), CropDecoder)
+    }
 
 
 def key(number: int, rank: int) -> str:

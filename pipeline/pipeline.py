@@ -86,9 +86,9 @@ class Pipeline(Description):
         self._next, self._epoch = None, cursor.epoch + 1
         plan = recipe.planned
         if not self._agreed and plan.shard.size > 1:
-            from .agreement import agree
+            from .agreement import agree, decoders
 
-            agree(plan.shard, recipe.facts())
+            agree(plan.shard, {**recipe.facts(), **decoders(self._stages)})
             self._agreed = True
         run = self._slot.start(recipe, cursor, plan.shard.rank)
         self._run = run.run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -55,6 +56,7 @@ def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
         "lmdb",
         "lz4",
         "xxhash",
+        "crop decoding",
     ]
 
 
@@ -81,6 +83,11 @@ def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
             cli.of_package("no-such-package"),
             "pip install no-such-package",
             cli.of_package("numpy"),
+        ),
+        (
+            cli.of_crop_decoding(None, "it was not built"),
+            "headers of libjpeg-turbo",
+            cli.of_crop_decoding(SimpleNamespace(VERSION="1"), ""),
         ),
     ],
 )

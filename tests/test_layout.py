@@ -116,6 +116,7 @@ def test_the_wheel_holds_the_package_and_imports(
 ) -> None:
     unpacked = unpack(build_wheel(root, tmp_path), tmp_path / "site")
     shipped = {p.relative_to(unpacked / "penstock") for p in files(unpacked)}
+    shipped -= {p for p in shipped if p.name.startswith("_crop.")}  # where it compiles
     written = {p.relative_to(root) for p in modules.values()}
     assert shipped == written | {Path("py.typed")}
 
@@ -162,7 +163,7 @@ def build_wheel(root: Path, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """What an installer does with a pure wheel."""
+    """What an installer does with a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder

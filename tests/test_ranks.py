@@ -41,6 +41,13 @@ def test_ranks_that_would_load_different_things_are_told_in_what(
         assert "101 on" in each["error"]
 
 
+def test_ranks_that_would_decode_differently_are_told_by_what(tmp_path: Path) -> None:
+    for each in told("decoding", 2, tmp_path):
+        assert "decoder of decode_only_random_resized_crop" in each["error"]
+        assert "libjpeg-turbo 2.0' on" in each["error"]
+        assert "libjpeg-turbo 2.1' on" in each["error"]
+
+
 @pytest.mark.slow
 def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> None:
     found = told("mesh", 8, tmp_path)

@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
+from penstock.pipeline.image import crop_decoder
 from support.functions import sized
 
 
@@ -52,6 +54,19 @@ def differing() -> dict[str, Any]:
     return {"error": None}
 
 
+def decoding() -> dict[str, Any]:
+    """Ranks that decode the same photographs by different decoders."""
+    extension = SimpleNamespace(VERSION=f"libjpeg-turbo 2.{dist.get_rank()}")
+    crop_decoder.crop_extension = lambda: (extension, "")
+    operator = ps.image.decode_only_random_resized_crop(8)
+    pipe = ps.Pipeline.from_dataset([b""] * 8).map(operator).batch(4)
+    try:
+        next(iter(pipe))
+    except ps.PenstockError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
 def mesh() -> dict[str, Any]:
     """A mesh of data, pipeline and tensor parallel ranks; a digest of their batches."""
     made = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
@@ -65,7 +80,8 @@ def mesh() -> dict[str, Any]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found = {"uneven": uneven, "differing": differing, "mesh": mesh}[sys.argv[1]]()
+    tasks = {each.__name__: each for each in (uneven, differing, decoding, mesh)}
+    found = tasks[sys.argv[1]]()
     path = os.path.join(sys.argv[2], f"{dist.get_rank()}.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(found, file)

@@ -18,6 +18,7 @@ from penstock.errors import SampleError, SpecError
 from penstock.pipeline.image import (
     center_crop,
     decode,
+    decode_only_random_resized_crop,
     decode_random_resized_crop,
     horizontal_flip,
     random_resized_crop,
@@ -162,6 +163,7 @@ OPERATORS = [
     resize_short_side(256),
     center_crop(224),
     decode_random_resized_crop(None, flip=0.5),
+    decode_only_random_resized_crop(None, flip=0.5),
 ]
 
 
@@ -184,6 +186,7 @@ def test_what_an_operator_wishes_for_stands_in_its_signature() -> None:
         "resize_short_side": set(),
         "center_crop": set(),
         "decode_random_resized_crop": {"rng", "ctx"},
+        "decode_only_random_resized_crop": {"rng", "ctx"},
     }
 
 

@@ -1,0 +1,389 @@
+"""A box decoded alone: the pixels of a full decode, or a full decode instead."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.fingerprint.key import fingerprint
+from penstock.pipeline.image import (
+    crop_decoder,
+    decode_only_random_resized_crop,
+    decode_random_resized_crop,
+)
+from penstock.pipeline.image.codec import decode_reduced, image_size
+from penstock.pipeline.image.crop_decoder import (
+    CropDecoder,
+    crop_extension,
+    decoded_box,
+)
+from penstock.pipeline.image.geometry import Box
+from penstock.pipeline.image.sample import Image
+
+EXTENSION, WHY_NOT = crop_extension()
+needs_extension = pytest.mark.skipif(EXTENSION is None, reason=WHY_NOT)
+SAMPLINGS = ("444", "422", "440", "420", "411", "Gray")
+TAKEN = {"444", "422", "440", "420", "Gray"}
+
+
+def seeded(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image:
+    """Pixels in which every neighbour matters: a smooth photo hides what is off."""
+    return seeded(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def jpeg(pixels: Image, sampling: str, quality: int = 90) -> bytes:
+    color = "RGB"
+    if sampling == "Gray":
+        pixels, color = np.ascontiguousarray(pixels[:, :, :1]), "Gray"
+    data: bytes = simplejpeg.encode_jpeg(
+        pixels, quality, colorspace=color, colorsubsampling=sampling
+    )
+    return data
+
+
+def by_pillow(pixels: Image, mode: str = "RGB", **options: object) -> bytes:
+    file = io.BytesIO()
+    options = {"format": "JPEG", "quality": 90, **options}
+    PIL.Image.fromarray(pixels).convert(mode).save(file, **options)
+    return file.getvalue()
+
+
+def outcome(decode: Callable[[], Any]) -> Any:
+    """What a call returns or raises, to compare with another's."""
+    try:
+        return decode().tobytes()
+    except ValueError as error:
+        return str(error)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[int, int, Box]:
+    """Height and width of an image, and a box in it."""
+    side = st.one_of(st.integers(1, 40), st.integers(1, 200))
+    height, width = draw(side), draw(side)
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    tall = draw(st.integers(1, height - top))
+    wide = draw(st.integers(1, width - left))
+    return height, width, Box(top, left, tall, wide)
+
+
+@needs_extension
+@settings(max_examples=600)
+@given(boxes(), st.sampled_from(SAMPLINGS), st.integers(1, 100))
+def test_a_box_has_the_pixels_of_a_full_decode(
+    drawn: tuple[int, int, Box], sampling: str, quality: int
+) -> None:
+    height, width, box = drawn
+    data = jpeg(noise(height, width), sampling, quality)
+    image = decoded_box(EXTENSION, data, (height, width), box)
+    assert (image is not None) == (sampling in TAKEN)
+    if image is not None:
+        assert np.array_equal(image, box.cut(decode_reduced(data, 1)))
+
+
+@needs_extension
+@pytest.mark.parametrize("sampling", sorted(TAKEN))
+def test_a_box_may_begin_and_end_at_any_pixel_of_an_imcu(sampling: str) -> None:
+    data = jpeg(noise(67, 70), sampling)
+    whole = decode_reduced(data, 1)
+    for first, last in itertools.product(range(35), (36, 40, 48, 49, 63, 64, 65, 67)):
+        for box in (
+            Box(first, 3, last - first, 41),
+            Box(5, first, 40, last - first),
+        ):
+            image = decoded_box(EXTENSION, data, (67, 70), box)
+            assert image is not None, box
+            assert np.array_equal(image, box.cut(whole)), box
+
+
+def with_second_scan(data: bytes) -> bytes:
+    """A file whose entropy data is followed by a scan's header."""
+    return data[:-2] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[-2:]
+
+
+def arithmetic(data: bytes) -> bytes:
+    """A file that says its codes are arithmetic."""
+    return data.replace(b"\xff\xc0", b"\xff\xc9", 1)
+
+
+PIXELS = noise(90, 120)
+UNUSUAL = {
+    "progressive": by_pillow(PIXELS, progressive=True),
+    "CMYK": by_pillow(PIXELS, "CMYK"),
+    "PNG": by_pillow(PIXELS, format="PNG", quality=None),
+    "WEBP": by_pillow(PIXELS, format="WEBP"),
+    "4:1:1": jpeg(PIXELS, "411"),
+    "a second scan": with_second_scan(jpeg(PIXELS, "420")),
+    "arithmetic": arithmetic(jpeg(PIXELS, "420")),
+    "cut off": jpeg(PIXELS, "420")[:-700],
+    "no end": jpeg(PIXELS, "420")[:-2],
+    "half a marker": jpeg(PIXELS, "420")[:-1],
+    "stray bytes": jpeg(PIXELS, "420")[:-2] + bytes(30) + b"\xff\xd9",
+    "empty": b"",
+    "no image": b'{"label": 3}',
+}
+USUAL = {
+    "restart markers": by_pillow(PIXELS, restart_marker_blocks=3),
+    "RGB": by_pillow(PIXELS, keep_rgb=True),
+    "bytes after the end": jpeg(PIXELS, "420") + bytes(30),
+    "no Huffman table of its own": by_pillow(PIXELS, optimize=True),
+}
+
+
+@pytest.mark.parametrize("name", [*UNUSUAL, *USUAL])
+def test_every_file_gives_what_the_plain_operator_does(name: str) -> None:
+    data = {**UNUSUAL, **USUAL}[name]
+    for seed in range(20):
+        found, expected = (
+            outcome(lambda make=make, seed=seed: make(32, flip=0.5)(data, seeded(seed)))
+            for make in (decode_only_random_resized_crop, decode_random_resized_crop)
+        )
+        assert found == expected
+
+
+@needs_extension
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_files_are_taken(name: str) -> None:
+    box = Box(20, 20, 30, 40)
+    assert decoded_box(EXTENSION, USUAL[name], (90, 120), box) is not None
+
+
+@needs_extension
+@pytest.mark.parametrize("name", UNUSUAL.keys() - {"stray bytes"})
+def test_unusual_and_damaged_files_are_left_to_others(name: str) -> None:
+    box = Box(20, 20, 30, 40)
+    assert decoded_box(EXTENSION, UNUSUAL[name], (90, 120), box) is None
+
+
+@needs_extension
+def test_a_file_that_is_cut_anywhere_is_the_documented_error(photo_file: bytes) -> None:
+    operator = decode_only_random_resized_crop(64)
+    cuts = {*range(0, len(photo_file), len(photo_file) // 40)}
+    for cut in sorted(cuts | {len(photo_file) - 1, len(photo_file) - 2}):
+        with pytest.raises(ValueError, match=rf"got {cut} bytes.*leave it out"):
+            operator(photo_file[:cut], seeded(cut))
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """A file with some bytes flipped, and now and then cut, doubled or filled."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((0, 1, 1, 2, 5, 20))):
+        at = rng.randrange(rng.choice((len(changed), min(len(changed), 700))))
+        changed[at] = rng.choice((rng.randrange(256), changed[at] ^ 1, 0xFF, 0))
+    start, end = sorted(rng.randrange(len(changed)) for _ in range(2))
+    match rng.randrange(6):
+        case 0:
+            del changed[start:]
+        case 1:
+            del changed[start:end]
+        case 2:
+            changed[start:start] = changed[start:end]
+        case 3:
+            changed[start:end] = bytes(end - start)
+    return bytes(changed)
+
+
+def said_size(data: bytes) -> tuple[int, int]:
+    """What the header says; by whoever can read it."""
+    try:
+        return image_size(data)
+    except ValueError:
+        return 67, 70
+
+
+def compare_damaged(runs: int) -> tuple[int, int]:
+    """Decode damaged files in both ways; return how many were decoded and refused.
+
+    What is decoded has the pixels of a full decode, unless the damage is below the box:
+    then the full decode is an error, which says so.
+    """
+    rng, decoded, refused = random.Random(19), 0, 0
+    files = [jpeg(noise(67, 70, 1), sampling) for sampling in sorted(TAKEN)]
+    files += [by_pillow(noise(67, 70), restart_marker_blocks=2), UNUSUAL["progressive"]]
+    for _ in range(runs):
+        data = damaged(rng.choice(files), rng)
+        size = said_size(data) if rng.random() < 0.9 else (90, 120)
+        box = Box(*(rng.randrange(1, rng.choice((35, 70))) for _ in range(4)))
+        image = decoded_box(EXTENSION, data, size, box)
+        refused += image is None
+        if image is None:
+            continue
+        decoded += 1
+        assert size == image_size(data)
+        try:
+            expected = box.cut(decode_reduced(data, 1))
+        except ValueError as error:
+            assert "JPEG" in str(error)  # noqa: PT017 it need not be raised
+        else:
+            assert np.array_equal(image, expected)
+    return decoded, refused
+
+
+@needs_extension
+def test_no_damage_makes_pixels_that_a_full_decode_has_not() -> None:
+    decoded, refused = compare_damaged(10_000)
+    assert decoded > 300
+    assert refused > 5000
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((4, 4), np.uint8), ((4, 4, 4), np.uint8), ((4, 4, 3), np.float32)],
+)
+def test_memory_that_is_no_image_is_refused(shape: Any, kind: type) -> None:
+    data = jpeg(PIXELS, "420")
+    with pytest.raises(ValueError, match="`pixels` must be"):
+        EXTENSION.decode(data, np.zeros(shape, kind), 90, 120, 0, 0)
+
+
+@needs_extension
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    data, pixels = jpeg(PIXELS, "420"), np.zeros((20, 20, 3), np.uint8)
+    for unfit in (pixels[:, ::2], np.broadcast_to(pixels[:1], pixels.shape), b"123"):
+        with pytest.raises((ValueError, BufferError)):
+            EXTENSION.decode(data, unfit, 90, 120, 0, 0)
+
+
+@needs_extension
+@pytest.mark.parametrize("box", [(81, 0), (0, 111), (2**32 - 1, 0), (0, 2**32 - 1)])
+def test_a_box_beyond_the_image_is_refused_and_nothing_is_written(
+    box: tuple[int, int],
+) -> None:
+    pixels = np.zeros((10, 10, 3), np.uint8)
+    assert not EXTENSION.decode(jpeg(PIXELS, "420"), pixels, 90, 120, *box)
+    assert not pixels.any()
+
+
+@needs_extension
+def test_others_run_while_it_decodes() -> None:
+    # Nobody is made to let go of the GIL: what runs beside was let in by the decoder.
+    data = jpeg(noise(1500, 1500), "444")
+    box, beside, done = Box(0, 0, 1500, 1500), [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            beside[0] += 1
+            time.sleep(0)  # lets go of it
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        before = beside[0]
+        for _ in range(200):
+            decoded_box(EXTENSION, data, (1500, 1500), box)
+            if beside[0] > before:
+                break
+        assert beside[0] > before
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        thread.join()
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_threads(photo_file: bytes) -> None:
+    operator = decode_only_random_resized_crop(64, flip=0.5)
+
+    def run(seed: int) -> bytes:
+        return operator(photo_file, seeded(seed)).tobytes()
+
+    plain = decode_random_resized_crop(64, flip=0.5)
+    expected = [plain(photo_file, seeded(seed)).tobytes() for seed in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(40))) == expected
+
+
+# Where it cannot be used
+
+
+@pytest.fixture
+def asked_again() -> Any:
+    """Look for the extension once more, in the test and after it."""
+    crop_extension.cache_clear()
+    yield
+    crop_extension.cache_clear()
+
+
+NAME = "penstock.pipeline.image._crop"
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_without_the_extension_it_is_the_plain_operator(
+    monkeypatch: pytest.MonkeyPatch, photo_file: bytes
+) -> None:
+    monkeypatch.setitem(sys.modules, NAME, None)
+    assert crop_extension() == (None, "it was not built")
+    assert CropDecoder().version == "in full"
+    found = decode_only_random_resized_crop(32)(photo_file, seeded(1))
+    assert np.array_equal(found, decode_random_resized_crop(32)(photo_file, seeded(1)))
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_an_extension_that_decodes_other_pixels_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decode(data: bytes, pixels: Image, *size: int) -> bool:
+        box = Box(*size[2:], *pixels.shape[:2])
+        pixels[:] = box.cut(decode_reduced(data, 1))
+        pixels[-1, -1, -1] ^= 1
+        return True
+
+    fake = SimpleNamespace(decode=decode, VERSION="1, libjpeg 9")
+    monkeypatch.setitem(sys.modules, NAME, fake)
+    expected = "its pixels are not those of simplejpeg (version 1, libjpeg 9)"
+    assert crop_extension() == (None, expected)
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_an_extension_that_does_not_load_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(*_: object) -> None:
+        raise ImportError("libjpeg.so.62: cannot open shared object file")
+
+    monkeypatch.setattr(crop_decoder.importlib, "import_module", missing)
+    extension, why_not = crop_extension()
+    assert extension is None
+    assert why_not.endswith("libjpeg.so.62: cannot open shared object file")
+
+
+@pytest.mark.parametrize("inside", ["a pipeline", "a function of the user's"])
+def test_a_cache_knows_which_decoder_filled_it(
+    monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    operator: Any = decode_only_random_resized_crop(8, reducing_gap=math.inf)
+
+    def calls_it(sample: bytes) -> Any:
+        return operator(sample)
+
+    def keyed(version: str) -> bytes:
+        extension = SimpleNamespace(VERSION=version)
+        monkeypatch.setattr(crop_decoder, "crop_extension", lambda: (extension, ""))
+        own = operator if inside == "a pipeline" else calls_it
+        found = fingerprint([b""], [("map", own)])
+        assert found.private_because is None
+        return found.digest
+
+    assert keyed("1") == keyed("1") != keyed("2")

@@ -1,0 +1,111 @@
+"""A wheel and an sdist, installed where nothing else of ours is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.image.crop_decoder import crop_extension
+
+BUILD = "import sys; from setuptools.build_meta import *; {}(sys.argv[1])"
+HOOKS = {"wheel": "build_wheel", "sdist": "build_sdist"}
+COMPILERS = {
+    "it compiles": {},
+    "no compiler": {"CC": "false"},
+    "no headers": {"CFLAGS": "-nostdinc"},
+}
+USE = """
+import numpy as np
+import penstock as ps
+from penstock.pipeline.testing import draw_photos
+[photo] = draw_photos("photos", 1, classes=1).rglob("*.jpg")
+both = ps.image.decode_only_random_resized_crop, ps.image.decode_random_resized_crop
+data, rng = photo.read_bytes(), np.random.default_rng
+one, other = (make(64)(data, rng(0)) for make in both)
+assert np.array_equal(one, other)
+print(ps.__file__)
+"""
+"""Run by the installed package, in a folder of its own."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*command: object, folder: Path, **environment: str) -> str:
+    """What a program prints; it must succeed and say nothing else."""
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def build(root: Path, folder: Path, kind: str, compiler: dict[str, str]) -> Path:
+    """A distribution of the tree, made from a copy of it."""
+    outputs = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so")
+    source = folder / "source"
+    shutil.copytree(root, source, ignore=outputs)
+    subprocess.run(
+        [sys.executable, "-c", BUILD.format(HOOKS[kind]), str(folder)],
+        cwd=source,
+        env={**os.environ, **compiler},
+        check=True,
+        capture_output=True,
+    )
+    return next(folder.glob("penstock-*.*"))
+
+
+@pytest.fixture
+def clean_python(tmp_path: Path) -> Path:
+    """A Python that has what penstock needs, and not penstock.
+
+    Its own site-packages come first; those of the tests follow as a plain folder, in
+    which no `.pth` file is read: neither is an editable install found.
+    """
+    home = tmp_path / "clean"
+    venv.create(home, with_pip=False, symlinks=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    (own / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    python = home / "bin" / "python"
+    look = "import importlib.util as u; print(u.find_spec('penstock'))"
+    assert run(python, "-c", look, folder=tmp_path) == "None\n"
+    return python
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("kind", HOOKS)
+def test_it_installs_and_runs_with_and_without_the_extension(
+    root: Path, tmp_path: Path, clean_python: Path, kind: str, compiler: str
+) -> None:
+    environment = COMPILERS[compiler]
+    extension, why_not = crop_extension()
+    if not environment and extension is None:
+        pytest.skip(f"nor can the tests' own be used: {why_not}")
+    (tmp_path / "built").mkdir()
+    file = build(root, tmp_path / "built", kind, environment)
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+    flags = ("--disable-pip-version-check", "--ignore-installed", "--no-cache-dir")
+    said = run(
+        *(clean_python, "-m", "pip", "install", *options, *flags, file),
+        folder=tmp_path,
+        **environment,
+    )
+    assert said == ""  # nor is anything said of an extension that was left out
+
+    used = run(clean_python, "-c", USE, folder=tmp_path).strip()
+    assert Path(used).is_relative_to(clean_python.parents[1])
+    doctor = run(clean_python, "-m", "penstock", "doctor", folder=tmp_path)
+    expected = "none: it was not built" if environment else "version 1, libjpeg-turbo "
+    assert f"crop decoding    {expected}" in doctor
