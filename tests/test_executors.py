@@ -193,3 +193,57 @@ def test_samples_of_any_dtype_come_from_worker_processes(dtype: torch.dtype) -> 
     assert [batch.dtype for batch in batches] == [dtype] * 3
     for batch in batches:
         assert torch.equal(batch.view(torch.uint8), torch.arange(16).repeat(4, 1))
+
+
+class Meets:
+    """Notes whether two of its kind are ever packed, or unpacked, at one time."""
+
+    changed = threading.Condition()
+    inside = 0
+    met = False
+
+    @classmethod
+    def meet(cls) -> bool:
+        """Wait for another, unless two have met before; return whether they have."""
+        with cls.changed:
+            Meets.inside += 1
+            Meets.met = cls.met or cls.inside > 1
+            cls.changed.notify_all()
+            cls.changed.wait_for(lambda: cls.met, 0.2)
+            Meets.inside -= 1
+        return cls.met
+
+
+class MeetsWhenPacked(Meets):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, (self.meet(),)
+
+
+class MeetsWhenUnpacked(Meets):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeetsWhenUnpacked.meet, ()
+
+
+def packed(_: int) -> MeetsWhenPacked:
+    return MeetsWhenPacked()
+
+
+def unpacked(_: int) -> MeetsWhenUnpacked:
+    return MeetsWhenUnpacked()
+
+
+def same(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("make", [packed, unpacked])
+def test_no_lock_is_held_while_a_sample_is_packed_or_unpacked(make: Any) -> None:
+    ps.set_cpu_budget(1)  # so the lanes of one process work on it
+    far = {"executor": "process", "num_parallel_workers": 4}
+    pipe = ps.Pipeline.from_dataset(range(64), executor="inline")
+    if make is packed:
+        pipe = pipe.map(make, **far)
+    else:
+        pipe = pipe.map(make, executor="inline").map(same, **far)
+    with pipe.batch(4, collate_fn=list) as pipe:
+        assert any(met for batch in pipe for met in batch)

@@ -34,7 +34,7 @@ from ..pool import PoolStatistics, ServedPool, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
 from .fork_server import ForkServer
-from .handover import recall
+from .handover import dumps, recall
 from .slabs import Slab, SlabPool
 from .worker import Placement, Task, failed_outcome
 
@@ -374,7 +374,8 @@ class ProcessPool(ServedPool):
             if child.lanes < lanes:
                 child.lanes = lanes
                 child.pipe.post(lanes)
-            child.pipe.post(Task(number, chunk, inputs, placement, gone), new)
+            packed = None if inputs is None else dumps(inputs)
+            child.pipe.post(Task(number, chunk, packed, placement, gone), new)
         except EOFError:
             return  # its end of file is on the way: the lease goes back then
         except Exception as error:  # noqa: BLE001 whatever pickling the user's raises

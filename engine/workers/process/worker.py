@@ -7,6 +7,7 @@ with a task of its own. The first lane is the main thread.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -23,7 +24,7 @@ from ...program.program import Program
 from ...program.randomness import SampleRandom
 from ..pool import unshared
 from .child import leave, write_crashes_to
-from .handover import travel
+from .handover import dumps, travel
 from .pipe import Pipe
 from .slabs import Block, allocate_on, map_shared
 from .status_page import LaneStatus, StatusPage
@@ -55,7 +56,8 @@ class Task(NamedTuple):
     number: int
     """Sent back with the outcome: a worker may have several at a time."""
     chunk: Chunk
-    inputs: list[Any] | None
+    inputs: bytes | None
+    """Samples, packed: unpacking them runs code of the user's, no place for a lock."""
     placement: Placement | None
     forget: frozenset[int] = frozenset()
     """Keys of slabs that are the trainer's alone now: to be unmapped."""
@@ -85,7 +87,7 @@ class Worker:
     """One worker process.
 
     `_receiving` guards the reading of the pipe, `_slabs` and `_layout`; `_sending` the
-    writing.
+    writing. Samples are packed and unpacked outside of both, as that runs the user's.
     """
 
     def __init__(
@@ -189,7 +191,9 @@ class Worker:
     def _do(
         self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: LaneStatus
     ) -> Outcome:
-        outcome = self._program.run(task.chunk, task.inputs, sink, random, hand)
+        packed = task.inputs
+        inputs = None if packed is None else pickle.loads(packed)  # noqa: S301 our own
+        outcome = self._program.run(task.chunk, inputs, sink, random, hand)
         if sink is not None and sink.kept is not None:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
@@ -202,14 +206,12 @@ class Worker:
     def _reply(self, task: Task, outcome: Outcome) -> None:
         """Send an outcome; samples that cannot be pickled are failures of their row."""
         try:
-            with self._sending:
-                self._end.send((task.number, outcome))
-        except EOFError:
-            raise
+            packed = dumps((task.number, outcome))
         except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
             failed = unsendable(self._program, task.chunk, outcome, error)
-            with self._sending:
-                self._end.send((task.number, failed))
+            packed = dumps((task.number, failed))
+        with self._sending:
+            self._end.send_packed(packed)
 
 
 def unsendable(
