@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..system.forking import FORKS
 from .core.chunk import Chunk
@@ -26,7 +27,9 @@ from .program.program import Operation, Program, Work
 from .program.randomness import SampleRandom
 from .recipe import Recipe, SegmentRecipe
 from .workers.pool import unshared
-from .workers.process.pipe import Pipe
+
+if TYPE_CHECKING:
+    from .workers.process.pipe import Pipe
 
 WAIT_S = 5.0
 """How long the child may take to answer: it may wait for a thread it does not have."""
