@@ -326,7 +326,7 @@ def of_crop_decoding(extension: Any, why_not: str) -> Diagnosis:
     if extension is not None:
         return Diagnosis("crop decoding", f"version {extension.VERSION}")
     cure = (
-        "for a faster decode_only_random_resized_crop: a C compiler and the headers of"
+        "to decode only the crops of photographs: a C compiler and the headers of"
         " libjpeg-turbo >= 2.1 and of Python, then install penstock again from source"
     )
     return Diagnosis("crop decoding", f"none: {why_not}", cure)

@@ -3,7 +3,8 @@
     python benchmarks/image_ops.py [--data DIR]
 
 Files are read into memory first. The rows of one comparison run interleaved; each
-figure is the median of five passes; the ratios are to Pillow on as many threads. Where
+figure is the median of five passes; the ratios are to the first row, Pillow most often,
+on as many threads. Where
 two threads had fewer than some 1.8 cores, another program was busy: run it again.
 """
 
@@ -26,12 +27,15 @@ import torch
 
 from penstock.pipeline.image import (
     decode,
+    decode_only_random_resized_crop,
     decode_random_resized_crop,
     horizontal_flip,
     random_resized_crop,
 )
-from penstock.pipeline.image.codec import image_size
-from penstock.pipeline.image.geometry import random_box
+from penstock.pipeline.image.codec import decode_reduced, image_size
+from penstock.pipeline.image.crop_decoder import CropDecoder
+from penstock.pipeline.image.geometry import Box, random_box
+from penstock.pipeline.image.sample import Encoded, Image
 from penstock.pipeline.testing import draw_photos
 
 PASSES = 5
@@ -54,6 +58,15 @@ class Row:
 
     name: str
     run: Callable[[int, np.random.Generator], object]
+
+
+class InFull(CropDecoder):
+    """As it is without the extension."""
+
+    def decode(
+        self, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
+    ) -> Image:
+        return box.cut(decode_reduced(data, 1))
 
 
 def load(folder: Path | None, count: int) -> Photos:
@@ -90,6 +103,9 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
     crop, flip = random_resized_crop(size), horizontal_flip(1.0)
     half = horizontal_flip(0.5)
     fused = decode_random_resized_crop(size, flip=0.5)
+    only = decode_only_random_resized_crop(size, flip=0.5)
+    in_full = decode_random_resized_crop(size, flip=0.5)
+    object.__setattr__(in_full, "decoder", InFull())
     return {
         "decode": [
             Row(
@@ -112,6 +128,11 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
                 "three operators", lambda i, rng: half(crop(decode(files[i]), rng), rng)
             ),
             Row("decode_random_resized_crop", lambda i, rng: fused(files[i], rng)),
+        ],
+        f"crop decoding, crop {size}, flip; extension: {fused.decoder.version}": [
+            Row("decoded in full", lambda i, rng: in_full(files[i], rng)),
+            Row("decode_random_...", lambda i, rng: fused(files[i], rng)),
+            Row("decode_only_random_...", lambda i, rng: only(files[i], rng)),
         ],
     }
 
@@ -185,14 +206,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of JPEGs; else drawn")
     parser.add_argument("--count", type=int, default=200, help="photos to use")
     parser.add_argument("--size", type=int, default=224, help="side of the crops")
+    parser.add_argument("--only", default="", help="comparisons named so")
     options = parser.parse_args()
     photos = load(options.data, options.count)
     if not photos.files:
         sys.exit(f"no .jpg or .jpeg under {options.data}; give a folder that has some")
     for title, rows in comparisons(photos, options.size).items():
-        compare(title, rows, len(photos.files))
-    for size in (options.size, 64, 32):
-        accuracy(photos, size)
+        if options.only in title:
+            compare(title, rows, len(photos.files))
+    if not options.only:
+        for size in (options.size, 64, 32):
+            accuracy(photos, size)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
     pipe.map(ps.image.decode).map(ps.image.random_resized_crop(224))
     pipe.map(ps.image.decode_random_resized_crop(224, flip=0.5))
 
-The second decodes less where photos are large for the crops (a fifth of the time saved
-with 12 megapixels and 224); with 500 x 375 and 224 both cost the same.
+The second decodes only the crop of a JPEG, by an extension in C that is built with
+penstock where libjpeg-turbo's headers are, and it decodes less where photos are large
+for the crops.
 
     pipe.map(ps.image.decode_only_random_resized_crop(224, flip=0.5))
 
-The third gives the pixels of the second and skips the rest of a JPEG, by an extension
-in C that is built with penstock where libjpeg-turbo's headers are; damage below the
-crop may then go unnoticed.
+The third leaves unread what is below the crop: damage there may go unnoticed.
 
 Every operator works on a bare image or on the first element of a tuple, whose other
 elements it hands on unchanged. All may run on any number of threads at once: the work

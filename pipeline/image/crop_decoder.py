@@ -41,21 +41,25 @@ class CropDecoder:
     def __penstock_fingerprint__(self) -> str:
         return self.version
 
-    def decode(self, data: Encoded, size: tuple[int, int], box: Box) -> Image:
+    def decode(
+        self, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
+    ) -> Image:
         """Return `box` of an image: `uint8 [h, w, 3]`.
 
         Args:
             data: the bytes of the file.
             size: height and width of the whole image, by `image_size`.
             box: which part of it.
+            to_end: read what is below the box, too. Otherwise damage there is an error
+                where the file was cut off or its markers are out of order, and may go
+                unnoticed where codes were changed.
 
         Raises:
-            ValueError: as `decode_reduced`, unless the damage is below the box and
-                leaves the file's markers in order.
+            ValueError: as `decode_reduced`.
         """
         extension, _ = crop_extension()
         if extension is not None:
-            image = decoded_box(extension, data, size, box)
+            image = decoded_box(extension, data, size, box, to_end=to_end)
             if image is not None:
                 return image
         return box.cut(decode_reduced(data, 1))
@@ -83,16 +87,16 @@ def is_exact(extension: Any, sampling: str) -> bool:
     data = simplejpeg.encode_jpeg(
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
-    found = decoded_box(extension, data, shape[:2], TRIED)
+    found = decoded_box(extension, data, shape[:2], TRIED, to_end=True)
     return found is not None and np.array_equal(
         found, TRIED.cut(decode_reduced(data, 1))
     )
 
 
 def decoded_box(
-    extension: Any, data: Encoded, size: tuple[int, int], box: Box
+    extension: Any, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
 ) -> Image | None:
     """Return what the extension makes of a box; None: it leaves it to others."""
     image: Image = np.empty((box.height, box.width, 3), np.uint8)
-    done = extension.decode(data, image, *size, box.top, box.left)
+    done = extension.decode(data, image, *size, box.top, box.left, to_end)
     return image if done else None

@@ -9,6 +9,7 @@ functions, as `functools.partial` is.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -151,6 +152,9 @@ class decode_random_resized_crop:
     The crop is drawn from the file's header; then the photo is decoded no larger than
     the crop needs. Where it is decoded in full, the pixels are those of the three.
 
+    With penstock's extension in C (`penstock doctor` says whether it is there) only the
+    crop of a usual JPEG is decoded; the pixels, and the errors, are the same.
+
     Args:
         size, scale, ratio, antialias: as for `random_resized_crop`.
         flip: probability of a mirror image, 0 to 1.
@@ -161,6 +165,9 @@ class decode_random_resized_crop:
             with 2; crops decoded in full by 0.02/255. `math.inf`: always in full.
     """
 
+    TO_END: ClassVar[bool] = True
+    """Whether what is below the crop is read, and damage there is an error."""
+
     size: int | None
     _: KW_ONLY
     antialias: bool = True
@@ -168,6 +175,10 @@ class decode_random_resized_crop:
     ratio: Range = (3 / 4, 4 / 3)
     flip: float = 0.0
     reducing_gap: float = 3.0
+    decoder: CropDecoder = field(
+        default=CropDecoder(), init=False, repr=False, compare=False
+    )
+    """What decodes: caches, and ranks, tell it by its version."""
 
     def __post_init__(self) -> None:
         check_crop(self.size, self.scale, self.ratio)
@@ -191,50 +202,29 @@ class decode_random_resized_crop:
         )
 
     def _crop(self, data: Encoded, size: int, rng: np.random.Generator) -> Image:
-        whole = image_size(data)
-        box = random_box(*whole, self.scale, self.ratio, rng)
+        shape = image_size(data)
+        box = random_box(*shape, self.scale, self.ratio, rng)
         flip = rng.random() < self.flip
         factor = reduction(box, size * self.reducing_gap)
-        pixels = self._decoded(data, whole, box.reduced(factor), factor)
+        if factor == 1:
+            pixels = self.decoder.decode(data, shape, box, to_end=self.TO_END)
+        else:
+            pixels = box.reduced(factor).cut(decode_reduced(data, factor))
         image = resize(pixels, size, size, antialias=self.antialias)
         return mirror(image) if flip else image
-
-    def _decoded(
-        self,
-        data: Encoded,
-        whole: tuple[int, int],  # noqa: ARG002 for those that decode less
-        box: Box,
-        factor: int,
-    ) -> Image:
-        return box.cut(decode_reduced(data, factor))
 
 
 @dataclass(frozen=True, slots=True)
 class decode_only_random_resized_crop(decode_random_resized_crop):
-    """`decode_random_resized_crop` that decodes no more of a JPEG than its crop.
+    """`decode_random_resized_crop`, blind to damage below the crop, and faster for it.
 
-    It takes the same arguments and returns the same pixels, faster. A JPEG is read only
-    to the last row of the crop. So where the other raises an error for damage below,
-    this one does only if the file was cut off or its markers are out of order.
-
-    It needs penstock's extension in C (`penstock doctor` says whether it is there).
-    Without it, for files that are no usual JPEG (progressive, CMYK, PNG) and at smaller
-    scales it is `decode_random_resized_crop`.
-
-    Args:
-        decoder: what decodes: caches and ranks compare its version.
+    It takes the same arguments. With penstock's extension a usual JPEG is read only to
+    the last row of the crop, so changed codes below it raise no error. A file that was
+    cut off, or whose markers are out of order, is an error all the same. Without the
+    extension the two are one.
     """
 
-    decoder: CropDecoder = field(
-        default=CropDecoder(), init=False, repr=False, compare=False
-    )
-
-    def _decoded(
-        self, data: Encoded, whole: tuple[int, int], box: Box, factor: int
-    ) -> Image:
-        if factor == 1:
-            return self.decoder.decode(data, whole, box)
-        return box.cut(decode_reduced(data, factor))
+    TO_END: ClassVar[bool] = False
 
 
 def reduction(box: Box, pixels: float) -> int:
