@@ -315,7 +315,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             note: of the loop; told what watches new workers of an iterable.
         """
         given: dict[str, Any] = {}
-        if base is not None:
+        piped = isinstance(self.dataset, IterDataPipe)  # its order is drawn here, too
+        if base is not None and self._iterator is None and not piped:
             given["generator"] = torch.Generator().manual_seed(base)
         if self._forks_readers() and config.get_enable_autotune():
             from .torch_workers import ShareWatch

@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 import torch
 import torch.utils.data as torchs
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock as ps
 from penstock import DataLoader
@@ -347,6 +348,25 @@ def test_an_iterable_goes_on_where_its_state_was_taken(data: Any, workers: int) 
 
 def iterated(data: Any, size: int | None, workers: int) -> DataLoader[Any]:
     return DataLoader(data, size, num_workers=workers, collate_fn=identity)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pipe_of_torchs_is_shuffled_another_way_each_epoch(workers: int) -> None:
+    orders = []
+    for kind in (torchs.DataLoader, DataLoader):
+        torch.manual_seed(3)
+        pipe = IterableWrapper(list(range(40))).shuffle(buffer_size=40)
+        loader: Any = kind(
+            pipe.sharding_filter(),
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        orders.append([[int(x) for x in loader] for _ in range(3)])
+        del loader
+    assert orders[1] == orders[0]
+    assert orders[1][1] != orders[1][2]
 
 
 def test_where_the_data_set_keeps_the_place_nothing_is_read_twice() -> None:
