@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 
 __all__ = [
+    "CLOSED",
     "BudgetError",
     "PenstockError",
     "SampleError",
@@ -62,6 +63,9 @@ def add_note(error: BaseException, text: str) -> None:
 
 set_on = BaseException.__setattr__
 """Sets an attribute of an exception, as `setattr`, whatever its class says."""
+
+
+CLOSED = "this pipeline was closed; iterate it again to start over"
 
 
 def check(condition: object, text: str) -> None:

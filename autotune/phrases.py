@@ -165,9 +165,17 @@ def held_back(operator: str, share: float) -> str:
 
 
 def executor(operator: str, kind: str, why: str) -> str:
-    """Another kind of workers may do better."""
-    other = "processes" if kind == "thread" else "threads"
-    return f"Op ({operator}) is tried on {other}: {why}."
+    """Workers of this kind may do better."""
+    workers = "processes" if kind == "process" else "threads"
+    return f"Op ({operator}) is tried on {workers}: {why}."
+
+
+def alone(operator: str, step_s: float, alone_s: float) -> str:
+    """The trainer was faster when it made the batches itself."""
+    return (
+        f"Op ({operator}) goes back to the trainer: a step takes"
+        f" {1000 * step_s:.3g} ms, and took {1000 * alone_s:.3g} ms without workers."
+    )
 
 
 def one_a_core(operator: str, workers: int) -> str:

@@ -26,6 +26,10 @@ Row = dict[str, object]
 """One line of the JSON log."""
 
 
+CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
+"""Kinds of workers, by what they take of the machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One change of one knob, with the evidence for it."""
@@ -61,7 +65,9 @@ class Decision:
     @property
     def frees(self) -> bool:
         """Whether it gives something back: fewer of something, or a cheaper kind."""
-        return self.added < 0 or self.new in ("thread", "trainer")
+        if self.old in CHEAPER and self.new in CHEAPER:
+            return CHEAPER.index(self.new) < CHEAPER.index(self.old)
+        return self.added < 0 or self.new == "trainer"
 
     def to_row(self, time_s: float) -> Row:
         """The decision as a row of the JSON log."""
@@ -132,13 +138,15 @@ class KnobView:
     tunable: bool
     kind: str = ""
     """The value of a knob that is one of a few kinds."""
+    choices: tuple[str, ...] = ()
+    """Of these."""
 
     @classmethod
     def of(cls, knob: Knob) -> KnobView:
         """The knob as it stands now."""
         value = knob.value
         if isinstance(value, str):
-            return cls(0, 0, 0, knob.tunable, value)
+            return cls(0, 0, 0, knob.tunable, value, knob.choices)
         return cls(value, knob.lower, knob.upper, knob.tunable)
 
 
@@ -178,6 +186,7 @@ class Situation:
                     knob["upper"],
                     knob["tunable"],
                     knob.get("kind", ""),
+                    tuple(knob.get("choices", ())),
                 )
                 for knob in row["knobs"]
             },

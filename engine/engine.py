@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ..errors import BudgetError, PenstockError, check
+from ..errors import CLOSED, PenstockError, check
 from ..system.forking import FORKS
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
@@ -39,7 +39,7 @@ from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
 from .plan import BatchPlan, DrawnPlan
 from .program.program import ReadOn
-from .program.seeding import marks, seeded_by
+from .program.seeding import SeededCalls, Undrawn
 from .recipe import Recipe, SegmentRecipe, StartMethod
 from .segment import Kind, Segment, make_pool
 from .workers.process.slabs import Slab, SlabPool
@@ -117,6 +117,8 @@ class Engine:
             note(self.segments[at], "thread", "process", "moved", why)
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
+        self._undrawn = Undrawn()
+        self._calls = SeededCalls(recipe.buffers.collate)
         for at, segment in enumerate(self.segments):
             self.engine_lock.listeners[at].append(partial(self._on_work, segment))
         trainer = self.trainer = trainer or TrainerMeter()
@@ -174,10 +176,16 @@ class Engine:
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn`, its draws seeded by the batch, here and now."""
-        plan, whole = gathered.plan, self.recipe.plan
-        seed = whole.seed if isinstance(whole, DrawnPlan) else self.recipe.seed
-        with seeded_by(seed, plan.epoch, plan.batch):
-            return gathered.collate()
+        plan = gathered.plan
+        seed = self.recipe.collate_seed
+        alone = all(s.executor in ("inline", "process") for s in self.segments)
+        made = self._calls.call(
+            gathered.collate, seed, plan.epoch, plan.batch, alone=alone
+        )
+        segment = self.segments[-1]
+        if segment.recipe.program.batches is not None and not self._calls.keeps:
+            segment.connector.collate()
+        return made
 
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
@@ -336,10 +344,11 @@ class Engine:
             inline = segment.inline
             if inline is None:
                 continue
-            before = marks() if segment.undecided else None
+            if segment.undecided:
+                self._undrawn.look()
             if inline.step():
                 self._unweighed = segment if segment.undecided else None
-                if before is not None and before != marks():
+                if segment.undecided and self._undrawn.drawn:
                     segment.drew = True
                 return True
         return False
@@ -414,20 +423,11 @@ class Engine:
         if self.engine_lock.broken is not None:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
-            raise PenstockError(
-                "this pipeline was closed; iterate it again to start over"
-            )
+            raise PenstockError(CLOSED)
 
     def _check_budget(self, in_flight: InFlightBatch) -> None:
         needed = self.reservations.statistics().batch_bytes
-        limit = self.reservations.byte_budget.limit_bytes
-        if needed > limit:
-            raise BudgetError(
-                "the memory budget must hold one batch:"
-                f" {in_flight.plan.n_rows} samples of this pipeline need {needed}"
-                f" bytes on their way, got {limit}; raise it with set_memory_budget()"
-                " or make the batch smaller"
-            )
+        self.reservations.byte_budget.check_fits(needed, in_flight.plan.n_rows)
 
     def _end_fork_server(self) -> None:
         if self._fork_server is not None:
@@ -508,7 +508,7 @@ class Engine:
         finish: Callable[[InFlightBatch], Finished | Gathered | FailedBatch],
     ) -> Segment:
         connector = Connector(
-            core, self.engine_lock, at, finish, len(recipe.program.operations)
+            core, self.engine_lock, at, finish, len(recipe.program.stages)
         )
         cores = max(1, round(self.recipe.cpu_cores))
 
@@ -516,7 +516,14 @@ class Engine:
             from .workers.process.pool import ProcessPool
 
             assert self._fork_server is not None
-            return ProcessPool(connector, recipe, self._fork_server, self._slabs, cores)
+            return ProcessPool(
+                connector,
+                recipe,
+                self._fork_server,
+                self._slabs,
+                cores,
+                lambda: self.recipe.collate_seed,
+            )
 
         seed = self.recipe.seed
         return Segment(

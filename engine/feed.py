@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,15 +15,16 @@ from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
+from .plan.drawn import AHEAD
 from .program.randomness import SampleRandom
-from .program.seeding import seeded_by
+from .program.seeding import SeededCalls
+from .recipe import Recipe
 
 NEAR = 16
 """Samples before a tail that are tried where all of its own failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One batch, and what it is; stamped and on its device once a run has it."""
 
     data: Any
@@ -82,10 +84,37 @@ class Faults:
             raise error
 
 
+class Popped(Protocol):
+    """What hands the batches of a plan to its feed, in order."""
+
+    recipe: Recipe
+
+    @property
+    def head(self) -> int:
+        """The step that `pop` returns next."""
+        ...
+
+    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Return the next batch; waits until it is ready."""
+        ...
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is about to be asked for."""
+        ...
+
+    def restart(self, step: int) -> None:
+        """Drop what is made ahead and go on at `step`."""
+        ...
+
+    def still(self) -> AbstractContextManager[None]:
+        """Let nobody work for a while."""
+        ...
+
+
 class PlannedFeed:
     """The feed of a pipeline whose batches are all known in the plan."""
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Popped, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
         self._plan = recipe.planned
@@ -188,6 +217,7 @@ class RepackFeed:
         assert recipe.batch.size is not None
         self._size = recipe.batch.size
         self._buffers: Buffers = replace(recipe.buffers, keep=False)
+        self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._samples: deque[tuple[int, Any]] = deque()
@@ -269,8 +299,10 @@ class RepackFeed:
         users = self._buffers.collate is not None
         seed = self._engine.recipe.seed
         try:
-            with seeded_by(seed, plan.epoch, plan.batch) if users else nullcontext():
+            if not users:
                 return buffer.collect(())
+            collect = partial(buffer.collect, ())
+            return self._calls.call(collect, seed, plan.epoch, plan.batch, alone=False)
         except (
             Exception
         ) as error:  # whatever collate raises, with the odd samples named
@@ -293,6 +325,7 @@ class DrawnFeed:
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         plan = engine.recipe.plan
         assert isinstance(plan, DrawnPlan)
+        plan.ahead = AHEAD
         self._engine = engine
         self._plan = plan
         self.cursor = cursor

@@ -104,7 +104,7 @@ class Monitor:
             segment.moving,
             queued_s,
             segment.connector.parts.read(),
-            tuple(each.stage for each in segment.recipe.program.operations),
+            segment.recipe.program.stages,
             segment.recipe.storable,
         )
 

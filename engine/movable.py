@@ -238,6 +238,18 @@ def _type_name(thing: Any) -> str:
     return NAMELESS.get(name, name).removeprefix("builtins.")
 
 
+CHANGES = (
+    "`{}` changes while samples are made, and each worker would change a copy of its"
+    " own; set num_parallel_workers if that is as good"
+)
+WATCHES = (
+    "`sampler{}` changes while batches are made, and with workers it would be asked"
+    " ahead of time; set num_workers if that is as good"
+)
+DREW = (
+    "it draws from a global random generator, and each worker would draw from one of"
+    " its own; draw from `rng`, or set num_parallel_workers if that is as good"
+)
 MEMBERS = 32
 """Of a container, from its start: what these are, the others are most likely too."""
 ATTRIBUTES = 256

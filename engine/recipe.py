@@ -6,7 +6,7 @@ Pipelines and loaders compile to a `Recipe` (pipeline/compile); the engine runs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import StateError, check
@@ -118,6 +118,29 @@ class Recipe:
     caches: tuple[Cache, ...] = ()
     data: str | None = None
     """Which data set it is, if that is known."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether the trainer alone makes the batches, to begin with."""
+        first, *others = self.segments
+        alone = first.executor in ("auto", "inline") and not others
+        return alone and not self.repack and self.options.host != "process"
+
+    def collating(self) -> Recipe:
+        """Return the recipe with a `collate_fn` that worker processes call.
+
+        Each makes whole batches then, as torch's do. So where one segment makes them.
+        """
+        segment, *others = self.segments
+        if others or self.repack or self.buffers.collate is None:
+            return self
+        program = replace(segment.program, batches=self.buffers)
+        return replace(self, segments=(replace(segment, program=program),))
+
+    @property
+    def collate_seed(self) -> int:
+        """What keys the draws of a `collate_fn` now, beside epoch and batch."""
+        return self.plan.seed if isinstance(self.plan, DrawnPlan) else self.seed
 
     def facts(self) -> dict[str, int | str]:
         """Return what must be the same on all ranks."""

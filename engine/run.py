@@ -15,6 +15,7 @@ from .batch.device import DeviceStage, ToDevice
 from .batch.stamp import in_parts, stamped
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
+from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
 from .movable import changed, snapshot
 from .observe.contention import ContentionMeter
@@ -53,8 +54,21 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks: they are to find it
         self._recipe, self._byte_budget = recipe, byte_budget
-        host = process_host if recipe.options.host == "process" else TrainerHost
-        self.host: Host = host(recipe, byte_budget, cursor, self._trainer)
+        self.host: Host
+        alone = recipe.direct and self._lane is None
+        if alone:
+            self.host = DirectHost(recipe, byte_budget, cursor, self._trainer)
+        elif recipe.options.host == "process":
+            self.host = process_host(recipe, byte_budget, cursor, self._trainer)
+        else:
+            self.host = TrainerHost(recipe, byte_budget, cursor, self._trainer)
+        (first, *_) = recipe.segments
+        self._direct = recipe if alone and first.executor == "auto" else None
+        """What the trainer may make batches from, or workers, as the knob says."""
+        self._workers: Kind | None = None
+        """What the knob asks for; None: nothing new."""
+        self._s_per_row = 0.0
+        """Seconds that a sample took the trainer; 0 while that is not known."""
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
         self._collate = [recipe.buffers.collate]
@@ -107,23 +121,80 @@ class Run:
         return delivery
 
     def _follow(self, data: Any) -> None:
-        """Move the engine where the knob asks for it; else measure what it costs."""
-        host = self.host
-        if self._wanted == self._kind:
+        """Move the engine where a knob asks for it; else measure what it costs."""
+        host, kind = self.host, self._workers
+        if isinstance(host, DirectHost):
+            kind = kind or host.found()
+            if kind is not None and self._direct is not None:
+                self._hand_to(host, self._direct, kind)
+            return
+        if kind == "inline":
+            self._take_back(host)
+        elif self._wanted == self._kind:
             engine = host.engine if isinstance(host, TrainerHost) else None
             self.contention.given(engine)
-            return
-        self.contention.forget()
-        try:
-            self.host = self._moved_host(data)
-        except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            self._movable, self._wanted = False, self._kind
-            move = Move.now(NAME, "trainer", "process", "failed", str(error), "host")
-            self._moves = (*self._moves, move)
-            return
+        else:
+            self.contention.forget()
+            try:
+                host = self._moved_host(data)
+            except Exception as error:  # noqa: BLE001 whatever the user's functions raise
+                self._movable, self._wanted = False, self._kind
+                why = str(error)
+                move = Move.now(NAME, "trainer", "process", "failed", why, "host")
+                self._moves = (*self._moves, move)
+            else:
+                self._settle_in(host)
+
+    def _settle_in(self, host: Host) -> None:
+        """The engine is another one from here on."""
+        self.host = host
         self._moved += 1
         if self._closed:  # by another thread, which may have closed the one before
-            self.host.close()
+            host.close()
+
+    def _hand_to(self, host: DirectHost, direct: Recipe, kind: Kind) -> None:
+        """Have workers make the batches from here on; stay where they cannot."""
+        self._workers = None
+        if kind == "inline":
+            return
+        name = host.segment.name
+        if why := host.why_not():
+            host.moves.append(Move.now(name, "inline", "inline", "stays", why))
+            self._direct = None
+            return
+        segment = replace(direct.segments[0], executor=kind)
+        self._recipe = replace(direct, segments=(segment,))
+        if kind == "process" and host.collate_moves:
+            self._recipe = self._recipe.collating()
+        self._s_per_row = host.s_per_row
+        try:
+            workers = TrainerHost(
+                self._recipe, self._byte_budget, host.cursor, self._trainer
+            )
+        except Exception as error:  # noqa: BLE001 whatever the user's functions raise
+            host.moves.append(Move.now(name, "inline", kind, "failed", str(error)))
+            self._direct = None
+            return
+        (begun,) = workers.engine.segments
+        begun.moves.extend(host.moves)
+        if begun.recipe.program.batches is not None:
+            begun.connector.collate()
+        self._settle_in(workers)
+
+    def _take_back(self, host: Host) -> None:
+        """Have the trainer make the batches again."""
+        self._workers = None
+        if self._direct is None or not isinstance(host, TrainerHost):
+            return
+        (segment,) = _as_now(host.engine.segments)
+        program = self._direct.segments[0].program
+        segment = replace(segment, executor="inline", program=program)
+        self._direct = self._recipe = replace(self._direct, segments=(segment,))
+        cursor = host.cursor
+        host.close()
+        self._settle_in(
+            DirectHost(self._direct, self._byte_budget, cursor, self._trainer)
+        )
 
     def _moved_host(self, data: Any) -> Host:
         """Return the engine in its other home, the one before it closed.
@@ -153,7 +224,8 @@ class Run:
 
     @property
     def _kind(self) -> str:
-        return "trainer" if isinstance(self.host, TrainerHost) else "process"
+        here = isinstance(self.host, (TrainerHost, DirectHost))
+        return "trainer" if here else "process"
 
     def _want(self, kind: str) -> None:
         self._wanted = kind
@@ -194,7 +266,9 @@ class Run:
 
     def knobs(self) -> tuple[Knob, ...]:
         knobs = self.host.knobs()
-        if not self._movable:
+        if self._direct is not None:
+            knobs = self._with_executor(self._direct, knobs)
+        if not self._movable or isinstance(self.host, DirectHost):
             return knobs
         host = Knob(
             NAME,
@@ -207,6 +281,47 @@ class Run:
             choices=("trainer", "process"),
         )
         return (*knobs, host)
+
+    def _with_executor(
+        self, direct: Recipe, knobs: tuple[Knob, ...]
+    ) -> tuple[Knob, ...]:
+        """Return the knobs, the one for the executor being able to say `inline`, too.
+
+        There is none while it is not known what workers would make of the data.
+        """
+        host, (recipe,) = self.host, direct.segments
+        if isinstance(host, DirectHost) and host.undecided:
+            return knobs
+        movable = next((knob for knob in knobs if knob.name == "executor"), None)
+        kinds = ["thread"] if recipe.thread_safe else ["process"]
+        if movable is not None or (recipe.thread_safe and recipe.movable):
+            kinds = ["thread", "process"]
+
+        def read() -> str:
+            if self._workers is not None:
+                return self._workers
+            if isinstance(host, TrainerHost):
+                (segment,) = host.engine.segments
+                return str(movable.value if movable else segment.executor)
+            return "inline"
+
+        def write(kind: Any) -> None:
+            if movable is not None and kind != "inline":
+                movable.write(kind)
+            else:
+                self._workers = kind
+
+        knob = Knob(
+            recipe.name,
+            "executor",
+            0,
+            0,
+            recipe.tunable,
+            read,
+            write,
+            choices=("inline", *kinds),
+        )
+        return (*(each for each in knobs if each.name != "executor"), knob)
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
@@ -226,6 +341,7 @@ class Run:
             host=self._kind,
             contention=self.contention.found,
             moves=self._moves,
+            inline_s_per_row=self._s_per_row,
         )
 
     def is_free(self) -> bool:

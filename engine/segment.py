@@ -10,7 +10,7 @@ from typing import Literal
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
-from .movable import changed, snapshot
+from .movable import CHANGES, DREW, changed, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
@@ -53,14 +53,6 @@ def make_pool(
 MakePool = Callable[[Kind], WorkerPool]
 """Makes the pool of one kind for this segment."""
 
-CHANGES = (
-    "`{}` changes while samples are made, and each worker would change a copy of its"
-    " own; set num_parallel_workers if that is as good"
-)
-DREW = (
-    "it draws from a global random generator, and each worker would draw from one of"
-    " its own; draw from `rng`, or set num_parallel_workers if that is as good"
-)
 MAX_MOVES = 16
 """That are remembered."""
 MAX_PREFETCH = 128

@@ -383,9 +383,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     batches = iter(self._index_sampler)
             else:
                 seed = seed_of_epoch(drawing.base, drawing.epoch)
-            cursor = plan.begin(drawing.epoch, batches, seed, drawing.batch)
+            length, plan.samplers = self._known_length(), self._samplers()
+            cursor = plan.begin(drawing.epoch, batches, seed, drawing.batch, length)
         run = slot.start(recipe, cursor, rank_of_process())
         return Epoch(slot, run, Note(self, drawing).take)
+
+    def _known_length(self) -> int | None:
+        """Return the batches of an epoch; None where the sampler does not say."""
+        try:
+            return len(self)
+        except Exception:  # noqa: BLE001 whatever the user's sampler raises
+            return None
 
     def _drawn_seed(self) -> int:
         """Draw what torch draws to seed its workers: before the samplers draw."""
@@ -479,7 +487,7 @@ class Note:
         else:
             self._drawing.batch = delivery.plan.batch + 1  # those that raised count
             self._drawing.whole = delivery.plan.last
-            self._loader._plan = delivery.plan
+            vars(self._loader)["_plan"] = delivery.plan  # torch's setter takes 2 us
         self.given()
 
     def given(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.autograd.profiler import record_function
+from torch.autograd import profiler
 
 from .. import config
 from ..engine.plan import Cursor
@@ -147,8 +147,12 @@ class Loop(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
+            if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
+                return self._next()
             # Torch's profilers know loading by the beginning and the end of this name.
-            with record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            with profiler.record_function(
+                "enumerate(DataLoader)#_PenstockIter.__next__"
+            ):
                 return self._next()
         except Exception:
             raise

@@ -467,13 +467,15 @@ def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
     assert (move.old, move.outcome) == ("inline", "stays")
 
 
-def test_keys_that_are_no_ints_are_an_error_with_the_cure() -> None:
+def test_keys_that_are_no_ints_cannot_be_handed_to_workers() -> None:
     data = {"a": 1, "b": 2}
-    loader = DataLoader(data, 2, sampler=["a", "b"], sample_seeding=True)  # type: ignore[arg-type]
+    given: Any = {"sampler": ["a", "b"], "batch_size": 2}
+    loader = DataLoader(data, num_workers=1, sample_seeding=True, **given)  # type: ignore[arg-type]
     with pytest.raises(ps.SpecError, match="sample_seeding=False"):
         list(loader)
-    loader = DataLoader(data, 2, sampler=["a", "b"], sample_seeding=False)  # type: ignore[arg-type]
-    assert [batch.tolist() for batch in loader] == [[1, 2]]
+    for seeding in (True, False):  # nothing is handed to workers
+        loader = DataLoader(data, sample_seeding=seeding, **given)  # type: ignore[arg-type]
+        assert [batch.tolist() for batch in loader] == [[1, 2]]
 
 
 def test_a_loader_of_a_torch_that_knows_no_in_order_loads_in_order() -> None:

@@ -169,8 +169,9 @@ def test_what_once_differed_does_so_no_more(case: Case) -> None:
 @pytest.mark.parametrize(
     ("face", "workers", "move", "found"),
     [
-        ("loader", 0, 1, ("process", "trainer")),
-        ("pipeline", 0, 3, ("process", "trainer")),  # at once to threads, at 3 onward
+        ("loader", 0, 1, ("inline", "trainer")),  # to processes, and back again
+        ("loader", 0, 2, ("process", "trainer")),
+        ("pipeline", 0, 3, ("inline", "trainer")),  # to threads, and back again
         ("pipeline", 3, 1, ("process", "trainer")),
         ("pipeline", 3, 2, ("thread", "process")),
     ],

@@ -27,7 +27,7 @@ LOADED_WHEN_USED = {
 UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subprocess"}
 """What runs whatever the bytes it is given say, or another program."""
 OWN_PIPES = {
-    f"penstock.engine.workers.process.{name}" for name in ("handover", "parcel", "pipe")
+    f"penstock.engine.workers.process.{name}" for name in ("handover", "parcel")
 }
 
 

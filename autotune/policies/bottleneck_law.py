@@ -34,7 +34,7 @@ from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_sh
 from .backoff import NO_BACKOFFS, Backoffs
 from .case import CPU_USED, Case, cores_of, cpu_bound, spent
 from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
-from .kinds import NO_KINDS, Kinds
+from .kinds import ALONE_LAST, ALONE_NOW, NO_KINDS, Kinds
 
 WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
@@ -139,8 +139,10 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
     if known.waited < PATIENCE_WINDOWS and known.kinds.unprobed(situation):
         return (), replace(known, waited=known.waited + 1)
     decisions = (
-        tuple(known.kinds.other_executor(situation))
+        tuple(known.kinds.alone(situation, ALONE_NOW))
+        or tuple(known.kinds.other_executor(situation))
         or case.improved()
+        or tuple(known.kinds.alone(situation, ALONE_LAST))
         or tuple(known.kinds.other_host(situation))
     )
     return decisions, replace(known, waited=0)

@@ -37,6 +37,12 @@ MIN_GROWTH = 0.05
 memory, and a copy of each batch."""
 MAX_GAIN = 2.0
 """No more is promised of idle cores."""
+WORTH_WORKERS_S = 0.002
+"""Work in a batch from which handing it to workers may pay."""
+ALONE_NOW = 1.3
+"""So many times faster the trainer must have been alone to have it back at once."""
+ALONE_LAST = 1.03
+"""The same where nothing else is left to try."""
 RETRY_S = 120.0
 """A trial is repeated after so long; each time after twice as long."""
 OTHER_WORK = 2.0
@@ -98,10 +104,10 @@ class Kinds:
             knob = situation.knobs.get((segment.name, "executor"))
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
-            reason = self._reason(situation, segment)
-            if reason is None:
+            new = other_kind(segment.executor, knob.choices)
+            reason = self._reason(situation, segment) if new else None
+            if reason is None or new is None:
                 continue
-            new = "process" if segment.executor == "thread" else "thread"
             idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
             yield Decision(
                 segment.name,
@@ -109,13 +115,47 @@ class Kinds:
                 segment.executor,
                 new,
                 rule="executor",
-                reason=phrases.executor(segment.name, segment.executor, reason),
+                reason=phrases.executor(segment.name, new, reason),
                 expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
                 evidence=_evidence(seen, segment),
             )
             if new == "process":
                 yield from _one_a_core(situation, segment)
             return
+
+    def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
+        """Let the trainer make the batches, where that was so much faster.
+
+        What a sample took it then is known, so this need not be tried to be told.
+        """
+        seen = situation.observation
+        segment, *others = seen.segments
+        knob = situation.knobs.get((segment.name, "executor"))
+        if others or knob is None or not knob.tunable or not seen.inline_s_per_row:
+            return
+        past = dict(self.pasts).get((segment.name, "executor"))
+        if (
+            knob.kind in ("", "inline")
+            or segment.moving
+            or (past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row))
+        ):
+            return
+        trainer = seen.trainer
+        rows = ratio(trainer.rows, trainer.steps)
+        alone_s = ratio(trainer.gap_s, trainer.steps) + seen.inline_s_per_row * rows
+        faster = ratio(trainer.step_s, alone_s)
+        if faster < gain:
+            return
+        yield Decision(
+            segment.name,
+            "executor",
+            segment.executor,
+            "inline",
+            rule="executor",
+            reason=phrases.alone(segment.name, trainer.step_s, alone_s),
+            expected=faster,
+            evidence={"step_s": trainer.step_s, "alone_s": alone_s},
+        )
 
     def unprobed(self, situation: Situation) -> bool:
         """Whether threads that compute may be short of the GIL, and nobody has looked.
@@ -162,6 +202,8 @@ class Kinds:
             ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
         ):
             return None
+        if segment.executor == "inline":
+            return _of_trainer(seen, segment)
         if segment.executor == "process":
             return _of_processes(past, seen.time_s)
         return _of_threads(situation, segment)
@@ -187,6 +229,22 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
             " threads may be in one another's way"
         )
     return None
+
+
+def other_kind(kind: str, choices: tuple[str, ...]) -> str | None:
+    """Return what to try instead; None: nothing else can be had."""
+    tried = {"inline": ("thread", "process"), "thread": ("process",)}
+    return next(
+        (other for other in tried.get(kind, ("thread",)) if other in choices), None
+    )
+
+
+def _of_trainer(seen: Observation, segment: SegmentObservation) -> str | None:
+    rows = ratio(seen.trainer.rows, seen.trainer.steps)
+    batch_s = segment.run_s_per_row * rows
+    if batch_s < WORTH_WORKERS_S:
+        return None
+    return f"the trainer makes batches itself, and one takes {batch_s * 1e3:.3g} ms"
 
 
 def _of_processes(past: Past | None, now_s: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan
 from .layout import (
     Allocate,
+    Indices,
     Layout,
     Misfit,
     learn,
@@ -118,17 +119,34 @@ class Buffers:
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
         in_flight.failures.clear()  # a traceback's frames hold it: no cycle
+        failed = self.failed(failures, plan)
+        if failed is not None:
+            return failed
+        made: Finished | FailedBatch | None = in_flight.made
+        if made is not None:
+            return replace(made, failures=tuple(failures))
+        gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
+        users = self.collate is not None and not self.keep
+        return gathered if users else gathered.collate()
+
+    def failed(
+        self, failures: Sequence[Failure], plan: BatchPlan
+    ) -> FailedBatch | None:
+        """Return what the trainer gets where no batch can be made; None: one can.
+
+        Args:
+            failures: by row.
+            plan: of the batch.
+        """
         fatal = self._fatal(failures)
         if fatal is not None:
             return FailedBatch(fatal.annotated(plan.epoch, plan.step))
         if len(failures) == plan.n_rows and not self.keep:
             first = failures[0].annotated(plan.epoch, plan.step)
             return FailedBatch(first, tuple(failures))
-        gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
-        users = self.collate is not None and not self.keep
-        return gathered if users else gathered.collate()
+        return None
 
-    def _fatal(self, failures: list[Failure]) -> Failure | None:
+    def _fatal(self, failures: Sequence[Failure]) -> Failure | None:
         """Return the failure that no other sample can stand in for, if there is one."""
         for failure in failures:
             ordinary = isinstance(failure.error, Exception)  # SystemExit is none
@@ -215,7 +233,7 @@ class BatchBuffer:
                 layout.write(self._memory, row, [layout.read(self._memory, donor)])
         return layout.seal(self._memory)
 
-    def blame(self, plan: BatchPlan, indices: NDArray[np.int64] | None) -> str:
+    def blame(self, plan: BatchPlan, indices: Indices | None) -> str:
         """Say, for an error of collation, in which batch and which samples are odd."""
         where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:

@@ -470,7 +470,11 @@ def describe(sample: Any) -> str:
     return type(sample).__name__
 
 
-def odd_ones(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
+Indices = Sequence[int] | NDArray[np.int64]
+"""Of the dataset, by row of a batch."""
+
+
+def odd_ones(samples: Mapping[int, Any], indices: Indices | None) -> str:
     """Name the samples of a batch that differ from most, and the cure: see `spread`."""
     return (
         f"the samples of a batch must be of one shape and type;"
@@ -479,7 +483,7 @@ def odd_ones(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> s
     )
 
 
-def spread(samples: Mapping[int, Any], indices: NDArray[np.int64] | None) -> str:
+def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:
     """Say what most samples of a batch are, and name some that are something else.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ... import config
+from ...errors import BudgetError
 
 
 class ByteBudget:
@@ -50,6 +51,15 @@ class ByteBudget:
                 return False
             self.held_bytes += nbytes
             return True
+
+    def check_fits(self, nbytes: int, rows: int) -> None:
+        """Raise `BudgetError` unless a batch of so many rows and bytes fits."""
+        if nbytes > self.limit_bytes:
+            raise BudgetError(
+                f"the memory budget must hold one batch: {rows} samples of this"
+                f" pipeline need {nbytes} bytes on their way, got {self.limit_bytes};"
+                " raise it with set_memory_budget() or make the batch smaller"
+            )
 
     def rest(self, suspend: Callable[[], None]) -> None:
         """A pipeline is between two epochs: `suspend` gives up what it prefetched."""

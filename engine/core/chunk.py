@@ -105,6 +105,8 @@ class Lease:
     in_flight: InFlightBatch
     """The batch it is part of."""
     input_bytes: int = 0
+    whole: bool = False
+    """Whether it is a batch that its worker is to collate."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class Outcome:
     """The source has no more samples (iterables alone)."""
     run_ns: int = 0
     cpu_ns: int = 0
+    made: Any = None
+    """The batch, where the lease was all of it and the worker has collated it."""
     parts: tuple[tuple[int, int], ...] = ()
     """Of several operations each: the nanoseconds it took, and the bytes of a sample
     that it made."""
@@ -168,6 +172,8 @@ class InFlightBatch:
     """Workers woken for those rows that have not come yet."""
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
+    made: Any = None
+    """The batch, finished by the worker that made all its rows; None: it is not."""
     ended: bool = False
     """The source ran dry within this batch (iterables alone)."""
 

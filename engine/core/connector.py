@@ -297,9 +297,13 @@ class Connector:
                 engine_lock.wake()
         engine_lock.notify_others()
 
-    def wake_all(self) -> None:
-        """Let every waiting worker look again (a retirement was asked for)."""
-        self.engine_lock.notify(self.segment)
+    def collate(self) -> None:
+        """Let worker processes make whole batches, now that collating keeps nothing."""
+        with self.engine_lock.lock:
+            state = self._core.segments[self.segment]
+            state.collates = True
+            self._core.set_prefetch(self.segment, state.prefetch)  # they span more
+            self.engine_lock.wake()
 
     # For the segment and the monitor, who hold the lock
 

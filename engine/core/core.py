@@ -115,8 +115,15 @@ class SegmentState:
     waiting: int = 0
     """Rows in `pieces`."""
     lease_ns: int = LEASE_NS
+    collates: bool = False
+    """Whether worker processes make batches of their rows."""
     ns_per_row: float | None = None
     cpu_ns_per_row: float = 0.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether a lease is a whole batch, if none of its rows is handed out yet."""
+        return self.collates and self.lease_ns == FAR_LEASE_NS
 
     def lease_rows(self, rows: int) -> int:
         """How many rows make a lease; one, until the first has told what it costs.
@@ -124,6 +131,8 @@ class SegmentState:
         What pays for the hand-over is CPU time. So rows that mostly wait may make a
         longer lease, as long as all workers still find one in what may be prefetched.
         """
+        if self.whole:
+            return rows
         if self.ns_per_row is None:
             return 1
         per_row = max(self.ns_per_row, 1.0)
@@ -461,7 +470,8 @@ class Core:
         elif in_flight.called <= 0:
             in_flight.called = -(-left // size)
             self._wake(0, in_flight.called)
-        return Lease(0, in_flight.chunk(start, in_flight.next_row), None, in_flight)
+        chunk = in_flight.chunk(start, in_flight.next_row)
+        return Lease(0, chunk, None, in_flight, whole=state.whole and size == rows)
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]

@@ -231,6 +231,9 @@ class Observation:
     """What loading costs the trainer; None while that is not known."""
     moves: tuple[Move, ...] = ()
     """Of the engine as a whole, the latest."""
+    inline_s_per_row: float = 0.0
+    """Seconds that a sample took the trainer while it made batches alone; 0 while that
+    is not known."""
 
     @property
     def rows_per_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...cache.statistics import CacheStatistics
 from ..core.metrics import GaugeReading, PartReading, WorkerReading
@@ -69,6 +69,9 @@ class Reading:
     contention: ContentionObservation | None = None
     moves: tuple[Move, ...] = ()
     """Of the engine as a whole."""
+    inline_s_per_row: float = 0.0
+    """Seconds that a sample took the trainer while it made batches alone; 0 while that
+    is not known."""
     caches: tuple[CacheStatistics, ...] = ()
     """What the caches of the pipeline did, on this host, since it began."""
 
@@ -84,7 +87,10 @@ class TrainerMeter:
     def __init__(self) -> None:
         self.epoch = self.step = 0
         self.regime = ""
-        self._totals = TrainerObservation(0, 0, 0.0, 0.0)
+        self._size: tuple[int, int | None] | None = None
+        """Of batches, which is their regime."""
+        self._totals = (0, 0, 0, 0)
+        """Steps, rows, and nanoseconds of waits and of gaps, exchanged as one."""
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
 
@@ -96,7 +102,7 @@ class TrainerMeter:
     @property
     def steps(self) -> int:
         """Batches handed over."""
-        return self._totals.steps
+        return self._totals[0]
 
     @property
     def gap_s(self) -> float:
@@ -110,27 +116,29 @@ class TrainerMeter:
 
     def get(self, now_ns: int, plan: BatchPlan) -> None:
         """It is given a batch."""
-        before = self._totals
-        self._totals = TrainerObservation(
-            before.steps + 1,
-            before.rows + plan.n_rows,
-            before.wait_s + (now_ns - self._asked_ns) / 1e9,
-            before.gap_s + self._gap_ns / 1e9,
+        steps, rows, wait_ns, gap_ns = self._totals
+        self._totals = (
+            steps + 1,
+            rows + plan.n_rows,
+            wait_ns + now_ns - self._asked_ns,
+            gap_ns + self._gap_ns,
         )
         self._left_ns = now_ns
         self.epoch, self.step = plan.epoch, plan.step
-        if not (plan.last and self.regime):  # the tail of an epoch is no new regime
-            self.regime = plan.regime
+        size = plan.n_global, plan.image_size
+        if size != self._size and not (plan.last and self._size):
+            self._size, self.regime = size, plan.regime  # a tail is no new regime
 
     def stop(self) -> None:
         """It left the loop: the time before was its last step's, what comes is none."""
-        before = self._totals
-        self._totals = replace(before, gap_s=before.gap_s + self._gap_ns / 1e9)
+        steps, rows, wait_ns, gap_ns = self._totals
+        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
         """Return the totals of whole steps."""
-        return self._totals
+        steps, rows, wait_ns, gap_ns = self._totals
+        return TrainerObservation(steps, rows, wait_ns / 1e9, gap_ns / 1e9)
 
 
 def difference(before: Reading, now: Reading) -> Observation:
@@ -168,6 +176,7 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.host,
         now.contention,
         now.moves,
+        now.inline_s_per_row,
     )
 
 

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -202,17 +202,22 @@ def _read(name: str, text: object) -> bytes | None:
 
 
 AHEAD = 128
-"""Batches drawn ahead of the one the trainer takes next."""
+"""Batches drawn ahead of the one the trainer takes next, for workers."""
 
 
 class DrawnPlan:
     """The batches of the epoch under way.
 
-    `begin` and `draw` belong to the trainer's thread, `batch` and `rows` to any. Steps
-    go on over all epochs, as workers do.
+    `begin`, `draw` and `take` belong to the trainer's thread, `batch` and `rows` to
+    any. Steps go on over all epochs, as workers do.
+
+    Args:
+        ahead: batches drawn before they are asked for; 0 where the trainer loads them
+            itself, one at a time, and so is ahead of no sampler that watches it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int = 0) -> None:
+        self.ahead = ahead
         # By step; an entry is made once, and taken out when nobody asks any more.
         self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
         # The first step that is in `_drawn`, if any is.
@@ -225,9 +230,18 @@ class DrawnPlan:
         """Whether the samplers have no more for this epoch."""
         self.stop = 0
         """The first step that is not drawn yet."""
+        self.samplers: list[Any] = []
+        """Those of the user's that say the order."""
+        self._length: int | None = None
+        self._first_batch: Iterable[int] | None = None
 
     def begin(
-        self, epoch: int, batches: Iterator[Iterable[int]], seed: int, skip: int = 0
+        self,
+        epoch: int,
+        batches: Iterator[Iterable[int]],
+        seed: int,
+        skip: int = 0,
+        length: int | None = None,
     ) -> Cursor:
         """Draw another epoch from here on; return where its first batch starts.
 
@@ -236,8 +250,10 @@ class DrawnPlan:
             batches: indices into the data set, a batch each.
             seed: of the epoch: keys the random streams of its samples.
             skip: batches that are consumed already.
+            length: batches of the epoch, if that is known.
         """
         self._drawn.clear()
+        self._length = length
         self._batches, self._epoch, self.seed = batches, epoch, seed
         self._position = 0
         for _ in range(skip):  # not by islice: its `iter` might draw another order
@@ -245,18 +261,23 @@ class DrawnPlan:
         self._first, self._kept = self.stop - skip, self.stop
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
+        # At once: the generators may have been set for it.
+        self._first_batch = next(batches, None)
+        self.exhausted = self._first_batch is None
         self.draw(self.stop)
         return cursor
 
     def draw(self, head: int) -> bool:
         """Draw what may be wanted while the trainer is at step `head`; True if any."""
         before = self.stop
-        while not self.exhausted and self.stop < head + AHEAD:
-            indices = next(self._batches, None)
-            if indices is None:
-                self.exhausted = True
-            else:
-                self._add(_numbers(indices))
+        while not self.exhausted and self.stop < head + self.ahead:
+            indices = self._next()
+            if indices is not None:
+                rows = _numbers(indices)
+                step, position = self.stop, self._position
+                plan = self._planned(len(rows))
+                positions = np.arange(position, position + len(rows))
+                self._drawn[step] = plan, Rows(rows, seeds(self.seed, positions))
         while self._kept < head - 1:
             self._drawn.pop(self._kept, None)
             self._kept += 1
@@ -267,31 +288,51 @@ class DrawnPlan:
         found = self._drawn.get(step)
         return found[0].regime if found is not None else ""
 
-    def _add(self, indices: NDArray[np.int64]) -> None:
-        count = len(indices)
+    def take(self, step: int) -> tuple[BatchPlan, list[Any]] | None:
+        """Return the batch of this step, with indices as the sampler gave them.
+
+        None at the end. For a trainer who loads it himself: nothing is kept.
+        """
+        drawn = self._drawn.pop(step, None)
+        if drawn is not None:  # for an engine, which the trainer has left
+            last = self.exhausted and step + 1 == self.stop
+            return replace(drawn[0], last=last), drawn[1].indices.tolist()
+        indices = None if self.exhausted else self._next()
+        if indices is None:
+            return None
+        if type(indices) is not list:
+            indices = list(indices)
+        plan = self._planned(len(indices))
+        self._kept = self.stop
+        return plan, indices
+
+    def seeds(self, plan: BatchPlan) -> list[int]:
+        """Return the seeds of the samples of one of its batches."""
+        positions = np.arange(plan.start, plan.start + plan.n_rows)
+        found: list[int] = seeds(self.seed, positions).tolist()
+        return found
+
+    def _next(self) -> Iterable[int] | None:
+        first, self._first_batch = self._first_batch, None
+        indices = next(self._batches, None) if first is None else first
+        self.exhausted = indices is None
+        return indices
+
+    def _planned(self, count: int) -> BatchPlan:
+        """Return the stamp of the next batch, of `count` samples."""
+        step, batch = self.stop, self.stop - self._first
         if count == 0:
             raise SpecError(
-                f"batch {self.stop - self._first} of the batch sampler is empty; it"
-                " must name at least one sample"
+                f"batch {batch} of the batch sampler is empty; it must name at least"
+                " one sample"
             )
-        plan = BatchPlan(
-            epoch=self._epoch,
-            step=self.stop,
-            batch=self.stop - self._first,
-            start=self._position,
-            last=False,
-            n_global=count,
-            n_rows=count,
-            n_local=count,
-            loss_weight=1.0,
-            image_size=None,
-            lr_mult=1.0,
-            momentum=None,
-        )
-        positions = np.arange(self._position, self._position + count)
-        self._drawn[self.stop] = plan, Rows(indices, seeds(self.seed, positions))
+        last = batch + 1 == self._length and self.ahead == 0
+        start = self._position
         self._position += count
         self.stop += 1
+        return BatchPlan(
+            self._epoch, step, batch, start, last, *(count,) * 3, 1.0, None, 1.0, None
+        )
 
     # What an engine asks of any plan
 

@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from ...errors import SampleError, add_note
+from ..batch.buffer import Buffers
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome
 from .randomness import SampleRandom
@@ -392,11 +393,20 @@ class Program:
         places: whether the results go into the batch, rather than on to a next segment.
         doubtful: objects of the user's which nobody said that threads may share. One
             thread of a process uses them first; then they are looked at.
+        batches: collates the rows of a batch in the worker process that has made all
+            of them; None: they are collated in the trainer, if there is a collate_fn.
     """
 
     operations: tuple[Operation, ...]
     places: bool
     doubtful: tuple[Any, ...] = ()
+    batches: Buffers | None = None
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What is done to samples, and to batches, as the log names it."""
+        stages = tuple(operation.stage for operation in self.operations)
+        return stages if self.batches is None else (*stages, self.batches.stage)
 
     def enter(self, number: int) -> None:
         """Run in worker process `number` from here on."""
@@ -420,10 +430,11 @@ class Program:
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         work = Work(chunk, random, inputs or [], watch=watch)
         parts: list[tuple[int, int]] = []
-        if len(self.operations) == 1:  # what it takes is what all of it takes
-            self.operations[0].run(work)
+        if len(self.operations) == 1 and self.batches is None:
+            self.operations[0].run(work)  # what it takes is what all of it takes
         else:
             parts = [timed(operation, work) for operation in self.operations]
+            parts += [(0, 0)] * (self.batches is not None)
         outcome = self.finish(work, sink)
         outcome.parts = tuple(parts)
         outcome.cpu_ns = time.thread_time_ns() - cpu_ns

@@ -15,9 +15,9 @@ import contextlib
 import ctypes
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,11 +26,201 @@ from torch.utils.data._utils import worker as torchs
 from ..movable import changed, find_unsafe, snapshot
 from .program import Calling, Calls, Read, Work
 
-WORDS = 4 * 624 + 4
-"""Bytes of `mt19937_state` (numpy/random/src/mt19937/mt19937.h)."""
-
-Marks = tuple[Any, bytes, bytes]
+T = TypeVar("T")
 States = tuple[Any, Any, torch.Tensor]
+
+
+def seed_global_generators(seed: int) -> None:
+    """Set the generators of `random`, numpy and torch (on the CPU) to 64 bits."""
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
+    torch.default_generator.manual_seed(seed)
+
+
+def mixed(numbers: Sequence[int]) -> int:
+    """Return 64 bits that depend on all of these numbers, each of 0 or more."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put the global generators back after what is done within."""
+    known = states()
+    try:
+        yield
+    finally:
+        restore(known)
+
+
+@contextlib.contextmanager
+def seeded_by(*numbers: int) -> Iterator[None]:
+    """Seed the global generators by these numbers within; put them back after it."""
+    with undisturbed():
+        seed_global_generators(mixed(numbers))
+        yield
+
+
+def states() -> States:
+    """Return the whole states of the global generators."""
+    numpys = np.random.get_state(legacy=False)  # noqa: NPY002 the global one
+    return random.getstate(), numpys, torch.default_generator.get_state()
+
+
+def restore(before: States) -> None:
+    """Put the global generators back."""
+    python, numpys, torchs = before
+    random.setstate(python)
+    np.random.set_state(numpys)  # noqa: NPY002 the global one
+    torch.default_generator.set_state(torchs)
+
+
+Place = tuple[Any, Any, Any]
+
+
+def place() -> Place:
+    """Return what changes when anything is drawn; takes 2 us.
+
+    A Mersenne Twister counts the words of its state that are used up, and makes other
+    words once they all are. So the count and one word tell, and they are read where
+    they lie: Python and numpy would copy the whole state.
+    """
+    python, numpys = _PYTHON, _numpys()
+    torchs = torch.default_generator.get_state().numpy()[_COUNTED].tobytes()
+    return (
+        random.getstate()
+        if python is None
+        else (python[0], python[1], _GENERATOR.gauss_next),
+        repr(np.random.get_state(legacy=False))  # noqa: NPY002 the global one
+        if numpys is None
+        else (numpys[WORDS], numpys[0]),
+        torchs,
+    )
+
+
+class Undrawn:
+    """Notices what draws from the trainer's global generators, to put them back."""
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._states: States | None = None
+        self._spare = False
+        """Whether numpy holds a normal number to spare: taking it moves nothing."""
+
+    def look(self) -> None:
+        """Note where the generators are; cheap where nobody has drawn since."""
+        now = place()
+        if now != self._place or self._spare:
+            self._place, self._states = now, states()
+            self._spare = bool(self._states[1]["has_gauss"])
+
+    @property
+    def drawn(self) -> bool:
+        """Whether anything was drawn since."""
+        if place() != self._place:
+            return True
+        if not self._spare:
+            return False
+        return not np.random.get_state(legacy=False)["has_gauss"]  # noqa: NPY002
+
+    def put_back(self) -> None:
+        """Put the generators back to where they were."""
+        assert self._states is not None
+        restore(self._states)
+
+
+def keeps(thing: Any, before: Mapping[str, Any]) -> bool:
+    """Whether calls of a thing change it, so that one made twice is another."""
+    return find_unsafe(thing, "it") is not None or changed(before, [thing]) is not None
+
+
+class SeededCalls:
+    """Calls what may draw, in the trainer, whose own draws it leaves undisturbed.
+
+    Setting and putting back the generators takes 100 us. So calls are seeded until the
+    first has shown that it draws nothing, and again from one on that draws after all;
+    that one is made twice, and so all are seeded of what changes with each call.
+
+    Args:
+        subject: what is called.
+    """
+
+    def __init__(self, subject: Any) -> None:
+        self._subject = [subject]
+        self._undrawn = Undrawn()
+        # Whether each call is seeded; None: the first, which is, will tell.
+        self._seeds: bool | None = None
+        self.keeps: bool | None = None
+        """Whether calls change the subject; None before the first."""
+
+    def call(self, make: Callable[[], T], *seed: int, alone: bool = True) -> T:
+        """Return what `make` returns; what it draws depends on `seed` alone.
+
+        Args:
+            make: calls the subject.
+            seed: of this call.
+            alone: whether no other thread may draw meanwhile, and be taken for it.
+        """
+        undrawn = self._undrawn
+        if self._seeds is False and alone:
+            undrawn.look()
+            made = make()
+            if not undrawn.drawn:
+                return made
+            undrawn.put_back()
+        before = snapshot(self._subject) if self.keeps is None else None
+        with seeded_by(*seed):
+            undrawn.look()
+            made = make()
+            self._seeds = bool(self._seeds) or undrawn.drawn
+        if before is not None:
+            self.keeps = keeps(self._subject[0], before)
+            self._seeds = self._seeds or self.keeps
+        return made
+
+
+WORDS = 624
+"""Of a Mersenne Twister's state."""
+_COUNTED = slice(8, 32)
+"""Of the bytes of a torch generator's state: how many words are used up, and the first
+of them (ATen/CPUGeneratorImpl.cpp, CPUGeneratorImplStateLegacy)."""
+Words = ctypes.Array[ctypes.c_uint32]
+
+
+_GENERATOR: Any = random._inst  # noqa: SLF001
+
+
+def _pythons() -> Words | None:
+    """Return the state of Python's generator in place: the count, then the words.
+
+    None where it lies otherwise than in CPython (Modules/_randommodule.c).
+    """
+    generator, start = _GENERATOR, object.__basicsize__
+    if type(generator) is not random.Random or (
+        generator.__sizeof__() < start + 4 * (WORDS + 1)
+    ):
+        return None
+    found = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(generator) + start)
+    return found if (*found[1:], found[0]) == generator.getstate()[1] else None
+
+
+_PYTHON = _pythons()
+_known: tuple[Any, Words | None] = (None, None)
+
+
+def _numpys() -> Words | None:
+    """Return the state of numpy's global generator in place: the words, then the count.
+
+    (numpy/random/src/mt19937/mt19937.h.) None where it is no Mersenne Twister.
+    """
+    global _known  # noqa: PLW0603 the same one nearly always
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if generator is not _known[0]:
+        found = None
+        if isinstance(generator, np.random.MT19937):
+            address = generator.ctypes.state_address
+            found = (ctypes.c_uint32 * (WORDS + 1)).from_address(address)
+        _known = generator, found
+    return _known[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +241,7 @@ class SeededRead(Calling):
     """Whether each sample is seeded; None: the first lease, which is, will tell."""
     number: int | None = None
     """Of the worker process that has not begun."""
+    undrawn: Undrawn = field(default_factory=Undrawn)
 
     def enter(self, number: int) -> None:
         """This is worker process `number` from here on."""
@@ -77,11 +268,11 @@ class SeededRead(Calling):
 
     def _draws(self, work: Work) -> bool:
         """Read unless something is drawn, and if it is, undo the draws."""
-        before = marks()
+        self.undrawn.look()
         first = Work(work.chunk, work.random, [], watch=work.watch)
         Read(self.stage, self.get, self.get_many).run(first)
-        if marks() != before:
-            put_back(before)
+        if self.undrawn.drawn:
+            self.undrawn.put_back()
             return True
         work.samples, work.offsets = first.samples, first.offsets
         work.failures = first.failures
@@ -109,73 +300,6 @@ def seeded(pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
     for index, seed in pairs:
         seed_global_generators(seed)
         yield index
-
-
-def seed_global_generators(seed: int) -> None:
-    """Set the generators of `random`, numpy and torch (on the CPU) to 64 bits."""
-    random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
-    torch.default_generator.manual_seed(seed)
-
-
-def mixed(numbers: Sequence[int]) -> int:
-    """Return 64 bits that depend on all of these numbers, each of 0 or more."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-@contextlib.contextmanager
-def seeded_by(*numbers: int) -> Iterator[None]:
-    """Seed the global generators by these numbers within; put them back after it."""
-    known = states()
-    try:
-        seed_global_generators(mixed(numbers))
-        yield
-    finally:
-        restore(known)
-
-
-def marks() -> Marks:
-    """Return what changes when anything is drawn; takes 12 us."""
-    torchs = torch.default_generator.get_state().numpy().tobytes()
-    words = _words()
-    if words is None:
-        numpys = repr(np.random.get_state(legacy=False)).encode()  # noqa: NPY002
-    else:
-        numpys = bytes(words)
-    return random.getstate(), numpys, torchs
-
-
-def put_back(before: Marks) -> None:
-    """Set the generators to their marks. A normal number numpy had to spare is lost."""
-    python, numpys, torchs = before
-    random.setstate(python)
-    words = _words()
-    if words is not None:
-        ctypes.memmove(words, numpys, WORDS)
-    state = torch.frombuffer(bytearray(torchs), dtype=torch.uint8)
-    torch.default_generator.set_state(state)
-
-
-def states() -> States:
-    """Return the whole states of the global generators."""
-    numpys = np.random.get_state(legacy=False)  # noqa: NPY002 the global one
-    return random.getstate(), numpys, torch.default_generator.get_state()
-
-
-def restore(before: States) -> None:
-    """Put the global generators back."""
-    python, numpys, torchs = before
-    random.setstate(python)
-    np.random.set_state(numpys)  # noqa: NPY002 the global one
-    torch.default_generator.set_state(torchs)
-
-
-def _words() -> Any:
-    """The state of numpy's global Mersenne Twister in place; None if it is another."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if not isinstance(generator, np.random.MT19937):
-        return None
-    return (ctypes.c_char * WORDS).from_address(generator.ctypes.state_address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Threads:
         for thread in new:
             thread.start()
         if change < 0:
-            self._connector.wake_all()
+            self._engine_lock.notify(self._connector.segment)
 
     def retire(self) -> None:
         """Send all home at their next `take`."""

@@ -16,6 +16,7 @@ from ...engine.plan import (
     Setting,
     Shard,
 )
+from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
@@ -61,7 +62,7 @@ def compile_recipe(
     )
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
-    return Recipe(
+    recipe = Recipe(
         plan,
         fused(work, name, defaults, caches),
         buffers,
@@ -80,6 +81,7 @@ def compile_recipe(
         tuple(caches.values()),
         identity_of(source.dataset),
     )
+    return _collating(recipe)
 
 
 def compile_drawn(
@@ -111,7 +113,14 @@ def compile_drawn(
     if source.executor == "auto" and source.num_parallel_workers is None:
         kind = found_kind(segment.name, source.dataset)
         segment = replace(segment, executor=kind, subjects=(source.dataset,))
-    return replace(recipe, plan=DrawnPlan(), segments=(segment,))
+    recipe = _collating(replace(recipe, segments=(segment,)))
+    return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))
+
+
+def _collating(recipe: Recipe) -> Recipe:
+    """Have worker processes that the user asked for collate, as torch's do."""
+    asked = recipe.segments[0].executor == "process"
+    return recipe.collating() if asked else recipe
 
 
 def _work(stages: Sequence[Stage]) -> list[Numbered]:

@@ -29,7 +29,10 @@ HOST = ("Pipeline", "host")
 
 
 def kind(value: str) -> KnobView:
-    return KnobView(0, 0, 0, tunable=True, kind=value)
+    kinds: tuple[str, ...] = "thread", "process"
+    if value in ("inline", "trainer"):
+        kinds = value, "process"
+    return KnobView(0, 0, 0, tunable=True, kind=value, choices=kinds)
 
 
 def bound(**changes: object) -> Situation:
@@ -232,3 +235,50 @@ def test_python_that_holds_the_gil_ends_on_processes_in_the_simulator() -> None:
     rate = (plant.steps - steps) * 32 / (machine.now_s - began_s)
     assert dict(tuner.found().executors) == {"Map(ID:0) tokenize": "process"}
     assert rate >= 0.8 * 4.0 / 0.004
+
+
+def one(executor: str, step_s: float, alone_s: float) -> Situation:
+    """One segment; a step takes so long, and took the trainer alone so long."""
+    seen = bound(executor=executor).observation
+    rows = seen.trainer.rows / seen.trainer.steps
+    trainer = replace(seen.trainer, gap_s=0.0, wait_s=step_s * seen.trainer.steps)
+    seen = replace(seen, segments=seen.segments[1:], trainer=trainer)
+    seen = replace(seen, inline_s_per_row=alone_s / rows)
+    return replace(bound(executor=executor), observation=seen)
+
+
+def test_workers_that_are_slower_than_the_trainer_was_alone_are_let_go() -> None:
+    (decision,) = NO_KINDS.alone(one("process", 0.010, 0.005), 1.3)
+    assert (decision.old, decision.new, decision.frees) == ("process", "inline", True)
+    assert decision.reason == (
+        f"Op ({DECODE}) goes back to the trainer: a step takes 10 ms, and took 5 ms"
+        " without workers."
+    )
+    for stays in (
+        one("process", 0.010, 0.009),
+        one("process", 0.010, 0.0),  # nobody knows
+        one("inline", 0.010, 0.005),
+        bound(executor="process", inline_s_per_row=1e-6),  # several segments
+    ):
+        assert not tuple(NO_KINDS.alone(stays, 1.3))
+
+
+def test_a_trial_of_the_trainer_alone_is_not_repeated_at_once() -> None:
+    case = one("process", 0.010, 0.005)
+    lost = (outcome("process", "inline", 100.0, 70.0),)
+    known = NO_KINDS.learned(lost, case.observation)
+    assert not tuple(known.alone(case, 1.3))
+    seen = replace(case.observation, time_s=case.observation.time_s + 121.0)
+    assert tuple(known.alone(replace(case, observation=seen), 1.3))
+
+
+def test_a_trainer_that_makes_long_batches_tries_workers() -> None:
+    def short(run_s_per_row: float) -> Situation:
+        case = one("inline", 0.010, 0.005)
+        (segment,) = case.observation.segments
+        segment = replace(segment, run_s=run_s_per_row * segment.rows)
+        seen = replace(case.observation, segments=(segment,))
+        return replace(case, observation=seen)
+
+    assert tried(short(0.001))[:1] == [("process", "executor")]
+    assert tried(short(0.00001)) == []

@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engine import engine
 from penstock.engine.auto_executor import Resolved
+from penstock.engine.host import direct
 
 __all__ = [
     "BOTH",
@@ -997,11 +998,11 @@ def moving_for(case: Case) -> Iterator[None]:
 
     known = engine.resolve
     if case.move:
-        engine.resolve = found
+        engine.resolve = direct.resolve = found
     try:
         yield
     finally:
-        engine.resolve = known
+        engine.resolve = direct.resolve = known
 
 
 def set_knobs(loader: Any, name: str) -> list[str]:
@@ -1067,8 +1068,17 @@ def meant(case: Case) -> Case:
     changes = case.trait in CHANGING or case.trait in BOTH
     if changes and (case.face, case.executor) == ("pipeline", "process"):
         case = replace(case, move=0)  # a copy begins again, as one more worker's does
-    if case.reference.workers and not case.torchs_own and case.collate in STATEFUL:
-        case = replace(case, epochs=1)  # each worker of torch's has a copy
-    if case.reference.workers and case.collate == "buffer":
-        case = replace(case, collate="list")  # torch's workers send what lies there
+    if case.reference.workers:
+        case = sendable(case)
     return replace(case, persistent=case.persistent and case.workers > 0)
+
+
+def sendable(case: Case) -> Case:
+    """Return the case, changed where torch's workers cannot send what they make."""
+    if case.collate == "buffer":
+        case = replace(case, collate="list")  # they send what lies there
+    if case.torchs_own:
+        return case
+    if case.collate in STATEFUL:
+        case = replace(case, epochs=1)  # each has a copy
+    return replace(case, shape="float") if case.shape == "graph" else case

@@ -26,6 +26,7 @@ from ...batch.layout import Layout
 from ...core.chunk import Chunk, Lease
 from ...core.metrics import WorkerMeter
 from .deaths import cause_of, is_stopped
+from .handover import Unpacker
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 
@@ -208,6 +209,8 @@ class WorkerChild(Child):
         self.lanes = 1
         """Threads it was told to have."""
         self.errands: dict[int, Errand] = {}
+        self.unpacker = Unpacker()
+        """Of the batches that it collates."""
         self.slabs: set[int] = set()
         """Keys of the slabs it has mapped."""
         self.stuck: tuple[int, int] | None = None

@@ -40,6 +40,7 @@ __all__ = [
     "copied",
     "dumps",
     "is_dense",
+    "loads",
     "recall",
     "travel",
 ]
@@ -303,10 +304,15 @@ class PartUnpickler(pickle.Unpickler):
 
 
 def dumps(message: object) -> bytes:
-    """Return a message as bytes, for `pickle.loads` in another process of ours."""
+    """Return a message as bytes, for `loads` in another process of ours."""
     file = io.BytesIO()
     Pickler(file, pickle.HIGHEST_PROTOCOL).dump(message)
     return file.getvalue()
+
+
+def loads(body: bytes | bytearray) -> Any:
+    """Return what `dumps` has packed, which came over a pipe of our own."""
+    return pickle.loads(body)  # noqa: S301 from our own process
 
 
 def _coordinates(

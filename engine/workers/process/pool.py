@@ -17,13 +17,13 @@ import logging
 import selectors
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
-from ...batch.buffer import BatchBuffer
+from ...batch.buffer import BatchBuffer, FailedBatch, Finished
 from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
@@ -34,7 +34,7 @@ from ..pool import PoolStatistics, ServedPool, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
 from .fork_server import ForkServer
-from .handover import dumps, recall
+from .handover import Packed, dumps, recall
 from .slabs import Slab, SlabPool
 from .worker import Placement, Task, failed_outcome
 
@@ -227,6 +227,7 @@ class ProcessPool(ServedPool):
         fork_server: makes the processes.
         slabs: the memory of batches.
         cores: most children that a thread-safe segment has.
+        seed: returns what keys the draws of a collate_fn now.
     """
 
     executor = "process"
@@ -238,9 +239,11 @@ class ProcessPool(ServedPool):
         fork_server: ForkServer,
         slabs: SlabPool,
         cores: int,
+        seed: Callable[[], int],
     ) -> None:
         super().__init__(connector, f"{recipe.name} processes")
         self._program = recipe.program
+        self._seed = seed
         self._slabs = slabs
         self._child_set = ChildSet(
             connector, fork_server, cores if recipe.thread_safe else None
@@ -375,7 +378,10 @@ class ProcessPool(ServedPool):
                 child.lanes = lanes
                 child.pipe.post(lanes)
             packed = None if inputs is None else dumps(inputs)
-            child.pipe.post(Task(number, chunk, packed, placement, gone), new)
+            task = Task(number, chunk, packed, placement, gone)
+            if self._program.batches is not None:
+                task = self._of_batch(child, lease, task)
+            child.pipe.post(task, new)
         except EOFError:
             return  # its end of file is on the way: the lease goes back then
         except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
@@ -388,6 +394,13 @@ class ProcessPool(ServedPool):
         if slab and new:
             child.slabs.add(slab.key)
         self._child_set.listen(child)
+
+    def _of_batch(self, child: WorkerChild, lease: Lease, task: Task) -> Task:
+        """Have a task that is a whole batch collated by the worker."""
+        in_flight, returned = lease.in_flight, child.unpacker.returned()
+        if lease.whole and len(task.chunk) == len(lease.chunk):
+            task = task._replace(batch=(in_flight.plan, self._seed()))
+        return task._replace(returned=returned) if any(returned) else task
 
     def _place(
         self, child: WorkerChild, lease: Lease
@@ -412,6 +425,8 @@ class ProcessPool(ServedPool):
         self._blame.acquit(errand.chunk)
         for failure in outcome.failures:
             recall(failure.error)
+        if outcome.made is not None:
+            errand.lease.in_flight.made = unpacked(child, outcome.made)
         if self._program.places and outcome.outputs is not None:
             self._place_here(errand.lease, outcome)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
@@ -488,3 +503,14 @@ class ProcessPool(ServedPool):
     def _end_all(self) -> None:
         stores = any(isinstance(each, Cached) for each in self._program.operations)
         self._child_set.end_all(STORE_S if stores else 0.0)
+
+
+def unpacked(child: WorkerChild, made: Packed | FailedBatch) -> Finished | FailedBatch:
+    """Return a batch that a child has collated."""
+    if isinstance(made, FailedBatch):
+        recall(made.error)
+        return made
+    try:
+        return Finished(child.unpacker.unpack(made, child.pipe.descriptors))
+    except Exception as error:  # noqa: BLE001 whatever unpickling the user's raises
+        return FailedBatch(error)

@@ -7,7 +7,6 @@ with a task of its own. The first lane is the main thread.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import traceback
@@ -20,11 +19,13 @@ import torch
 from ....errors import SampleError
 from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
+from ...plan import BatchPlan
 from ...program.program import Program
 from ...program.randomness import SampleRandom
 from ..pool import unshared
 from .child import leave, write_crashes_to
-from .handover import dumps, travel
+from .collator import Collator
+from .handover import Returned, dumps, loads, travel
 from .pipe import Pipe
 from .slabs import Block, allocate_on, map_shared
 from .status_page import LaneStatus, StatusPage
@@ -61,6 +62,11 @@ class Task(NamedTuple):
     placement: Placement | None
     forget: frozenset[int] = frozenset()
     """Keys of slabs that are the trainer's alone now: to be unmapped."""
+    batch: tuple[BatchPlan, int] | None = None
+    """Which batch the rows are all of, and what keys its draws, if it is to be collated
+    here."""
+    returned: Returned | None = None
+    """Slabs of batches collated here that may be written again, or must not."""
 
 
 THREAD_CAPS = (
@@ -102,6 +108,8 @@ class Worker:
         """How the rows of the last task lie."""
         self._lanes = self._wanted = 1
         self._looked = self._sure = not program.doubtful
+        batches = program.batches
+        self._collator = None if batches is None else Collator(batches)
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
         self._leaving = threading.Lock()
@@ -147,14 +155,16 @@ class Worker:
         with self._receiving:
             task = self._end.receive()
             sink = self._open(task) if isinstance(task, Task) else None
+            if isinstance(task, Task) and task.returned and self._collator:
+                self._collator.take_back(task.returned)
         if task is None:
             return False
         if isinstance(task, int):
             self._widen(task)
             return True
         hand.begin(task.number)
-        outcome = self._do(task, sink, random, hand)
-        self._reply(task, outcome)
+        outcome, descriptors = self._do(task, sink, random, hand)
+        self._reply(task, outcome, descriptors)
         hand.end()
         if not self._looked:
             self._looked, self._sure = True, unshared(self._program) is None
@@ -190,20 +200,29 @@ class Worker:
 
     def _do(
         self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: LaneStatus
-    ) -> Outcome:
+    ) -> tuple[Outcome, tuple[int, ...]]:
+        """Return what came of a task, and descriptors to be sent with it."""
+        descriptors: tuple[int, ...] = ()
         packed = task.inputs
-        inputs = None if packed is None else pickle.loads(packed)  # noqa: S301 our own
+        inputs = None if packed is None else loads(packed)
         outcome = self._program.run(task.chunk, inputs, sink, random, hand)
         if sink is not None and sink.kept is not None:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
+            if task.batch is not None and self._collator is not None:
+                hand.begin(task.number)  # no row is to blame for what follows
+                descriptors = self._collator.collate(
+                    *task.batch, task.chunk, outcome, alone=self._lanes == 1
+                )
         outcome.failures = [
             replace(failure, error=travel(failure.error))
             for failure in outcome.failures
         ]
-        return outcome
+        return outcome, descriptors
 
-    def _reply(self, task: Task, outcome: Outcome) -> None:
+    def _reply(
+        self, task: Task, outcome: Outcome, descriptors: tuple[int, ...]
+    ) -> None:
         """Send an outcome; samples that cannot be pickled are failures of their row."""
         try:
             packed = dumps((task.number, outcome))
@@ -211,7 +230,7 @@ class Worker:
             failed = unsendable(self._program, task.chunk, outcome, error)
             packed = dumps((task.number, failed))
         with self._sending:
-            self._end.send_packed(packed)
+            self._end.send_packed(packed, descriptors)
 
 
 def unsendable(

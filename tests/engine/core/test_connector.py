@@ -142,7 +142,7 @@ def sleeping(connector: Connector) -> Iterator[Taker]:
         yield taker
     finally:
         taker.retiring = True
-        connector.wake_all()
+        connector.engine_lock.notify(connector.segment)
         taker.join(JOIN_S)
 
 
@@ -201,7 +201,7 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
     lease = site.lease(0)
     with sleeping(site.connectors[at]) as taker:
         taker.retiring = True
-        site.connectors[at].wake_all()
+        site.connectors[at].engine_lock.notify(at)
         assert taker.result() is Signal.RETIRE
     assert lease in site.core.leases
 

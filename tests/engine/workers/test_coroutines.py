@@ -110,7 +110,7 @@ def test_a_wake_up_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
         before = here.connector.tries
         for _ in range(10):
             here.connector.expect(1)
-            here.connector.wake_all()
+            here.connector.engine_lock.notify(here.connector.segment)
             assert here.connector.there.wait(SOON_S)
         late = 1  # the resize's, where the loop had begun to staff before it
         assert here.connector.tries <= before + 10 + late

@@ -1,0 +1,89 @@
+"""In a worker process: the user's `collate_fn`, and batches that leave it.
+
+A worker that has made all rows of a batch collates them, as torch's workers do. The
+arrays of the batch cross in slabs that are this process's own: see handover.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from operator import attrgetter
+
+from ...batch.buffer import Buffers, FailedBatch, Gathered
+from ...core.chunk import Chunk, Outcome
+from ...plan import BatchPlan
+from ...program.seeding import SeededCalls
+from .handover import Packer, Returned, travel
+from .slabs import SlabPool
+
+KEEP = 40
+"""Slabs that the trainer may hold, those of batches it has not taken yet included."""
+
+
+class Collator:
+    """Collates batches, one at a time, whichever lane has made the rows.
+
+    Args:
+        buffers: how batches are made.
+    """
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._packer = Packer(SlabPool(KEEP))
+        self._calls = SeededCalls(buffers.collate)
+        # Held until the batch is packed: a collate_fn may use its buffer again.
+        self._collating = threading.Lock()
+
+    def take_back(self, returned: Returned) -> None:
+        """Write again what the trainer has let go of."""
+        self._packer.take_back(returned)
+
+    def collate(
+        self,
+        plan: BatchPlan,
+        seed: int,
+        chunk: Chunk,
+        outcome: Outcome,
+        *,
+        alone: bool,
+    ) -> tuple[int, ...]:
+        """Make a batch of the outputs; return descriptors to be sent with it.
+
+        What cannot be sent is left as it was: the trainer makes the batch then.
+
+        Args:
+            plan: of the batch.
+            seed: what keys its draws, beside its epoch and number.
+            chunk: all its rows.
+            outcome: what came of them; has the batch instead of the rows afterwards.
+            alone: whether no other lane may draw meanwhile.
+        """
+        failures = tuple(sorted(outcome.failures, key=attrgetter("row")))
+        if self._buffers.failed(failures, plan) is not None:
+            outcome.outputs = outcome.offsets = None  # nobody asks for the others
+            return ()
+        start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        samples, offsets = outcome.outputs or [], outcome.offsets or []
+        buffer = self._buffers.of(plan)
+        buffer.place(offsets, samples)
+        gathered = Gathered(buffer, plan, chunk.indices, failures)
+        descriptors: tuple[int, ...] = ()
+        with self._collating:
+            made = self._calls.call(
+                gathered.collate, seed, plan.epoch, plan.batch, alone=alone
+            )
+            if isinstance(made, FailedBatch):
+                outcome.made = FailedBatch(travel(made.error))
+            else:
+                try:
+                    outcome.made, descriptors = self._packer.pack(made.data)
+                except Exception:  # noqa: BLE001 whatever pickling the user's raises
+                    return ()
+                outcome.nbytes = max(self._packer.nbytes, len(outcome.made.body))
+        outcome.outputs = outcome.offsets = None
+        run_ns = time.perf_counter_ns() - start_ns
+        outcome.run_ns += run_ns
+        outcome.cpu_ns += time.thread_time_ns() - cpu_ns
+        outcome.parts = (*outcome.parts[:-1], (run_ns, 0))
+        return descriptors

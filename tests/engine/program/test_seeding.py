@@ -1,0 +1,98 @@
+"""What draws from the global generators is noticed, and put back to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+# The global generators are what this is about.
+# ruff: noqa: NPY002
+from penstock.engine.program.seeding import SeededCalls, Undrawn, place
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "a float of random": random.random,
+    "bits of random": lambda: random.getrandbits(1),
+    "a shuffle": lambda: random.shuffle([1, 2, 3]),
+    "a float of numpy": np.random.rand,
+    "two normals of numpy": lambda: np.random.randn(2),
+    "a normal of random": lambda: random.gauss(0.0, 1.0),
+    "a permutation of numpy": lambda: np.random.permutation(5),
+    "a float of torch": lambda: torch.rand(()),
+    "an int of torch": lambda: torch.randint(9, (1,)),
+    "many of torch": lambda: torch.randn(1000),
+}
+
+
+def next_ones() -> tuple[object, ...]:
+    return random.gauss(0.0, 1.0), float(np.random.randn()), torch.rand(3).tolist()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+@pytest.mark.parametrize("draw", list(DRAWS))
+def test_every_draw_moves_the_place(draw: str) -> None:
+    before = place()
+    assert place() == before
+    for _ in range(700):  # once around the words of a Mersenne Twister, and more
+        DRAWS[draw]()
+        now = place()
+        assert now != before
+        before = now
+
+
+DRAWS["a normal of numpy"] = np.random.randn  # every second one moves nothing
+
+
+@given(
+    st.lists(st.sampled_from(sorted(DRAWS)), max_size=5),
+    st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=5),
+)
+def test_what_was_drawn_is_put_back(trainers: list[str], datas: list[str]) -> None:
+    undrawn = Undrawn()
+    for draw in trainers:
+        DRAWS[draw]()
+    undrawn.look()
+    assert not undrawn.drawn
+    expected = next_ones()
+    assert undrawn.drawn
+    undrawn.put_back()
+    undrawn.look()
+    for draw in datas:
+        DRAWS[draw]()
+    assert undrawn.drawn
+    undrawn.put_back()
+    assert next_ones() == expected
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6))
+def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
+    draws: list[bool],
+) -> None:
+    def run(*, seeded: bool) -> tuple[list[float], tuple[object, ...]]:
+        random.seed(5)
+        calls = SeededCalls(None)
+        made = []
+        for number, drawing in enumerate(draws):
+            if not seeded:
+                random.random()  # what the trainer draws changes nothing
+            make = random.random if drawing else lambda: 0.0
+            made.append(calls.call(make, 7, number))
+        return made, next_ones()[:1]
+
+    made, after = run(seeded=True)
+    assert run(seeded=False)[0] == made
+    random.seed(5)
+    assert after == next_ones()[:1]
+    drawn = [one for one, drawing in zip(made, draws, strict=True) if drawing]
+    assert len(set(drawn)) == len(drawn)

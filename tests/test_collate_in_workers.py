@@ -1,0 +1,159 @@
+"""A collate_fn that keeps nothing runs in the worker processes that were asked for."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+import penstock as ps
+
+LENGTH = 120
+
+
+class Ragged:
+    """Token ids of many lengths; a sample may fail, or end its process once."""
+
+    def __init__(
+        self, bad: frozenset[int] = frozenset(), dies: Path | None = None
+    ) -> None:
+        self.bad, self.dies = bad, dies
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in self.bad:
+            raise KeyError(index)
+        if self.dies is not None and index == LENGTH // 2 and not self.dies.exists():
+            self.dies.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"ids": list(range(index % 7 + 1)), "label": index}
+
+
+def padded(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    longest = max(len(row["ids"]) for row in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for at, row in enumerate(rows):
+        ids[at, : len(row["ids"])] = torch.tensor(row["ids"])
+    labels = np.array([row["label"] for row in rows])
+    return {"ids": ids, "labels": labels, "process": os.getpid()}
+
+
+def drawing(rows: list[dict[str, Any]]) -> tuple[list[int], float, float, float]:
+    labels = [row["label"] for row in rows]
+    return labels, random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["tuned", "seeded"])
+def _tuned(request: pytest.FixtureRequest) -> Iterator[None]:
+    ps.set_enable_autotune(request.param)
+    yield
+    ps.set_enable_autotune(False)
+
+
+def loader(data: Any, collate: Any, workers: int = 2, **options: Any) -> Any:
+    return ps.DataLoader(
+        data,
+        4,
+        collate_fn=collate,
+        num_workers=workers,
+        sample_seeding=True,
+        **options,
+    )
+
+
+def without_process(batch: dict[str, Any]) -> list[Any]:
+    return [batch["ids"].tolist(), batch["labels"].tolist()]
+
+
+def test_batches_are_torchs_made_elsewhere_and_stay_as_they_were() -> None:
+    torchs = torch.utils.data.DataLoader(Ragged(), 4, collate_fn=padded)
+    expected = [without_process(batch) for batch in torchs]
+    kept = list(loader(Ragged(), padded))  # all of them: none is written again
+    assert [without_process(batch) for batch in kept] == expected
+    # The trainer makes the first, to see that the collate_fn keeps nothing.
+    assert kept[0]["process"] == os.getpid()
+    assert os.getpid() not in {batch["process"] for batch in kept[20:]}
+
+
+def test_draws_of_a_batch_are_its_own_for_any_number_of_workers() -> None:
+    found = []
+    for workers in (0, 1, 2):
+        torch.manual_seed(1)
+        found.append([list(loader(Ragged(), drawing, workers)), float(torch.rand(()))])
+    assert found[0] == found[1] == found[2]
+    assert len({batch[1:] for batch in found[0][0]}) == LENGTH // 4
+
+
+def test_a_killed_worker_changes_no_batch(tmp_path: Path) -> None:
+    found = list(loader(Ragged(dies=tmp_path / "died"), padded))
+    expected = list(loader(Ragged(), padded, workers=0))
+    assert list(map(without_process, found)) == list(map(without_process, expected))
+
+
+def test_what_it_raises_is_raised_when_its_batch_is_due() -> None:
+    def stacked(rows: list[dict[str, Any]]) -> torch.Tensor:
+        if rows[0]["label"] == 88:
+            raise RuntimeError("88")
+        return torch.tensor([row["label"] for row in rows])
+
+    loop = iter(loader(Ragged(), stacked))
+    before = [next(loop).tolist() for _ in range(22)]
+    assert before[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(RuntimeError, match="88") as caught:
+        next(loop)
+    assert "in the collate_fn of Batch(ID:1)" in "".join(caught.value.__notes__)
+    assert next(loop).tolist() == [92, 93, 94, 95]
+
+
+def test_a_sample_that_fails_is_the_error_of_its_batch() -> None:
+    loop = iter(loader(Ragged(frozenset([85])), padded))
+    for _ in range(21):
+        next(loop)
+    with pytest.raises(KeyError, match="85") as caught:
+        next(loop)
+    assert "sample index 85" in "".join(caught.value.__notes__)
+    assert next(loop)["labels"].tolist() == [88, 89, 90, 91]
+
+
+@pytest.mark.parametrize("bad", [[85], [84, 85, 86], [1, 119]])
+def test_substitutes_are_those_that_the_trainer_takes(bad: list[int]) -> None:
+    def labels(executor: Any) -> list[Any]:
+        data = Ragged(frozenset(bad))
+        pipe = ps.Pipeline.from_dataset(data, executor=executor)
+        options: Any = {"on_error": "substitute", "error_budget": 0.5}
+        with pipe.batch(4, collate_fn=padded, **options) as pipe:
+            return list(map(without_process, pipe))
+
+    assert labels("process") == labels("inline")
+
+
+def test_a_batch_that_cannot_be_sent_is_collated_in_the_trainer() -> None:
+    def closed(rows: list[dict[str, Any]]) -> Any:
+        return lambda: [row["label"] for row in rows]
+
+    found = [batch() for batch in loader(Ragged(), closed)]
+    assert found == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
+
+
+def test_one_that_counts_is_called_by_the_trainer_batch_after_batch() -> None:
+    class Counting:
+        calls = 0
+
+        def __call__(self, rows: list[dict[str, Any]]) -> int:
+            self.calls += 1
+            return self.calls
+
+    collate = Counting()
+    counted = list(loader(Ragged(), collate))
+    assert counted == list(range(1, LENGTH // 4 + 1))
+    assert collate.calls == LENGTH // 4

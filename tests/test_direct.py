@@ -1,0 +1,152 @@
+"""Where nobody asked for workers, the trainer makes the batches as torch does."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.engine.host.direct import DirectHost
+
+LENGTH = 40
+
+
+class Rows:
+    """Rows of a table, some of which draw."""
+
+    def __init__(self, draw: Callable[[], float] | None = None, every: int = 1) -> None:
+        self.table = np.arange(LENGTH * 3, dtype=np.float32).reshape(LENGTH, 3)
+        self.draw, self.every = draw, every
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        drawn = self.draw() if self.draw and index % self.every == 0 else 0.0
+        return self.table[index], self.table[index, 0], index, drawn
+
+
+def plain(batches: Any) -> list[Any]:
+    return [[column.tolist() for column in batch] for batch in batches]
+
+
+@pytest.fixture(autouse=True)
+def _tuned() -> Iterator[None]:
+    ps.set_enable_autotune(True)
+    yield
+    ps.set_enable_autotune(False)
+
+
+def knob(loader: Any) -> Any:
+    """Return the knob of the executor, once there is one."""
+    knobs = loader._slot.run.run.knobs()  # noqa: SLF001
+    return next((each for each in knobs if each.name == "executor"), None)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    moves=st.lists(st.sampled_from(["inline", "process", None]), max_size=6),
+    draws=st.sampled_from([None, "all", "late"]),
+)
+def test_a_move_to_workers_and_back_changes_no_batch(
+    moves: list[str | None], draws: str | None
+) -> None:
+    def loader() -> Any:
+        every = 1 if draws == "all" else 17
+        data = Rows(random.random if draws else None, every)
+        generator = torch.Generator().manual_seed(3)
+        return ps.DataLoader(data, 3, shuffle=True, generator=generator)
+
+    torch.manual_seed(1)
+    expected = plain(loader())
+    torch.manual_seed(1)
+    found, moving = [], loader()
+    for step, batch in enumerate(moving):
+        found += plain([batch])
+        asked = moves[step // 2] if step // 2 < len(moves) else None
+        if asked is not None and (turned := knob(moving)) is not None:
+            turned.set(asked)
+    assert found == expected
+
+
+def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
+    with ps.Pipeline.from_dataset(Rows()).batch(2) as pipe:
+        seen = []
+        for step, _ in enumerate(pipe):
+            assert pipe._slot.run is not None  # noqa: SLF001
+            host = pipe._slot.run.run.host  # noqa: SLF001
+            seen.append(isinstance(host, DirectHost))
+            if step in (5, 12):
+                knob(pipe).set({5: "process", 12: "inline"}[step])
+    assert seen[0]  # on a busy machine it may soon find that threads would pay
+    assert seen[6:] == [*[False] * 7, *[True] * 7]
+
+
+class Watching:
+    """A sampler that chooses by what the trainer has done so far."""
+
+    def __init__(self) -> None:
+        self.chosen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(10):
+            yield self.chosen
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.01], ids=["fast", "slow"])
+@pytest.mark.parametrize("face", [torch.utils.data.DataLoader, ps.DataLoader])
+def test_a_sampler_may_watch_the_trainer(face: Any, wait_s: float) -> None:
+    class Waiting(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, ...]:
+            time.sleep(wait_s)  # workers would pay
+            return super().__getitem__(index)
+
+    sampler = Watching()
+    found = []
+    for step, batch in enumerate(face(Waiting(), 1, sampler=sampler)):
+        found.append(int(batch[2]))
+        sampler.chosen = step + 1
+    assert found == list(range(10))
+
+
+def test_the_trainer_pays_for_what_it_makes_and_the_report_says_so() -> None:
+    source = ps.Pipeline.from_dataset(Rows(), executor="inline")
+    with source.batch(4, collate_fn=torch.utils.data.default_collate) as pipe:
+        list(pipe)
+        stats = pipe.stats()
+    assert stats is not None
+    (segment,) = stats.segments
+    assert segment.executor == "inline"
+    assert segment.total.rows == LENGTH
+    assert 0 < segment.total.run_s <= stats.trainer.wait_s
+    assert [name.split("(")[0] for name in segment.names] == ["Dataset", "Batch"]
+    assert sum(part.run_s for part in segment.parts) == pytest.approx(
+        segment.total.run_s
+    )
+
+
+def test_a_sample_that_fails_is_named_and_the_loop_goes_on_behind_its_batch() -> None:
+    class Failing(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, ...]:
+            if index == 9:
+                raise ValueError("nine")
+            return super().__getitem__(index)
+
+    loop = iter(ps.DataLoader(Failing(), 4))
+    next(loop), next(loop)
+    with pytest.raises(ValueError, match="nine") as caught:
+        next(loop)
+    assert "sample index 9" in "".join(caught.value.__notes__)
+    assert next(loop)[2].tolist() == [12, 13, 14, 15]
