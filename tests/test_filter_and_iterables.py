@@ -206,6 +206,6 @@ def test_an_empty_iterable_gives_empty_epochs() -> None:
 @pytest.mark.parametrize("stage", ["shuffle", "repeat", "select"])
 def test_what_needs_an_index_is_refused_after_an_iterable(stage: str) -> None:
     pipe = ps.Pipeline.from_dataset(Counting(10))
-    argument: Any = [1] if stage == "select" else 2
+    arguments: dict[str, tuple[Any, ...]] = {"repeat": (2,), "select": ([1],)}
     with pytest.raises(ps.SpecError, match=f"{stage}.*needs samples with an index"):
-        getattr(pipe, stage)(argument)
+        getattr(pipe, stage)(*arguments.get(stage, ()))
