@@ -94,6 +94,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
     monkeypatch.setattr(Kinds, "other_executor", lambda *_: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
+    monkeypatch.setattr(Kinds, "alone", lambda *_: ())
 
 
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")

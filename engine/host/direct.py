@@ -48,8 +48,6 @@ LONG_NS = 1_000_000
 """From which the CPU clock is read for every batch."""
 SOME = 64
 """Of short batches it is read for one in so many."""
-FEW = 4
-"""Rows that are sooner collated by torch than written into a layout."""
 
 
 class Meter:
@@ -255,11 +253,11 @@ class DrawnMaker:
             return self._by(self._collate, plan, indices, samples)
 
     def _default(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
-        """Collate as torch's default does; into a known layout, if they are many."""
+        """Collate as torch's default does, into a layout that is known."""
         if not self._learned:
             self._layout, self._learned = learn(samples[0]), True
         layout, rows = self._layout, len(samples)
-        if layout is not None and rows > FEW:
+        if layout is not None:
             memory = layout.open(rows, heap(layout, rows)[1])
             try:
                 write_rows(layout, memory, range(rows), samples)
@@ -491,11 +489,11 @@ class DirectHost:
         """Say why workers would make other samples; empty: nothing that was seen."""
         if self._maker.drew and not isinstance(self._plan, DrawnPlan):
             return DREW
-        path = changed(self._samplers_before, self._samplers)
-        if path is not None:
-            return WATCHES.format(path)
         path = changed(self._before, self.segment.subjects)
-        return "" if path is None else CHANGES.format(path)
+        if path is not None:
+            return CHANGES.format(path)
+        path = changed(self._samplers_before, self._samplers)
+        return "" if path is None else WATCHES.format(path)
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Remember where it goes, or why it stays."""

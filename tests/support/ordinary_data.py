@@ -56,6 +56,9 @@ DRAWN = 1000.0
 NOT_DRAWN = 999.0
 RAISED = "raised"
 TRAINERS = "the trainer draws"
+# Torch's loader waits so many seconds for kept workers to leave; some of them do not.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # type: ignore[attr-defined] # noqa: SLF001
+
 MANY = 1000
 """Batches after which a loop is without end."""
 
