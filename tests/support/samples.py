@@ -176,5 +176,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor, in the order of its elements."""
-    flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    # Not by contiguous(): to that a lone element is in order, whatever its stride.
+    whole = tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+    flat = whole.reshape(-1)
     return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
