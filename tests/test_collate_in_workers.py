@@ -16,6 +16,7 @@ import torch.utils.data
 
 import penstock as ps
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 LENGTH = 120
 
 
