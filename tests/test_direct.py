@@ -85,10 +85,10 @@ def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
             assert pipe._slot.run is not None  # noqa: SLF001
             host = pipe._slot.run.run.host  # noqa: SLF001
             seen.append(isinstance(host, DirectHost))
-            if step in (5, 12):
-                knob(pipe).set({5: "process", 12: "inline"}[step])
+            if step in (5, 9, 14):
+                knob(pipe).set("inline" if step == 9 else "process")
     assert seen[0]  # on a busy machine it may soon find that threads would pay
-    assert seen[6:] == [*[False] * 7, *[True] * 7]
+    assert seen[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
 
 
 class Watching:
@@ -150,3 +150,21 @@ def test_a_sample_that_fails_is_named_and_the_loop_goes_on_behind_its_batch() ->
         next(loop)
     assert "sample index 9" in "".join(caught.value.__notes__)
     assert next(loop)[2].tolist() == [12, 13, 14, 15]
+
+
+def slow(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    time.sleep(0.001)
+    return row
+
+
+def test_each_stage_that_the_trainer_works_on_has_its_own_time() -> None:
+    source = ps.Pipeline.from_dataset(Rows(), executor="inline")
+    with source.map(slow, executor="inline").batch(4) as pipe:
+        list(pipe)
+        stats = pipe.stats()
+    assert stats is not None
+    (segment,) = stats.segments
+    assert [name.split("(")[0] for name in segment.names] == ["Dataset", "Map", "Batch"]
+    read, mapped, collated = (part.run_s for part in segment.parts)
+    assert mapped > LENGTH * 0.001
+    assert read < mapped > collated

@@ -20,7 +20,7 @@ from ..batch.buffer import Collate, FailedBatch, Finished, Gathered, heap
 from ..batch.layout import Layout, Misfit, learn, size_of, write_rows
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Failure, InFlightBatch
-from ..core.metrics import GaugeReading, PartReading, WorkerReading
+from ..core.metrics import GaugeReading, PartReading, PartsMeter, WorkerReading
 from ..feed import Delivery, PlannedFeed
 from ..movable import CHANGES, DREW, WATCHES, changed, snapshot
 from ..observe.knob import Knob
@@ -63,7 +63,9 @@ class Meter:
     small batch. So it is read for batches that are long, and for a few of the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, operations: int = 1) -> None:
+        self.parts = PartsMeter(operations)
+        """Of each operation, where there are several."""
         self._born_ns = time.perf_counter_ns()
         self.batches = self.rows = self._run_ns = self._collate_ns = 0
         self._clocked_ns = self._cpu_ns = 0
@@ -117,15 +119,17 @@ class Meter:
         return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self._run_ns)))
 
     def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
-        """Return the totals: of all, and of making samples and of collating them."""
+        """Return the totals: of all, of each operation, and of collating."""
         rows, run_s = self.rows, self._run_ns / 1e9
         collate_s = min(self._collate_ns / 1e9, run_s)
         alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
         cpu_s = run_s * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
         nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
         work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
-        made = PartReading(rows, run_s - collate_s, nbytes)
-        return work, (made, PartReading(rows, collate_s, nbytes))
+        made = self.parts.read()
+        if len(made) == 1:  # what it takes is what all of it takes
+            made = (PartReading(rows, run_s - collate_s, nbytes),)
+        return work, (*made, PartReading(rows, collate_s, nbytes))
 
 
 class Maker(Protocol):
@@ -382,6 +386,8 @@ class PlannedMaker:
                 raise failure.error
         in_flight.failures += outcome.failures
         outcome.failures.clear()
+        if outcome.parts:
+            self._meter.parts.add(outcome.parts, outcome.done)
         self._meter.collating()
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
@@ -418,16 +424,17 @@ class DirectHost:
         self._closed = False
         (self.segment,) = recipe.segments
         self._plan, self._trainer = recipe.plan, trainer
-        self._meter = Meter()
+        self._meter = Meter(len(self.segment.program.operations))
         drawn = isinstance(recipe.plan, DrawnPlan)
         make: Callable[[Recipe, Cursor, Meter], Maker]
         make = DrawnMaker if drawn else PlannedMaker
         self._maker = make(recipe, cursor, self._meter)
-        self._collates = recipe.buffers.stage
+        operations = self.segment.program.operations
+        self._stages = *(each.stage for each in operations), recipe.buffers.stage
         self._batch_rows = 0
         self.undecided = self.segment.executor == "auto"
         """Whether it is still to be seen if workers would pay."""
-        self._before = snapshot(self.segment.subjects) if self.undecided else {}
+        self._before = snapshot(self.segment.subjects)
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
         plan = recipe.plan
@@ -515,8 +522,8 @@ class DirectHost:
             0.0,
             tuple(self.moves),
             parts=parts,
-            names=(segment.program.operations[0].stage, self._collates),
-            storable=(*segment.storable[:1], None),
+            names=self._stages,
+            storable=(*segment.storable, None),
         )
         return Reading(
             time.perf_counter_ns() / 1e9,
