@@ -207,9 +207,24 @@ def imported(
     found = [release(each) for each in modules]
     if None not in found:
         return {text: repr(found)}
-    scratch = {name: space.get(name) for name in ("__name__", "__package__")}
     try:
-        exec(text, scratch)  # noqa: S102 - what the function will do
+        return dict(bound_by(node, space.get("__package__")))
     except Exception:  # noqa: BLE001 - it fails when it runs, too, or is caught there
         return {text: "cannot be imported"}
-    return {name: scratch[name] for name in scratch.keys() - OF_A_MODULE}
+
+
+def bound_by(
+    node: ast.Import | ast.ImportFrom, package: str | None
+) -> Iterator[tuple[str, Any]]:
+    """Import as the statement does; yield the names it binds, and what to."""
+    if isinstance(node, ast.Import):
+        for each in node.names:
+            module = importlib.import_module(each.name)
+            root = each.name.partition(".")[0]
+            yield each.asname or root, module if each.asname else sys.modules[root]
+        return
+    module = importlib.import_module("." * node.level + (node.module or ""), package)
+    for each in node.names:
+        if not hasattr(module, each.name):  # a submodule that nobody has loaded
+            importlib.import_module(f"{module.__name__}.{each.name}")
+        yield each.asname or each.name, getattr(module, each.name)
