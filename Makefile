@@ -23,6 +23,8 @@ endif
 
 # Tests that do not disturb each other run side by side; `serial` ones follow, alone.
 BESIDE := -n 3 --dist worksteal
+# A slow test may compute for minutes. Python's dump of a thread that runs meanwhile can crash.
+PATIENTLY := -o timeout=1200 -o faulthandler_timeout=0
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
 .PHONY: help demo check test test-all lint clean
@@ -44,7 +46,7 @@ test: lint
 
 test-all: lint $(FRAMEWORKS)
 	@echo "tests: all, one after the other"
-	@$(RUN) pytest -m "" $(ARGS)
+	@$(RUN) pytest -m "" $(PATIENTLY) $(ARGS)
 
 lint: $(STAMP) .types/penstock
 	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports"
