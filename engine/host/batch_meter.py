@@ -1,0 +1,97 @@
+"""Measures a trainer that makes its own batches."""
+
+from __future__ import annotations
+
+import time
+
+from ..core.metrics import PartReading, PartsMeter, WorkerReading
+from ..observe.observation import ratio
+
+__all__ = ["BatchMeter"]
+
+LONG_NS = 1_000_000
+"""From which the CPU clock is read for every batch."""
+SOME = 64
+"""Of short batches it is read for one in so many."""
+
+
+class BatchMeter:
+    """What the making of batches takes. Written by the trainer's thread alone.
+
+        meter.begin()
+        ...                     # make the samples
+        meter.collating()
+        ...                     # collate them
+        meter.end(rows)
+
+    The CPU clock of a thread is a call of the system, which may take longer than a
+    small batch. So it is read for batches that are long, and for a few of the others.
+    """
+
+    def __init__(self, operations: int = 1) -> None:
+        self.parts = PartsMeter(operations)
+        """Of each operation, where there are several."""
+        self._born_ns = time.perf_counter_ns()
+        self.batches = self.rows = self._run_ns = self._collate_ns = 0
+        self._clocked_ns = self._cpu_ns = 0
+        """Of the batches that the CPU clock was read for."""
+        self._begun_ns = self._made_ns = self._begun_cpu_ns = 0
+        self._last_ns = LONG_NS
+        self._cold = self._slowest = (0, 0)
+        """Rows and nanoseconds of the first batch, and of the slowest of the others."""
+        self.sample_bytes = 0
+        self.usual_ns = 0
+        """Of a sample: the median of the first batch; 0 where that is not known."""
+
+    def begin(self) -> None:
+        """A batch is begun."""
+        clocked = self._last_ns >= LONG_NS or self.batches % SOME == 0
+        self._begun_cpu_ns = time.thread_time_ns() if clocked else 0
+        self._begun_ns = time.perf_counter_ns()
+
+    def collating(self) -> None:
+        """Its samples are made."""
+        self._made_ns = time.perf_counter_ns()
+
+    def end(self, rows: int) -> None:
+        """It is made."""
+        now_ns = time.perf_counter_ns()
+        run_ns = self._last_ns = now_ns - self._begun_ns
+        if self._begun_cpu_ns:
+            self._cpu_ns += time.thread_time_ns() - self._begun_cpu_ns
+            self._clocked_ns += run_ns
+        if self.batches == 0:
+            self._cold = rows, run_ns
+        elif run_ns > self._slowest[1]:
+            self._slowest = rows, run_ns
+        self.batches += 1
+        self.rows += rows
+        self._run_ns += run_ns
+        self._collate_ns += now_ns - self._made_ns
+
+    @property
+    def tally(self) -> tuple[int, int]:
+        """Rows and nanoseconds, without the first batch, and the slowest of others."""
+        (cold, cold_ns), (slow, slow_ns) = self._cold, self._slowest
+        if self.batches <= 2:
+            slow = slow_ns = 0
+        return self.rows - cold - slow, self._run_ns - cold_ns - slow_ns
+
+    @property
+    def samples_tally(self) -> tuple[int, int]:
+        """The same of making samples alone."""
+        rows, run_ns = self.tally
+        return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self._run_ns)))
+
+    def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
+        """Return the totals: of all, of each operation, and of collating."""
+        rows, run_s = self.rows, self._run_ns / 1e9
+        collate_s = min(self._collate_ns / 1e9, run_s)
+        alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
+        cpu_s = run_s * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
+        nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
+        work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
+        made = self.parts.read()
+        if len(made) == 1:  # what it takes is what all of it takes
+            made = (PartReading(rows, run_s - collate_s, nbytes),)
+        return work, (*made, PartReading(rows, collate_s, nbytes))

@@ -1,0 +1,302 @@
+"""Making batches in the trainer's own thread: as torch's samplers draw them, or a plan.
+
+There is no queue, no lock and no thread here, and nothing is made ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import default_collate
+
+from ...errors import add_note
+from ..batch.buffer import Collate, FailedBatch, Finished, Gathered, heap
+from ..batch.layout import Layout, Misfit, learn, size_of, write_rows
+from ..core.chunk import Failure, InFlightBatch
+from ..feed import Delivery, PlannedFeed
+from ..movable import snapshot
+from ..plan import BatchPlan, Cursor, DrawnPlan
+from ..program.randomness import SampleRandom
+from ..program.seeding import (
+    SeededCalls,
+    SeededRead,
+    Undrawn,
+    keeps,
+    mixed,
+    seed_global_generators,
+    seeded_by,
+    undisturbed,
+)
+from ..recipe import Recipe
+from .batch_meter import BatchMeter
+
+__all__ = ["DrawnMaker", "Maker", "PlannedMaker"]
+
+
+class Maker(Protocol):
+    """Makes one batch after the other."""
+
+    drew: bool
+    """Whether a sample drew from a global generator."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        ...
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at `cursor`."""
+        ...
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch; None at its end."""
+        ...
+
+
+class DrawnMaker:
+    """Makes the batches that torch's samplers draw, as torch makes them.
+
+    Each sample of what draws from the global generators has a seed of its own, and so
+    has each batch of a `collate_fn` that draws: the bytes are those that workers make,
+    and the trainer's own draws are undisturbed. Both are found out by the first batch.
+    """
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        plan = recipe.plan
+        assert isinstance(plan, DrawnPlan)
+        (read,) = recipe.segments[0].program.operations
+        assert isinstance(read, SeededRead)
+        self._plan, self._read, self._buffers = plan, read, recipe.buffers
+        self._collate = recipe.buffers.collate
+        self._meter = meter
+        self._start = cursor
+        self._last: BatchPlan | None = None
+        self._undrawn = Undrawn()
+        self._layout: Layout | None = None
+        self._learned = False
+        self.drew = bool(read.seeds)
+        self._sure = False
+        """Whether one batch has shown what draws."""
+        self._once = False
+        """Whether a sample made twice is another, as what it is made from changes."""
+        self._collate_draws = False
+        plan.ahead = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        last = self._last
+        return self._start if last is None else self._plan.cursor_after(last)
+
+    def begin(self, cursor: Cursor) -> None:
+        self._start, self._last = cursor, None
+
+    def next(self) -> Delivery | None:
+        last = self._last
+        step = self._start.step if last is None else last.step + 1
+        drawn = self._plan.take(step)
+        if drawn is None:
+            return None
+        plan, indices = drawn
+        self._last = plan  # one that raises counts
+        if not self._sure:
+            return Delivery(self._first(plan, indices), plan)
+        undrawn = self._undrawn
+        if not self.drew and not self._once:
+            undrawn.look()
+            meter = self._meter
+            meter.begin()
+            samples = self._samples(plan, indices)
+            if not undrawn.drawn:
+                meter.collating()
+                data = self._collated(plan, indices, samples)
+                meter.end(len(indices))
+                return Delivery(data, plan)
+            self.drew = self._read.seeds = True
+            undrawn.put_back()
+        with undisturbed():
+            make = self._seeded if self.drew else self._fenced
+            return Delivery(make(plan, indices), plan)
+
+    def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        """Make the first batch, seeded: see what draws, and what may be made twice."""
+        data = self._read.start.dataset
+        before = snapshot([data]), snapshot([self._collate])
+        with undisturbed():
+            made = self._seeded(plan, indices)
+        self._once = keeps(data, before[0])
+        self._collate_draws = self._collate_draws or keeps(self._collate, before[1])
+        self._read.seeds = self.drew or self._read.seeds
+        self._sure = True
+        return made
+
+    def _samples(self, plan: BatchPlan, indices: list[Any]) -> list[Any]:
+        """Ask the data set for them, as torch does."""
+        get, get_many = self._read.get, self._read.get_many
+        if get_many:
+            return list(get_many(indices))
+        at: Any = None
+        try:
+            return [get(at := index) for index in indices]
+        except Exception as error:
+            failure = Failure(error, self._read.stage, at, indices.index(at))
+            failure.annotated(plan.epoch, plan.step)
+            raise
+
+    def _collated(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
+        """Collate samples that drew nothing; what collate_fn draws is seeded."""
+        if self._collate is None:
+            return self._default(plan, indices, samples)
+        if not self._collate_draws:
+            undrawn = self._undrawn
+            data = self._by(self._collate, plan, indices, samples)
+            if not undrawn.drawn:
+                return data
+            self._collate_draws = True
+            undrawn.put_back()
+            samples = self._samples(plan, indices)  # it may have changed them
+        with seeded_by(self._plan.seed, plan.epoch, plan.batch):
+            return self._by(self._collate, plan, indices, samples)
+
+    def _default(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
+        """Collate as torch's default does, into a layout that is known."""
+        if not self._learned:
+            self._layout, self._learned = learn(samples[0]), True
+        layout, rows = self._layout, len(samples)
+        if layout is not None:
+            memory = layout.open(rows, heap(layout, rows)[1])
+            try:
+                write_rows(layout, memory, range(rows), samples)
+            except Misfit:
+                pass
+            else:
+                return layout.seal(memory)
+        return self._by(default_collate, plan, indices, samples)
+
+    def _by(
+        self, collate: Collate, plan: BatchPlan, indices: list[Any], samples: list[Any]
+    ) -> Any:
+        """Collate; an error has a note that names the odd samples."""
+        try:
+            return collate(samples)
+        except Exception as error:
+            buffer = self._buffers.of(plan)
+            buffer.open(None)
+            buffer.place(range(len(samples)), samples)
+            add_note(error, buffer.blame(plan, indices))
+            raise
+
+    def _seeded(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        """Make a batch, each sample under its own seed; note what draws."""
+        meter = self._meter
+        meter.begin()
+        undrawn, samples, times_ns = Undrawn(), [], []
+        for index, seed in zip(indices, self._plan.seeds(plan), strict=True):
+            seed_global_generators(seed)
+            if not self.drew:
+                undrawn.look()
+            begun_ns = time.perf_counter_ns()
+            samples += self._samples(plan, [index])
+            times_ns.append(time.perf_counter_ns() - begun_ns)
+            self.drew = self.drew or undrawn.drawn
+        meter.usual_ns = sorted(times_ns)[len(times_ns) // 2]
+        meter.sample_bytes = size_of(samples[0])
+        return self._seeded_batch(plan, indices, samples)
+
+    def _fenced(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        """Make a batch of what is not to be made twice, under one seed."""
+        self._meter.begin()
+        seed_global_generators(self._plan.seeds(plan)[0])
+        undrawn = Undrawn()
+        undrawn.look()
+        samples = self._samples(plan, indices)
+        self.drew = undrawn.drawn
+        self._read.seeds = self.drew or self._read.seeds
+        return self._seeded_batch(plan, indices, samples)
+
+    def _seeded_batch(
+        self, plan: BatchPlan, indices: list[Any], samples: list[Any]
+    ) -> Any:
+        """Collate, its draws under the batch's own seed; note whether it draws."""
+        meter, undrawn = self._meter, Undrawn()
+        meter.collating()
+        if self._collate is None:
+            data = self._default(plan, indices, samples)
+        else:
+            seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
+            undrawn.look()
+            data = self._by(self._collate, plan, indices, samples)
+            self._collate_draws = self._collate_draws or undrawn.drawn
+        meter.end(len(indices))
+        return data
+
+
+class PlannedMaker:
+    """Makes the batches of a plan. What its feed takes for an engine."""
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        self.recipe = recipe
+        self.head = cursor.step
+        self.drew = False
+        self._meter = meter
+        self._program = recipe.segments[0].program
+        self._random = SampleRandom(recipe.seed)
+        self._undrawn = Undrawn()
+        self._calls = SeededCalls(recipe.buffers.collate)
+        self._feed = PlannedFeed(self, cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._feed.cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        self._feed.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        return self._feed.next()
+
+    # For its feed
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing is begun ahead."""
+
+    def restart(self, step: int) -> None:
+        """Go on at `step`."""
+        self.head = step
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody else is at work."""
+        yield
+
+    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Make the next batch."""
+        planned, buffers = self.recipe.planned, self.recipe.buffers
+        plan = planned.batch(self.head)
+        self.head += 1
+        rows = planned.rows(plan)
+        buffer = buffers.of(plan)
+        in_flight = InFlightBatch(plan, rows, buffer, [0])
+        if not self.drew:
+            self._undrawn.look()
+        self._meter.begin()
+        chunk = in_flight.chunk(0, len(rows.indices))
+        outcome = self._program.run(chunk, None, buffer, self._random)
+        self.drew = self.drew or self._undrawn.drawn
+        for failure in outcome.failures:
+            if isinstance(failure.error, KeyboardInterrupt):
+                raise failure.error
+        in_flight.failures += outcome.failures
+        outcome.failures.clear()
+        if outcome.parts:
+            self._meter.parts.add(outcome.parts, outcome.done)
+        self._meter.collating()
+        finished = buffers.finish(in_flight)
+        if isinstance(finished, Gathered):
+            seed = self.recipe.seed, plan.epoch, plan.batch
+            finished = self._calls.call(finished.collate, *seed)
+        self._meter.end(len(rows.indices))
+        self._meter.sample_bytes = outcome.nbytes // len(rows.indices)
+        return in_flight, finished
