@@ -38,6 +38,8 @@ GIL_HELD = 0.6
 to it later, where it is certain."""
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """Within such a window the run queue was looked at twice, so its waits are known."""
+COLLATE = "Batch("
+"""What the names of parts and segments that collate begin with."""
 FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """No more are advised at once, whatever a trainer that takes no time could use."""
@@ -278,7 +280,12 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
             f"CPU: {name} waits for a core for {1000 * queued_s:.2f} of"
             f" {1000 * run_s:.2f} ms a sample, while others use them."
         )
-    if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
+    if (collate_s := _collate_s_per_row(worst)) is not None:
+        spent = (
+            "collate: putting samples together takes"
+            f" {1000 * collate_s:.2f} of {1000 * run_s:.2f} ms a sample"
+        )
+    elif ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
         spent = f"CPU: {name} computes {1000 * worst.cpu_s_per_row:.2f} ms a sample"
     else:
         blocked_s = run_s - worst.cpu_s_per_row
@@ -295,6 +302,16 @@ def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
         wanted = phrases.count(needed)
         return f"{spent}; too few workers: {workers}, this trainer needs {wanted}."
     return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."
+
+
+def _collate_s_per_row(segment: SegmentObservation) -> float | None:
+    """Return what collating takes, where no other part of the segment takes longer."""
+    if segment.name.startswith(COLLATE):
+        return segment.run_s_per_row
+    longest = max(segment.parts, key=lambda part: part.run_s_per_row, default=None)
+    if longest is None or not longest.name.startswith(COLLATE):
+        return None
+    return longest.run_s_per_row
 
 
 def _held_by_gil(observation: Observation, worst: SegmentObservation) -> bool:

@@ -15,6 +15,7 @@ import json
 import os
 import tarfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -72,7 +73,7 @@ class Workload:
         return "" if there else f"{self.needs} is not installed"
 
 
-class Rows(Dataset[Any]):
+class Rows(Dataset[Any], ABC):
     """Sample i is `row(i % count)`."""
 
     def __init__(self, count: int) -> None:
@@ -84,9 +85,9 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.row(index % self.count)
 
+    @abstractmethod
     def row(self, index: int) -> Any:
         """Return one of the rows there are."""
-        raise NotImplementedError
 
 
 class Listed(Rows):

@@ -5,7 +5,11 @@ from dataclasses import replace
 
 from penstock.autotune.explain import evidence, explain
 from penstock.autotune.situation import Decision
-from penstock.engine.observe.observation import Observation, TrainerObservation
+from penstock.engine.observe.observation import (
+    Observation,
+    PartObservation,
+    TrainerObservation,
+)
 from penstock.system.resources import Budget
 from support.windows import DECODE, READ, at_ease, computing, connector, starved
 
@@ -116,6 +120,25 @@ def test_a_full_outbox_takes_the_blame_off_the_memory_budget() -> None:
     held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
     found = explain(replace(seen, segments=(held, last)))
     assert not found.cause.startswith("the memory budget")
+
+
+def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
+    parts = [PartObservation(name, 0.0, 0.0, None) for name in (DECODE, "Batch(ID:2)")]
+
+    def cause(read_s: float, collate_s: float) -> str:
+        read, collate = parts
+        spent = (
+            replace(read, run_s_per_row=read_s),
+            replace(collate, run_s_per_row=collate_s),
+        )
+        last = replace(computing().segments[1], parts=spent)
+        seen = replace(computing(), segments=(computing().segments[0], last))
+        return explain(seen).cause
+
+    assert cause(0.0006, 0.0014).startswith(
+        "collate: putting samples together takes 1.40 of 2.00 ms a sample; too few"
+    )
+    assert cause(0.0014, 0.0006).startswith("CPU: decode computes")
 
 
 def test_threads_that_take_turns_at_the_gil_are_told_so_and_what_helps() -> None:

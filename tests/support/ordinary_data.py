@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import random
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -261,14 +262,15 @@ class Data:
         return SHAPES[self.case.shape](dice)
 
 
-class Marked(Data):
+class Marked(Data, ABC):
     """Has something else in each sample, too."""
 
     def __getitem__(self, index: int) -> Any:
         return self.mark(index), self.value(index)
 
+    @abstractmethod
     def mark(self, index: int) -> Any:
-        raise NotImplementedError
+        """Return what else is in sample `index`."""
 
 
 class Many(Data):
