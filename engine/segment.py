@@ -237,7 +237,8 @@ class Segment:
                 workers += -(-workers // 2)
             # Inline the trainer works on demand: one batch, the one it asks for.
             lease_ns = FAR_LEASE_NS if far else LEASE_NS
-            self.connector.resize(workers, self.prefetch_size, lease_ns)
+            inline = self.inline is not None
+            self.connector.resize(workers, self.prefetch_size, lease_ns, inline=inline)
 
     def __repr__(self) -> str:
         return (

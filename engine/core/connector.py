@@ -317,9 +317,16 @@ class Connector:
         """Rows of a batch, as they are now."""
         return self._core.batch_rows
 
-    def resize(self, workers: int, prefetch: int, lease_ns: int = LEASE_NS) -> None:
+    def resize(
+        self,
+        workers: int,
+        prefetch: int,
+        lease_ns: int = LEASE_NS,
+        *,
+        inline: bool = False,
+    ) -> None:
         """Take note of how many workers there are, and how far ahead they may work."""
-        self._core.set_workers(self.segment, workers, lease_ns)
+        self._core.set_workers(self.segment, workers, lease_ns, inline=inline)
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 

@@ -117,6 +117,8 @@ class SegmentState:
     lease_ns: int = LEASE_NS
     collates: bool = False
     """Whether worker processes make batches of their rows."""
+    inline: bool = False
+    """Whether the trainer works on it, and so nobody while the trainer computes."""
     ns_per_row: float | None = None
     cpu_ns_per_row: float = 0.0
 
@@ -363,13 +365,15 @@ class Core:
         self._wake(at)
         self._widened(at)
 
-    def set_workers(self, at: int, workers: int, lease_ns: int = LEASE_NS) -> None:
+    def set_workers(
+        self, at: int, workers: int, lease_ns: int = LEASE_NS, *, inline: bool = False
+    ) -> None:
         """Say how many workers segment `at` has, and how long their leases pay.
 
-        Both widen its window if needed.
+        Both widen its window if needed. `inline`: its only worker is the trainer.
         """
-        self.segments[at].workers = workers
-        self.segments[at].lease_ns = lease_ns
+        state = self.segments[at]
+        state.workers, state.lease_ns, state.inline = workers, lease_ns, inline
         self._wake(at)
         self._widened(at)
 
@@ -394,14 +398,21 @@ class Core:
         moves on unasked. So it counts only as far as the reader may go itself: what
         finds nothing, as behind the end of an iterable, is no further ahead of the
         trainer than what finds all.
+
+        An inline segment gives its reader all that it may work on until the trainer
+        comes back: nobody would bring more as its `head` moves on meanwhile. That is
+        one batch more than it may work on now, as the trainer takes one.
         """
         rows = self.batch_rows
         limit = self.head - 1
         reader: SegmentState | None = None
         for state in reversed(self.segments[at:]):
+            theirs = limit
             if reader is not None:
                 limit = min(reader.head, limit + 1) + reader.span(rows) - 1
             limit += state.window(rows)
+            if reader is not None and state.inline:
+                limit = max(limit, theirs + 1)
             reader = state
         return limit
 

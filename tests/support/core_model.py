@@ -50,6 +50,7 @@ class Course:
         self.complete: list[InFlightBatch] = []
         """All rows done, not yet delivered."""
         self.pool = [1] * len(row_bytes)
+        self.inline = [False] * len(row_bytes)
         self.asleep = [0] * len(row_bytes)
         self.trainer_waits = False
         self.paused = self.source_paused = False
@@ -134,9 +135,10 @@ class Course:
         self.core.set_prefetch(at, batches)
         self.wake()
 
-    def set_workers(self, at: int, workers: int) -> None:
+    def set_workers(self, at: int, workers: int, *, inline: bool = False) -> None:
         """The tuner adds or retires workers; those with a lease go later."""
-        self.core.set_workers(at, workers)
+        self.core.set_workers(at, workers, inline=inline)
+        self.inline[at] = inline
         self.pool[at] = workers
         self.asleep[at] = 0  # all are woken, to see whether they are to go
         self.wake()
@@ -234,7 +236,8 @@ class Course:
         while reader in self.batches and self._past(reader, at + 1):
             reader += 1
         reader = min(reader, furthest)
-        return reader + self.core.segments[at + 1].span(rows) - 1 + window
+        limit = reader + self.core.segments[at + 1].span(rows) - 1 + window
+        return max(limit, furthest) if self.inline[at] else limit
 
     def charge(self, step: int) -> int:
         """Bytes a batch is charged: what it holds if complete, else the most."""

@@ -284,6 +284,22 @@ def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
     assert 1 <= one.core.next_step <= sum(windows) + sum(spans)
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_an_inline_segment_gives_its_reader_all_it_may_do_while_the_trainer_is_away(
+    prefetch: int,
+) -> None:
+    one = course([2])
+    one.set_workers(0, 1, inline=True)
+    one.set_prefetch(1, prefetch)
+    drive(one, 1)  # what a batch holds is known, so many may open
+    while one.move(idle=frozenset({1, FEED})):
+        pass
+    one.pop()
+    while one.move(idle=frozenset({0, FEED})):
+        pass
+    assert len(one.core.outbox) == prefetch
+
+
 def test_one_pipeline_notifies_another_when_it_gives_bytes_back() -> None:
     byte_budget = ByteBudget(8)
     first = Course(Script((1,)), (4,), byte_budget)

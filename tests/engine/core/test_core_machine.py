@@ -107,10 +107,10 @@ class CoreMachine(RuleBasedStateMachine):
         course = self.course(who)
         course.set_prefetch(at % course.depth, batches)
 
-    @rule(who=NUMBER, at=NUMBER, workers=st.integers(1, 5))
-    def set_workers(self, who: int, at: int, workers: int) -> None:
+    @rule(who=NUMBER, at=NUMBER, workers=st.integers(1, 5), inline=st.booleans())
+    def set_workers(self, who: int, at: int, workers: int, *, inline: bool) -> None:
         course = self.course(who)
-        course.set_workers(at % course.depth, workers)
+        course.set_workers(at % course.depth, 1 if inline else workers, inline=inline)
 
     @rule(who=NUMBER, rounds=st.integers(1, 12), how=SETTLINGS, idle=IDLE, slow=SLOW)
     def run(
