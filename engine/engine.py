@@ -24,8 +24,9 @@ import torch
 from ..errors import CLOSED, PenstockError, check
 from ..system.forking import FORKS
 from .auto_executor import resolve
-from .batch.buffer import FailedBatch, Finished, Gathered
+from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
+from .batch_work import BatchWork, Made
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock, Suspension
@@ -108,10 +109,8 @@ class Engine:
         core = self._core(recipe, buffers.of, step)
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
-        self.segments = [
-            self._segment(core, at, segment, buffers.finish)
-            for at, segment in enumerate(recipe.segments)
-        ]
+        self.segments = self._segments(core, buffers)
+        self._placing = self.segments[core.placing]
         for at, finding in late.items():
             why = OPENED_LATE.format(finding)
             note(self.segments[at], "thread", "process", "moved", why)
@@ -182,10 +181,14 @@ class Engine:
         made = self._calls.call(
             gathered.collate, seed, plan.epoch, plan.batch, alone=alone
         )
-        segment = self.segments[-1]
-        if segment.recipe.program.batches is not None and not self._calls.keeps:
-            segment.connector.collate()
+        if not self._calls.keeps:
+            self._let_collate()
         return made
+
+    def _let_collate(self) -> None:
+        """Collating keeps nothing: workers may do it who make whole batches."""
+        if self._placing.recipe.program.batches is not None:
+            self._placing.connector.collate()
 
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
@@ -438,7 +441,7 @@ class Engine:
 
         Where no more is to be had the rows come through the pipes.
         """
-        if self.segments[-1].executor == "process":
+        if self._placing.executor == "process":
             try:
                 return self._slabs.lend(layout, rows)
             except OSError as error:
@@ -467,7 +470,8 @@ class Engine:
         )
         from .workers.process.fork_server import ForkServer
 
-        programs = {at: each.program for at, each in enumerate(self.recipe.segments)}
+        segments = enumerate(self.recipe.segments)
+        programs = {at: each.program for at, each in segments if not each.in_order}
         plan = self.recipe.plan
         begun: tuple[int, ...]
         if isinstance(plan, DrawnPlan):
@@ -495,17 +499,32 @@ class Engine:
     ) -> Core:
         now_ns = time.perf_counter_ns()
         states = [
-            SegmentState(step, segment.prefetch_size, 1, Gauge(1, now_ns))
+            SegmentState(
+                step,
+                segment.prefetch_size,
+                1,
+                Gauge(1, now_ns),
+                per_batch=segment.per_batch,
+                in_order=segment.in_order,
+            )
             for segment in recipe.segments
         ]
         return Core(recipe.plan, buffer_of, states, self.reservations, step)
+
+    def _segments(self, core: Core, buffers: Buffers) -> list[Segment]:
+        recipes = self.recipe.segments
+        work = BatchWork(recipes, buffers, self._slabs, self._let_collate)
+        return [
+            self._segment(core, at, recipe, work.finisher(at))
+            for at, recipe in enumerate(recipes)
+        ]
 
     def _segment(
         self,
         core: Core,
         at: int,
         recipe: SegmentRecipe,
-        finish: Callable[[InFlightBatch], Finished | Gathered | FailedBatch],
+        finish: Callable[[InFlightBatch], Made],
     ) -> Segment:
         connector = Connector(
             core, self.engine_lock, at, finish, len(recipe.program.stages)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
@@ -174,10 +175,20 @@ class PlannedFeed:
                     buffer = self._engine.recipe.buffers.of(plan)
                     buffer.place(range(plan.n_rows), sample * plan.n_rows)
                     in_flight = replace(in_flight, buffer=buffer)
-                    made = self._engine.recipe.buffers.finish(in_flight)
-                    finished = made.collate() if isinstance(made, Gathered) else made
-                    return replace(finished, failures=failed.failures)
+                    return replace(self._finished(in_flight), failures=failed.failures)
         return failed
+
+    def _finished(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
+        """Make a batch of rows that are all there, as the engine would."""
+        recipe = self._engine.recipe
+        made = recipe.buffers.finish(in_flight)
+        finished = made.collate() if isinstance(made, Gathered) else made
+        if isinstance(finished, FailedBatch):
+            return finished
+        try:
+            return Finished(worked(recipe, in_flight.plan, finished.data))
+        except Exception as error:  # noqa: BLE001 the trainer is to see it
+            return FailedBatch(error)
 
     def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
         """Make one sample as its workers would; None or nothing: it cannot be had."""
@@ -187,6 +198,8 @@ class PlannedFeed:
         for segment in recipe.segments:
             if segment.executor == "async":  # it takes their loop
                 return None
+            if segment.per_batch:
+                continue
             random = SampleRandom(recipe.seed)
             samples = segment.program.run(chunk, samples, None, random).outputs
             if not samples:
@@ -291,7 +304,7 @@ class RepackFeed:
             cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
         )
         data = self._collate(plan, [sample for _, sample in taken])
-        return Delivery(data, plan)
+        return Delivery(worked(self._engine.recipe, plan, data), plan)
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
         buffer: BatchBuffer = self._buffers.of(plan)

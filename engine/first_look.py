@@ -79,7 +79,7 @@ OWN = (POSITION, HANDLE, SEEKS)
 
 
 def _is_doubted(segment: SegmentRecipe) -> bool:
-    several = segment.num_parallel_workers > 1
+    several = segment.num_parallel_workers > 1 and not segment.per_batch
     return bool(segment.program.doubtful) and segment.executor == "thread" and several
 
 

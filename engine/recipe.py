@@ -85,6 +85,10 @@ class SegmentRecipe:
     storable: tuple[int | None, ...] = ()
     """Of each operation: the samples that a cache behind it would hold; None where each
     epoch has others."""
+    per_batch: bool = False
+    """Whether it works on whole batches, behind those that work on samples."""
+    in_order: bool = False
+    """Whether it has to work on one batch after the other, in the trainer's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,9 @@ class Recipe:
     caches: tuple[Cache, ...] = ()
     data: str | None = None
     """Which data set it is, if that is known."""
+    batch_work: tuple[SegmentRecipe, ...] = ()
+    """What is done to whole batches: the last of `segments`, unless batches are made at
+    run time. Then it is done by whoever makes them."""
 
     @property
     def direct(self) -> bool:
@@ -132,10 +139,11 @@ class Recipe:
         Each makes whole batches then, as torch's do. So where one segment makes them.
         """
         segment, *others = self.segments
-        if others or self.repack or self.buffers.collate is None:
+        alone = all(other.per_batch for other in others)
+        if not alone or self.repack or self.buffers.collate is None:
             return self
         program = replace(segment.program, batches=self.buffers)
-        return replace(self, segments=(replace(segment, program=program),))
+        return replace(self, segments=(replace(segment, program=program), *others))
 
     @property
     def collate_seed(self) -> int:

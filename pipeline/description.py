@@ -30,6 +30,7 @@ from .stages import (
     Stage,
     TakeStage,
     Workers,
+    executor_of,
     wanted_by,
 )
 
@@ -200,11 +201,17 @@ class Description:
         tune: bool = True,
         timeout: float | None = None,
     ) -> Self:
-        """Call `function(sample)` on each sample.
+        """Call `function(sample)` on each sample, or behind `batch`, on each batch.
 
         A function that takes `rng` is given the sample's own numpy Generator, the same
         for a given seed, epoch and index whatever the workers; one that takes `ctx` is
         given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
+
+        Behind `batch` it is given what that made: a tensor with a row a sample, a dict
+        of these, or what `collate_fn` returned. It may return any number of rows. Its
+        `rng` depends on seed, epoch, step and rank. What it raises is raised when the
+        batch is due, whatever `batch(on_error=...)` says: nothing can stand in for it.
+        Behind a filter or an iterable it runs in the trainer.
 
         Args:
             function: returns the new sample; must not return None. A coroutine
@@ -430,9 +437,13 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
     if isinstance(stage, DeviceStage):
         check(batched, f"{shown} copies batches: put it after .batch(n)")
         return
+    if batched and isinstance(stage, MapStage):
+        check_batch_map(stages, stage, shown)
+        return
     check(
         not batched,
-        f"{shown} cannot come after .batch(): what changes samples stands before it",
+        f"{shown} cannot come after .batch(), where map() and to_device() alone may:"
+        " what changes samples, or stores them, stands before it",
     )
     if isinstance(stage, CacheStage):
         check_cacheable(stages, shown)
@@ -445,6 +456,26 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
         ),
         f"{shown} needs samples with an index, which an iterable dataset does not "
         "have; let the dataset do it, or use a map-style one",
+    )
+
+
+def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> None:
+    """Raise `SpecError` unless `stage` may work on the batches of `stages`."""
+    check(
+        not any(isinstance(before, DeviceStage) for before in stages),
+        f"{shown} cannot come after .to_device(): workers have no part in what is on a"
+        " device; put it between .batch() and .to_device()",
+    )
+    source = stages[0]
+    dealt = isinstance(source, SourceStage) and source.iterable
+    dealt = dealt or any(isinstance(before, FilterStage) for before in stages)
+    plain = stage.num_parallel_workers is None and stage.timeout is None
+    check(
+        not dealt or (plain and executor_of(stage) in ("auto", "inline")),
+        f"{shown} cannot have workers of its own after .batch(): behind a filter() or"
+        " an iterable dataset batches are made in the trainer; leave out"
+        " num_parallel_workers, executor and timeout, or do its work in a map() before"
+        " .batch()",
     )
 
 

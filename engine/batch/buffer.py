@@ -223,6 +223,11 @@ class BatchBuffer:
         self._loose.update(zip(rows, samples, strict=True))
         return size_of_all(samples)
 
+    def let_go(self) -> None:
+        """Hold on to nothing: the batch is made, and goes its own way."""
+        self._layout = self._memory = self.slab = None
+        self._loose = {}
+
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, its failed rows filled in."""
         layout = self._layout

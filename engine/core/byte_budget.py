@@ -196,6 +196,10 @@ class Reservations:
             charge.charged += excess
             self._grow(excess)
 
+    def held(self, step: int) -> int:
+        """Bytes that a batch in flight holds now."""
+        return self._charges[step].held
+
     def complete(
         self, step: int, image_size: int | None, *, whole: bool = True
     ) -> None:

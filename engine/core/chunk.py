@@ -101,7 +101,8 @@ class Lease:
     segment: int
     chunk: Chunk
     inputs: list[Any] | None
-    """One sample a row, as the segment before left it; None for a source."""
+    """One sample a row, as the segment before left it; None for a source. The batch
+    alone, where the segment works on whole batches."""
     in_flight: InFlightBatch
     """The batch it is part of."""
     input_bytes: int = 0
@@ -157,6 +158,14 @@ class RowBuffer(Protocol):
         """Bytes of its memory, if that is open."""
 
 
+@dataclass(slots=True)
+class Onward:
+    """A batch whose rows are all there, for a segment that works on whole batches."""
+
+    segment: int
+    data: Any
+
+
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
     """A batch on its way."""
@@ -173,7 +182,11 @@ class InFlightBatch:
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
     made: Any = None
-    """The batch, finished by the worker that made all its rows; None: it is not."""
+    """The batch, finished by the worker that made all its rows; None: it is not.
+
+    Between two segments that work on whole batches: what the first one put out."""
+    substituted: tuple[Failure, ...] = ()
+    """Rows that carry another sample's data, since their own failed."""
     ended: bool = False
     """The source ran dry within this batch (iterables alone)."""
 

@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..plan import BatchPlan, DrawnPlan, Plan
 from .byte_budget import Reservations
-from .chunk import Chunk, InFlightBatch, Lease, Outcome, RowBuffer, runs
+from .chunk import Chunk, InFlightBatch, Lease, Onward, Outcome, RowBuffer, runs
 from .metrics import Gauge, Wait
 
 FEED = -1
@@ -115,6 +115,11 @@ class SegmentState:
     waiting: int = 0
     """Rows in `pieces`."""
     lease_ns: int = LEASE_NS
+    per_batch: bool = False
+    """Whether it works on whole batches, behind the segment that places their rows. Its
+    pieces and leases are all rows of a batch, their input is that batch."""
+    in_order: bool = False
+    """Whether it has to work on one batch after the other."""
     collates: bool = False
     """Whether worker processes make batches of their rows."""
     inline: bool = False
@@ -133,7 +138,7 @@ class SegmentState:
         What pays for the hand-over is CPU time. So rows that mostly wait may make a
         longer lease, as long as all workers still find one in what may be prefetched.
         """
-        if self.whole:
+        if self.whole or self.per_batch:
             return rows
         if self.ns_per_row is None:
             return 1
@@ -237,9 +242,12 @@ class Core:
     wakes: Counter[int] = field(default_factory=Counter)
     """How many waiters of which segment (or FEED) may find something to do."""
     batch_rows: int = 1
+    placing: int = field(init=False)
+    """The segment that puts rows into batches; those behind it work on whole ones."""
 
     def __post_init__(self) -> None:
         self.next_step = self.head
+        self.placing = sum(not state.per_batch for state in self.segments) - 1
 
     # What a worker does
 
@@ -248,7 +256,9 @@ class Core:
         state, allowed = self.segments[at], ALLOWED[self.state]
         lease: Lease | None = None
         if state.pieces:
-            if allowed.gives_work and state.pieces[0][0] <= self._limit(at):
+            step = state.pieces[0][0]
+            due = step == state.head or not state.in_order
+            if allowed.gives_work and due and step <= self._limit(at):
                 lease = self._lease_pieces(at, state, now_ns)
         elif at > 0 and allowed.gives_work:
             return Wait.INPUT
@@ -262,7 +272,11 @@ class Core:
     def settle(
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
-        """Take back a lease; return its batch when this finished the last row of it."""
+        """Take back a lease; return its batch when this finished the last row of it.
+
+        Also when it was the batch itself: it is to be delivered, to the next segment or
+        to the trainer.
+        """
         self._wake_who_paused()
         if lease not in self.leases:
             return None
@@ -278,18 +292,25 @@ class Core:
         in_flight.failures += outcome.failures
         in_flight.dropped += outcome.dropped
         in_flight.ended = in_flight.ended or outcome.ended
-        if outcome.outputs is not None:
+        if at > self.placing:
+            in_flight.made = outcome.outputs
+        elif outcome.outputs is not None:
             self._pass_on(lease, outcome, now_ns)
         self._count(in_flight, at, outcome)
-        return None if in_flight.remaining[-1] else in_flight
+        done = at > self.placing or in_flight.remaining[self.placing] == 0
+        return in_flight if done else None
 
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
-        """Put a finished batch into the outbox."""
+        """Put a finished batch into the outbox, or before the segment it is for."""
         step = in_flight.plan.step
         self._wake_who_paused()
         current = self.batches_in_flight.get(step) is in_flight
         if not (current and ALLOWED[self.state].delivers):
             return
+        if isinstance(batch, Onward):
+            self._forward(in_flight, batch, now_ns)
+            return
+        self._skip(in_flight, len(self.segments))
         whole = len(in_flight.rows.indices) >= self.batch_rows
         self.reservations.complete(step, in_flight.plan.image_size, whole=whole)
         self.outbox[step] = (in_flight, batch)
@@ -523,12 +544,34 @@ class Core:
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
+    def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
+        """Let a whole batch wait before its segment."""
+        at, step = onward.segment, in_flight.plan.step
+        self._skip(in_flight, at)
+        chunk = in_flight.chunk(0, len(in_flight.rows.indices))
+        nbytes = self.reservations.held(step)
+        self.segments[at].push((step, 0, chunk, [onward.data], nbytes))
+        self._show_waiting(at, now_ns)
+        self._wake(at, 1)
+
+    def _skip(self, in_flight: InFlightBatch, stop: int) -> None:
+        """The segments up to `stop` that work on batches have nothing to do on one.
+
+        It has failed, or was collated by the worker that made its rows.
+        """
+        for number in range(self.placing + 1, stop):
+            state = self.segments[number]
+            in_flight.remaining[number] = 0
+            if state.head == in_flight.plan.step:
+                self._advance(number, state)
+                self._wake(number, 1)  # what is in order may be due now
+
     def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
         """Take off finished rows; those failed or dropped are finished for all."""
         gone = len(outcome.failures) + outcome.dropped
         remaining = in_flight.remaining
         remaining[at] -= outcome.done
-        for later in range(at + 1, len(remaining)):
+        for later in range(at + 1, self.placing + 1):
             remaining[later] -= gone
         for number, state in enumerate(self.segments[at:], at):
             if state.head == in_flight.plan.step and remaining[number] == 0:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ...errors import SampleError, add_note
 from ..batch.buffer import Buffers
@@ -294,6 +294,16 @@ CUT_SHORT = (
 )
 
 
+NO_SAMPLE = (
+    "{} returned None, which is no sample; a map function returns the new sample (is a"
+    " `return` missing?). To leave samples out use filter() or select()."
+)
+NO_BATCH = (
+    "{} returned None, which is no batch; a map function behind batch() returns the new"
+    " batch, also where it changes the one it is given (is a `return` missing?)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Map(Calling):
     """Call a function on each sample."""
@@ -304,6 +314,7 @@ class Map(Calling):
     function: Callable[..., Any]
     wants_rng: bool = False
     wants_ctx: bool = False
+    none: ClassVar[str] = NO_SAMPLE
 
     def begin(self, work: Work) -> Calls:
         """Hand each sample to the function, with what else it wants."""
@@ -337,17 +348,37 @@ class Map(Calling):
         return self.function(sample, **extras)
 
     def _blame_none(self, work: Work) -> None:
-        error = NO_SAMPLE.format(self.stage)
+        error = self.none.format(self.stage)
         for at, sample in enumerate(work.samples):
             if sample is None:
                 work.fail(at, SampleError(error), self.stage)
         work.keep(work.samples, [sample is not None for sample in work.samples])
 
 
-NO_SAMPLE = (
-    "{} returned None, which is no sample; a map function returns the new sample (is a"
-    " `return` missing?). To leave samples out use filter() or select()."
-)
+class BatchMap(Map):
+    """Call a function on a whole batch; its draws depend on the batch alone."""
+
+    __slots__ = ()
+    none: ClassVar[str] = NO_BATCH
+
+    @classmethod
+    def of(cls, each: Map, rank: int) -> BatchMap:
+        """Return what does to batches what `each` would do to samples.
+
+        Args:
+            each: of the pipeline.
+            rank: whose batches these are: each rank's draws are its own.
+        """
+        number = each.number + (rank << RANK_BITS)
+        return cls(each.stage, number, each.function, each.wants_rng, each.wants_ctx)
+
+    def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
+        context = work.chunk.context
+        return repeat(work), (context.epoch,), (context.step,)
+
+
+RANK_BITS = 32
+"""Numbers of stages are smaller than 2 to the power of this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from ..stages import (
     Stage,
 )
 from .caches import caches_of, read_in_threads
-from .segments import Numbered, found_kind, fused
+from .segments import Numbered, found_kind, fused, on_batches, with_batch_work
 
 
 def compile_recipe(
@@ -54,17 +54,17 @@ def compile_recipe(
     source = stages[0]
     assert isinstance(source, SourceStage)
     number, batch = _batch(stages)
-    name = f"Batch(ID:{number})"
-    work = _work(stages)
+    work, behind = _work(stages, number)
     repack = _repacks(source, work, shard)
-    buffers = Buffers(
-        name, batch.collate_fn, keep=repack, substitute=batch.on_error == "substitute"
-    )
+    buffers = _buffers(number, batch, repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
+    seed = _seed(stages, defaults)
+    batch_work = on_batches(behind, defaults, caches, shard.rank)
+    segments = fused(work, buffers.stage, defaults, caches)
     recipe = Recipe(
         plan,
-        fused(work, name, defaults, caches),
+        segments if repack else with_batch_work(segments, batch_work, buffers, seed),
         buffers,
         BatchRecipe(
             batch.size or batch.global_size,
@@ -72,7 +72,7 @@ def compile_recipe(
             batch.error_budget,
             batch.microbatches,
         ),
-        _seed(stages, defaults),
+        seed,
         repack,
         source.iterable,
         next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None),
@@ -80,6 +80,7 @@ def compile_recipe(
         defaults.cpu_cores,
         tuple(caches.values()),
         identity_of(source.dataset),
+        batch_work,
     )
     return _collating(recipe)
 
@@ -123,13 +124,20 @@ def _collating(recipe: Recipe) -> Recipe:
     return recipe.collating() if asked else recipe
 
 
-def _work(stages: Sequence[Stage]) -> list[Numbered]:
-    """Return the stages that do something to samples, with their numbers."""
-    return [
+def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:
+    """Return the stages that do something to samples, and to batches, numbered.
+
+    Args:
+        stages: of the pipeline.
+        batch: the number of the one that makes batches.
+    """
+    work: list[Numbered] = [
         (number, stage)
         for number, stage in enumerate(stages)
         if isinstance(stage, (PerSample, CacheStage))
     ]
+    before = sum(number < batch for number, _ in work)
+    return work[:before], work[before:]
 
 
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
@@ -140,6 +148,12 @@ def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     raise SpecError(
         "the pipeline has no batch size; end it with .batch(n) before iterating"
     )
+
+
+def _buffers(number: int, batch: BatchStage, *, repack: bool) -> Buffers:
+    substitute = batch.on_error == "substitute"
+    name = f"Batch(ID:{number})"
+    return Buffers(name, batch.collate_fn, keep=repack, substitute=substitute)
 
 
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:

@@ -17,9 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cache.cache import Cache
+from ...engine.batch.buffer import Buffers
+from ...engine.batch_work import Collate
 from ...engine.movable import Finding, find_unsafe
 from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
-from ...engine.program.program import Filter, Map, Operation, Program, Read, ReadOn
+from ...engine.program.program import (
+    BatchMap,
+    Filter,
+    Map,
+    Operation,
+    Program,
+    Read,
+    ReadOn,
+)
 from ...engine.recipe import Executor, SegmentRecipe
 from ...system.printing import name_of
 from ..stages import (
@@ -135,13 +145,7 @@ def fused(
         caches: by the number of their stage.
     """
     start = 1 + max(last_cache(work), 0)
-    groups: list[list[Numbered]] = [list(work[:start])]
-    for numbered in work[start:]:
-        assert not isinstance(numbered[1], CacheStage)
-        if _border(_samplers(groups[-1])[-1], numbered[1]):
-            groups.append([numbered])
-        else:
-            groups[-1].append(numbered)
+    groups = _grouped(work[:start], work[start:])
     last = len(groups) - 1
     source = work[0][1]
     assert isinstance(source, SourceStage)
@@ -157,6 +161,80 @@ def fused(
             storable.append(samples)
         segments.append(replace(segment, storable=tuple(storable)))
     return tuple(segments)
+
+
+def on_batches(
+    work: Sequence[Numbered],
+    defaults: Defaults,
+    caches: Mapping[int, Cache],
+    rank: int,
+) -> tuple[SegmentRecipe, ...]:
+    """Return the segments of the stages that do something to whole batches.
+
+    Args:
+        work: these stages, and which of the pipeline's each is.
+        defaults: what is taken where nothing is said.
+        caches: by the number of their stage.
+        rank: whose batches these are.
+    """
+    segments = []
+    for group in _grouped(work[:1], work[1:]) if work else ():
+        segment = _segment(group, defaults, None, caches)
+        maps = [each for each in segment.program.operations if isinstance(each, Map)]
+        operations = tuple(BatchMap.of(each, rank) for each in maps)
+        segments.append(
+            replace(
+                segment,
+                program=replace(segment.program, operations=operations),
+                storable=(None,) * len(operations),
+                per_batch=True,
+            )
+        )
+    return tuple(segments)
+
+
+def with_batch_work(
+    segments: tuple[SegmentRecipe, ...],
+    batch_work: tuple[SegmentRecipe, ...],
+    buffers: Buffers,
+    seed: int,
+) -> tuple[SegmentRecipe, ...]:
+    """Return all segments: between samples and batches a `collate_fn` is one, too."""
+    collates = batch_work and buffers.collate is not None
+    between = (collating(buffers, seed),) if collates else ()
+    return *segments, *between, *batch_work
+
+
+def collating(buffers: Buffers, seed: int) -> SegmentRecipe:
+    """Return the segment that calls the user's `collate_fn` in the trainer."""
+    return SegmentRecipe(
+        f"{buffers.stage} collate",
+        buffers.stage,
+        Program((Collate(buffers.stage, buffers.collate, seed),), places=False),
+        "inline",
+        num_parallel_workers=1,
+        bounds=(1, 1),
+        prefetch_size=1,
+        tunable=True,
+        movable=True,
+        storable=(None,),
+        per_batch=True,
+        in_order=True,
+    )
+
+
+def _grouped(
+    first: Sequence[Numbered], rest: Sequence[Numbered]
+) -> list[list[Numbered]]:
+    """Return the stages in groups that run together; those of `first` all do."""
+    groups = [list(first)]
+    for numbered in rest:
+        assert not isinstance(numbered[1], CacheStage)
+        if _border(_samplers(groups[-1])[-1], numbered[1]):
+            groups.append([numbered])
+        else:
+            groups[-1].append(numbered)
+    return groups
 
 
 def last_cache(stages: Sequence[Numbered]) -> int:

@@ -181,9 +181,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         "copies batches",
         "put it after .batch(n)",
     ),
-    "a map after batches": (
-        lambda: check_place((SOURCE, BatchStage(4)), MapStage(decode)),
-        "map(decode)",
+    "a filter after batches": (
+        lambda: check_place((SOURCE, BatchStage(4)), FilterStage(decode)),
+        "filter(decode)",
         "cannot come after .batch()",
         "stands before it",
     ),

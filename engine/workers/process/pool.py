@@ -243,6 +243,7 @@ class ProcessPool(ServedPool):
     ) -> None:
         super().__init__(connector, f"{recipe.name} processes")
         self._program = recipe.program
+        self._per_batch = recipe.per_batch
         self._seed = seed
         self._slabs = slabs
         self._child_set = ChildSet(
@@ -352,18 +353,24 @@ class ProcessPool(ServedPool):
             death = self._blame.verdict(lease.chunk) if self._blame else None
             if death is None:
                 return lease
-            index = int(lease.chunk.indices[0])
-            text = (
-                f"worker processes of {self._stage} died {LIMIT} times on sample index "
-                f"{index}; the last: {death}\nlook for a crash in native code, for too "
-                "little memory, or for a sample that never ends"
+            index, step = int(lease.chunk.indices[0]), lease.chunk.step
+            what = (
+                f"the batch of step {step}"
+                if self._per_batch
+                else (f"sample index {index}")
             )
-            self._give_up(lease, meter, WorkerError(text), rows=1)
+            text = (
+                f"worker processes of {self._stage} died {LIMIT} times on {what}; the"
+                f" last: {death}\nlook for a crash in native code, for too little"
+                " memory, or for a function that never ends"
+            )
+            rows = None if self._per_batch else 1
+            self._give_up(lease, meter, WorkerError(text), rows)
         return None
 
     def _send(self, child: WorkerChild, lease: Lease, meter: WorkerMeter) -> None:
         chunk, inputs = lease.chunk, lease.inputs
-        suspect = self._blame.first(chunk)
+        suspect = None if self._per_batch else self._blame.first(chunk)
         if suspect is not None:  # it goes alone, after those before it
             chunk = chunk.part(0, max(1, suspect))
             inputs = None if inputs is None else inputs[: len(chunk)]

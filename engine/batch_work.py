@@ -1,0 +1,155 @@
+"""Work on whole batches: what becomes of one whose rows are all there.
+
+Segments behind the one that places rows get a batch at a time, in any order. The first
+of them may be a `collate_fn` of the user's: it runs in the trainer's thread, one batch
+after the other, until it has been seen to keep nothing and workers that make whole
+batches call it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import add_note
+from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import Collate as Collating
+from .core.chunk import Chunk, Failure, InFlightBatch, Onward
+from .plan import BatchPlan
+from .program.program import Operation, Work
+from .program.randomness import SampleRandom
+from .program.seeding import SeededCalls
+from .recipe import Recipe, SegmentRecipe
+from .workers.process.slabs import SlabPool
+
+Made = Onward | Finished | Gathered | FailedBatch
+
+
+class Collate(Operation):
+    """Call the user's `collate_fn` on the rows of a batch; the batch seeds its draws.
+
+    Args:
+        stage: that makes batches.
+        collate: the user's.
+        seed: of the pipeline.
+    """
+
+    def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:
+        self.stage = stage
+        self._seed = seed
+        self._calls = SeededCalls(collate)
+
+    @property
+    def keeps(self) -> bool | None:
+        """Whether calls change the `collate_fn`; None before the first."""
+        return self._calls.keeps
+
+    def run(self, work: Work) -> None:
+        (gathered,) = work.samples
+        plan = gathered.plan
+        # Workers of other segments may draw meanwhile.
+        made = self._calls.call(
+            gathered.collate, self._seed, plan.epoch, plan.batch, alone=False
+        )
+        work.samples = [made.data if isinstance(made, Finished) else made]
+
+
+class BatchWork:
+    """Sends batches through the segments that work on whole ones, and out.
+
+    Args:
+        segments: all of the pipeline.
+        buffers: make batches of rows.
+        slabs: where some of these lie.
+        collates: called once the `collate_fn` has been seen to keep nothing.
+    """
+
+    def __init__(
+        self,
+        segments: tuple[SegmentRecipe, ...],
+        buffers: Buffers,
+        slabs: SlabPool,
+        collates: Callable[[], None],
+    ) -> None:
+        self._segments = segments
+        self._buffers = buffers
+        self._slabs = slabs
+        self._collates = collates
+        self._looked = False
+        self._first = sum(not each.per_batch for each in segments)
+
+    def finisher(self, at: int) -> Callable[[InFlightBatch], Made]:
+        """Return what is done with a batch when a segment is through with it."""
+        return partial(self._worked, at) if at >= self._first else self._filled
+
+    def _filled(self, in_flight: InFlightBatch) -> Made:
+        """All rows are there, or have failed."""
+        made = self._buffers.finish(in_flight)
+        if self._first == len(self._segments) or isinstance(made, FailedBatch):
+            return made
+        in_flight.substituted = made.failures
+        if isinstance(made, Gathered):
+            return Onward(self._first, made)
+        self._release(in_flight)
+        return Onward(self._first + self._segments[self._first].in_order, made.data)
+
+    def _worked(self, at: int, in_flight: InFlightBatch) -> Made:
+        """A segment has worked on the batch."""
+        outputs, in_flight.made = in_flight.made, None
+        failures = in_flight.failures
+        if failures:
+            failed = FailedBatch(batch_error(failures[0], in_flight.plan))
+            failures.clear()  # a traceback's frames hold it: no cycle
+            return failed
+        (data,) = outputs
+        if self._segments[at].in_order:
+            self._release(in_flight)
+            self._look(self._segments[at].program.operations[0])
+        if isinstance(data, FailedBatch):
+            return data
+        if at + 1 < len(self._segments):
+            return Onward(at + 1, data)
+        return Finished(data, in_flight.substituted)
+
+    def _look(self, collate: Operation) -> None:
+        assert isinstance(collate, Collate)
+        if not self._looked and collate.keeps is False:
+            self._looked = True
+            self._collates()
+
+    def _release(self, in_flight: InFlightBatch) -> None:
+        """Leave a batch's memory to the batch."""
+        buffer = in_flight.buffer
+        assert isinstance(buffer, BatchBuffer)
+        if buffer.slab is not None:  # nobody writes it any more
+            self._slabs.hand_over(buffer.slab.key)
+        buffer.let_go()
+
+
+def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
+    """Return what a function raised of a batch, with a note that says which."""
+    where = f"the batch of epoch {plan.epoch}, step {plan.step}"
+    add_note(failure.error, f"penstock: in {failure.stage}, {where}")
+    return failure.error
+
+
+def worked(recipe: Recipe, plan: BatchPlan, data: Any) -> Any:
+    """Do here, at once, what is done to whole batches.
+
+    Raises:
+        Exception: what a function raises.
+    """
+    if not recipe.batch_work:
+        return data
+    nothing = np.zeros(1, np.int64)
+    chunk = Chunk(plan.step, 0, nothing, nothing, plan.ctx)
+    random = SampleRandom(recipe.seed)
+    for segment in recipe.batch_work:
+        outcome = segment.program.run(chunk, [data], None, random)
+        if outcome.failures:
+            raise batch_error(outcome.failures[0], plan)
+        (data,) = outcome.outputs or [None]
+    return data

@@ -1,0 +1,492 @@
+"""map() behind batch(): the same batches whoever works on them, each its own draws."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+
+SEED, LENGTH, SIZE = 5, 50, 8
+STEPS = -(-LENGTH // SIZE)
+EXECUTORS = ("auto", "inline", "thread", "process")
+WORKERS: tuple[tuple[str, int | None], ...] = (
+    ("auto", None),
+    ("inline", None),
+    ("thread", 1),
+    ("thread", 3),
+    ("process", 1),
+    ("process", 2),
+)
+
+
+class Rows:
+    """Sample i is four floats, all i, and i."""
+
+    def __init__(self, bad: frozenset[int] = frozenset()) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index in self.bad:
+            raise KeyError(index)
+        return np.full(4, index, np.float32), index
+
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def mix_up(batch: Batch, rng: np.random.Generator) -> Batch:
+    images, labels = batch
+    share = float(rng.beta(0.8, 0.8))
+    return share * images + (1 - share) * images[rng.permutation(len(labels))], labels
+
+
+def told(batch: Batch, ctx: Any) -> dict[str, Any]:
+    images, labels = batch
+    return {"images": images, "labels": labels, "told": (ctx.epoch, ctx.step)}
+
+
+def plain(batch: dict[str, Any]) -> Any:
+    return batch["images"].tolist(), batch["labels"].tolist(), tuple(batch["told"])
+
+
+def mixed(
+    executor: Any, workers: int | None = None, data: Any = None, **options: Any
+) -> ps.Pipeline:
+    how = {"executor": executor, "num_parallel_workers": workers}
+    pipe = ps.Pipeline.from_dataset(data or Rows()).shuffle(seed=SEED)
+    return pipe.batch(SIZE, **options).map(mix_up, **how).map(told, **how)
+
+
+def by_hand(epoch: int) -> list[Any]:
+    """Make an epoch's batches in a plain loop, from the order and the seed alone."""
+    shuffled = ps.Pipeline.from_dataset(Rows()).shuffle(seed=SEED).batch(SIZE)
+    shuffled.set_epoch(epoch)
+    with shuffled:
+        order = labels_of(shuffled)
+    batches = []
+    for batch in range(STEPS):
+        step = epoch * STEPS + batch
+        labels = torch.tensor(order[batch * SIZE : (batch + 1) * SIZE])
+        images = labels.to(torch.float32)[:, None].expand(-1, 4)
+        rng = np.random.Generator(
+            np.random.Philox(key=SEED, counter=[0, 3, step, epoch])
+        )
+        made, labels = mix_up((images, labels), rng)
+        batches.append((made.tolist(), labels.tolist(), (epoch, step)))
+    return batches
+
+
+def labels_of(batches: Iterable[Any]) -> list[int]:
+    return [label for _, labels in batches for label in labels.tolist()]
+
+
+@pytest.mark.parametrize(("executor", "workers"), WORKERS)
+@pytest.mark.parametrize("collated", [False, True])
+def test_batches_are_those_of_a_plain_loop(
+    executor: str, workers: int | None, *, collated: bool
+) -> None:
+    options = {"collate_fn": torch.utils.data.default_collate} if collated else {}
+    with mixed(executor, workers, **options) as pipe:
+        assert len(pipe) == STEPS
+        assert [plain(batch) for batch in pipe] == by_hand(0)
+        assert [plain(batch) for batch in pipe] == by_hand(1)
+
+
+def test_the_tuner_changes_no_batch() -> None:
+    ps.set_enable_autotune(True)
+    try:
+        with mixed("auto") as pipe:
+            assert [plain(batch) for batch in pipe] == by_hand(0)
+    finally:
+        ps.set_enable_autotune(False)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_state_within_an_epoch_goes_on_with_other_workers(executor: str) -> None:
+    with mixed("thread", 2) as pipe:
+        loop = iter(pipe)
+        for _ in range(3):
+            next(loop)
+        state = pipe.state_dict()
+    with mixed(executor) as pipe:
+        pipe.load_state_dict(state)
+        assert [plain(batch) for batch in pipe] == by_hand(0)[3:]
+        assert [plain(batch) for batch in pipe] == by_hand(1)
+
+
+def test_the_engine_in_a_process_of_its_own_makes_the_same() -> None:
+    with mixed("thread", 2).options(host="process") as pipe:
+        assert [plain(batch) for batch in pipe] == by_hand(0)
+
+
+def test_draws_are_each_ranks_own_and_the_same_for_any_workers() -> None:
+    def of(rank: int, executor: Any) -> list[Any]:
+        pipe = ps.Pipeline.from_dataset(Rows(), shard=ps.Shard(rank, 2))
+        pipe = pipe.batch(4).map(lambda _, rng: rng.random(), executor=executor)
+        with pipe:
+            return list(pipe)
+
+    first, second = of(0, "inline"), of(1, "inline")
+    assert first == of(0, "thread") == of(0, "process")
+    assert second == of(1, "thread")
+    assert len({*first, *second}) == 2 * len(first)
+
+
+def drop(batch: Batch) -> torch.Tensor:
+    return batch[1][: len(batch[1]) // 3]
+
+
+def twice(batch: Batch) -> torch.Tensor:
+    return torch.cat([batch[1], batch[1]])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("function", [drop, twice])
+def test_a_batch_may_have_any_number_of_rows_then(executor: Any, function: Any) -> None:
+    data = ps.Pipeline.from_dataset(Rows()).batch(SIZE)
+    with data.map(function, executor=executor) as pipe, data as whole:
+        expected = [function(batch).tolist() for batch in whole]
+        assert [batch.tolist() for batch in pipe] == expected
+        assert len(pipe) == len(expected)
+        assert pipe.plan is not None
+        assert (pipe.plan.step, pipe.plan.n_rows) == (STEPS - 1, LENGTH % SIZE)
+
+
+def odd_one(batch: Batch) -> Batch:
+    if 17 in batch[1].tolist():
+        raise ValueError("seventeen")
+    return batch
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+def test_what_it_raises_is_raised_when_its_batch_is_due(
+    executor: Any, on_error: Any
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, on_error=on_error)
+    with pipe.map(odd_one, executor=executor) as mapped:
+        loop = iter(mapped)
+        firsts = [next(loop)[1][0].item() for _ in range(2)]
+        with pytest.raises(ValueError, match="seventeen") as caught:
+            next(loop)
+        firsts += [labels[0].item() for _, labels in loop]
+    assert firsts == [0, 8, 24, 32, 40, 48]
+    notes = "".join(caught.value.__notes__)
+    assert "in Map(ID:2) odd_one, the batch of epoch 0, step 2" in notes
+
+
+def nothing(batch: Batch) -> None:
+    """Forget to return."""
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_none_is_no_batch(executor: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(nothing, executor=executor)
+    with pipe, pytest.raises(ps.SampleError, match="None, which is no batch"):
+        next(iter(pipe))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_substituted_samples_stay_marked(executor: Any) -> None:
+    bad = frozenset([3, 20])
+    pipe = mixed(executor, None, Rows(bad), on_error="substitute", error_budget=0.1)
+    inline = mixed("inline", None, Rows(bad), on_error="substitute", error_budget=0.1)
+    with pipe, inline:
+        for batch, same in zip(pipe, inline, strict=True):
+            assert plain(batch) == plain(same)
+            assert pipe.plan == inline.plan
+            assert not bad & set(batch["labels"].tolist())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_tail_whose_samples_all_fail_is_worked_on_like_any_other(
+    executor: Any,
+) -> None:
+    bad = frozenset([48, 49])
+    pipe = ps.Pipeline.from_dataset(Rows(bad)).batch(
+        SIZE, on_error="substitute", error_budget=0.1
+    )
+    with pipe.map(twice, executor=executor) as mapped:
+        assert [len(batch) for batch in mapped] == [16] * 6 + [4]
+
+
+class Numbering:
+    """A collate_fn that counts its calls, and says who makes them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, rows: list[Any]) -> tuple[torch.Tensor, int, int]:
+        self.calls += 1
+        return torch.tensor([row[1] for row in rows]), self.calls, os.getpid()
+
+
+def passed(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_collate_fn_that_counts_is_called_in_order_by_the_trainer(
+    executor: Any,
+) -> None:
+    pipe = ps.Pipeline.from_dataset(
+        Rows(),
+        executor=executor,
+        num_parallel_workers=None if executor == "inline" else 2,
+    )
+    pipe = pipe.batch(SIZE, collate_fn=Numbering())
+    with pipe.map(passed, executor=executor) as mapped:
+        found = list(mapped)
+    assert [batch[1] for batch in found] == list(range(1, STEPS + 1))
+    assert {batch[2] for batch in found} == {os.getpid()}
+
+
+def with_process(rows: list[Any]) -> tuple[torch.Tensor, int]:
+    return torch.tensor([row[1] for row in rows]), os.getpid()
+
+
+def test_a_collate_fn_that_keeps_nothing_moves_to_the_workers_before_the_map() -> None:
+    data = ps.Pipeline.from_dataset(Rows(), executor="process", num_parallel_workers=2)
+    pipe = data.repeat(4).batch(SIZE, collate_fn=with_process)
+    with pipe.map(passed, executor="thread") as mapped:
+        found = list(mapped)
+    assert labels_of((0, labels) for labels, _ in found) == [*range(LENGTH)] * 4
+    assert found[0][1] == os.getpid()
+    assert os.getpid() not in {process for _, process in found[15:]}
+
+
+def failing(rows: list[Any]) -> torch.Tensor:
+    if rows[0][1] == 16:
+        raise RuntimeError("sixteen")
+    return torch.tensor([row[1] for row in rows])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_a_collate_fn_raises_is_that_batchs_error(executor: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, collate_fn=failing)
+    with pipe.map(passed, executor=executor) as mapped:
+        loop = iter(mapped)
+        firsts = [next(loop)[0].item() for _ in range(2)]
+        with pytest.raises(RuntimeError, match="sixteen") as caught:
+            next(loop)
+        firsts += [labels[0].item() for labels in loop]
+    assert firsts == [0, 8, 24, 32, 40, 48]
+    assert "in the collate_fn of Batch(ID:1)" in "".join(caught.value.__notes__)
+
+
+class Killer:
+    """Ends its process with the third batch in hand: once, or always."""
+
+    def __init__(self, died: Path | None) -> None:
+        self.died = died
+
+    def __call__(self, batch: Batch) -> Batch:
+        if 17 in batch[1].tolist() and (self.died is None or not self.died.exists()):
+            if self.died is not None:
+                self.died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+
+def test_a_killed_worker_changes_no_batch(tmp_path: Path) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE)
+    how = {"executor": "process", "num_parallel_workers": 2}
+    with pipe.map(Killer(tmp_path / "died"), **how) as mapped:
+        labels = labels_of(mapped)
+    assert labels == list(range(LENGTH))
+    assert (tmp_path / "died").exists()
+
+
+def test_a_batch_that_kills_every_worker_is_given_up() -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE)
+    with pipe.map(Killer(None), executor="process") as mapped:
+        loop = iter(mapped)
+        assert [len(next(loop)[1]) for _ in range(2)] == [SIZE] * 2
+        with pytest.raises(ps.WorkerError, match="times on the batch of step 2"):
+            next(loop)
+        assert sum(len(labels) for _, labels in loop) == LENGTH - 3 * SIZE
+
+
+async def awaited(batch: Batch, rng: np.random.Generator) -> Batch:
+    await asyncio.sleep(0.001)
+    return mix_up(batch, rng)
+
+
+def test_a_coroutine_function_is_awaited() -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).shuffle(seed=SEED).batch(SIZE)
+    with pipe.map(awaited).map(told) as mapped:
+        assert [plain(batch) for batch in mapped] == by_hand(0)
+
+
+def test_functions_that_draw_by_themselves_stay_with_the_trainer() -> None:
+    def drawing(batch: Batch) -> float:
+        return random.random() + 0 * sum(map(float, torch.rand(200_000)))
+
+    random.seed(3)
+    expected = [random.random() for _ in range(STEPS)]
+    random.seed(3)
+    with ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(drawing) as pipe:
+        assert list(pipe) == expected
+
+
+# Behind a filter or an iterable
+
+
+def stream() -> Iterator[tuple[Any, int]]:
+    data = Rows()
+    return (data[index] for index in range(LENGTH))
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return stream()
+
+
+@pytest.mark.parametrize("data", [Rows(), Stream()])
+def test_batches_dealt_at_run_time_are_worked_on_and_resumed(data: Any) -> None:
+    def pipeline() -> ps.Pipeline:
+        pipe = ps.Pipeline.from_dataset(data).filter(lambda sample: sample[1] % 3)
+        return pipe.batch(SIZE).map(mix_up).map(told)
+
+    with pipeline() as pipe:
+        whole = [plain(batch) for batch in pipe]
+    kept = [index for index in range(LENGTH) if index % 3]
+    assert [label for _, labels, _ in whole for label in labels] == kept
+    assert [step for _, _, (_, step) in whole] == list(range(len(whole)))
+    with pipeline() as pipe:
+        loop = iter(pipe)
+        next(loop), next(loop)
+        state = pipe.state_dict()
+    with pipeline() as pipe:
+        pipe.load_state_dict(state)
+        assert [plain(batch) for batch in pipe] == whole[2:]
+
+
+def test_what_it_raises_of_a_dealt_batch_is_raised_and_the_next_one_comes() -> None:
+    with ps.Pipeline.from_dataset(Stream()).batch(SIZE).map(odd_one) as pipe:
+        loop = iter(pipe)
+        firsts = [next(loop)[1][0].item() for _ in range(2)]
+        with pytest.raises(ValueError, match="seventeen"):
+            next(loop)
+        firsts += [labels[0].item() for _, labels in loop]
+    assert firsts == [0, 8, 24, 32, 40, 48]
+
+
+# Where it may stand, and with what
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_it_is_told_what_a_schedule_sets_for_its_batch(executor: Any) -> None:
+    schedule = ps.schedule.of(
+        global_batch_size=ps.schedule.steps({0: 8, 1: 16}),
+        image_size=ps.schedule.steps({0: 32, 0.5: 64}),
+        strength=lambda epoch: epoch / 2,
+    )
+    data = ps.Pipeline.from_dataset(Rows(), schedule=schedule).batch()
+    with data.map(scheduled, executor=executor) as pipe:
+        for _ in range(2):
+            for rows, size, strength in pipe:
+                plan = pipe.plan
+                assert plan is not None
+                told = plan.n_rows, plan.image_size, plan.strength
+                assert (rows, size, strength) == told
+
+
+def scheduled(batch: Batch, ctx: Any) -> tuple[int, int, float]:
+    return len(batch[1]), ctx.image_size, ctx.strength
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda pipe: pipe.cache(ram="1MB"),
+        lambda pipe: pipe.filter(bool),
+        lambda pipe: pipe.shuffle(seed=1),
+        lambda pipe: pipe.take(3),
+        lambda pipe: pipe.batch(2),
+    ],
+)
+def test_only_maps_and_a_device_stand_behind_batch(write: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(passed)
+    with pytest.raises(ps.SpecError, match=r"cannot come after \.batch\(\)"):
+        write(pipe)
+
+
+def test_what_is_on_a_device_is_no_workers_business() -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).to_device("cpu")
+    with pytest.raises(ps.SpecError, match=r"cannot come after \.to_device\(\)"):
+        pipe.map(passed)
+
+
+@pytest.mark.parametrize(
+    "how", [{"num_parallel_workers": 2}, {"executor": "process"}, {"timeout": 1.0}]
+)
+def test_batches_dealt_by_the_trainer_have_no_workers(how: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Stream()).batch(SIZE)
+    with pytest.raises(ps.SpecError, match="cannot have workers of its own"):
+        pipe.map(passed, **how)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_microbatches_and_devices_come_last(executor: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, microbatches=2, drop_last=True)
+    with pipe.map(twice, executor=executor).to_device("cpu") as mapped:
+        parts = next(iter(mapped))
+    assert [part.tolist() for part in parts] == [list(range(SIZE))] * 2
+
+
+# How it is seen and bounded
+
+
+def test_it_is_a_row_and_a_bottleneck_of_its_own() -> None:
+    def slow(batch: Batch) -> Batch:
+        until = torch.ones(400, 400)
+        for _ in range(20):
+            until = until @ until / 400
+        return batch
+
+    pipe = ps.Pipeline.from_dataset(Rows()).repeat(10).batch(SIZE)
+    with pipe.map(slow, executor="thread", num_parallel_workers=1) as mapped:
+        for _ in mapped:
+            pass
+        found = mapped.explain()
+    assert [stage.name for stage in found.stages][-1] == "Map(ID:3) slow"
+    assert found.stages[-1].num_parallel_workers == 1
+    assert found.bottleneck == "Map(ID:3) slow"
+
+
+def test_collating_in_the_trainer_is_a_row_of_its_own() -> None:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, collate_fn=Numbering())
+    with pipe.map(passed, executor="thread") as mapped:
+        list(mapped)
+        names = [stage.name for stage in mapped.explain().stages]
+    assert names[1:] == ["Batch(ID:1) collate", "Map(ID:2) passed"]
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+def test_a_budget_of_one_batch_is_enough(executor: Any) -> None:
+    class Large(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return np.full(100_000, index, np.float32), index
+
+    ps.set_memory_budget(10 * SIZE * 100_000)
+    data = ps.Pipeline.from_dataset(Large()).batch(SIZE)
+    with data.map(passed, executor=executor) as pipe:
+        labels = labels_of(pipe)
+        stats = pipe.stats()
+    assert labels == list(range(LENGTH))
+    assert stats is not None
+    assert stats.peak_bytes <= (10 + 5) * SIZE * 100_000
