@@ -503,7 +503,9 @@ class Core:
             in_flight.called = -(-left // size)
             self._wake(0, in_flight.called)
         chunk = in_flight.chunk(start, in_flight.next_row)
-        return Lease(0, chunk, None, in_flight, whole=state.whole and size == rows)
+        return Lease(
+            0, chunk, None, in_flight, whole=state.whole and len(chunk) == rows
+        )
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]

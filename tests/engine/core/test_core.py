@@ -8,7 +8,13 @@ import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.chunk import Lease, Outcome
-from penstock.engine.core.core import FEED, LEASE_NS, SegmentState, State
+from penstock.engine.core.core import (
+    FAR_LEASE_NS,
+    FEED,
+    LEASE_NS,
+    SegmentState,
+    State,
+)
 from penstock.engine.core.metrics import Gauge, Wait
 from support.core_model import Course
 from support.core_script import Script, Settling
@@ -46,6 +52,21 @@ def test_a_lease_never_has_less_than_a_row() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
     state.learn(LEASE_NS * 100, LEASE_NS * 100, 1)
     assert state.lease_rows(64) == 1
+
+
+@pytest.mark.parametrize("handed_out", [0, 1])
+def test_what_is_left_of_a_batch_is_no_batch_for_its_worker_to_collate(
+    handed_out: int,
+) -> None:
+    """Workers may begin to make whole batches once rows of one are handed out."""
+    begun = course([4], widths=[2])
+    for _ in range(handed_out):
+        assert len(lease(begun, 0).chunk) == 1
+    begun.core.segments[0].collates = True
+    begun.core.set_workers(0, 2, FAR_LEASE_NS)
+    rest = lease(begun, 0)
+    assert len(rest.chunk) == 4 - handed_out
+    assert rest.whole == (not handed_out)
 
 
 @pytest.mark.parametrize(
