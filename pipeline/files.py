@@ -114,6 +114,8 @@ class Patience:
 
 PATIENCE = Patience()
 MAX_WAIT_S = 20.0
+S3_CONNECTIONS = 1024
+"""More than any segment reads at once; botocore knows no "unlimited"."""
 STALLED_S = 60.0
 """A connection that brings nothing for so long is given up, and tried again."""
 LATER = frozenset((408, 425, 429))
@@ -125,15 +127,34 @@ class ShortBodyError(OSError):
     """A server sent less than the whole file."""
 
 
+PASSING = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "ConnectionError"),
+    ("botocore.exceptions", "HTTPClientError"),
+    ("botocore.exceptions", "IncompleteReadError"),
+)
+"""What libraries raise for a connection that fails and is no `OSError`."""
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether what went wrong with a remote read may go well the next time."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
+    status = status_of(error)
+    if status is not None:
         return status >= 500 or status in LATER
     lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
-    aiohttp = sys.modules.get("aiohttp")  # not there: nobody can have raised its errors
-    passing = (OSError,) if aiohttp is None else (OSError, aiohttp.ClientError)
-    return isinstance(error, passing) and not isinstance(error, lasting)
+    # A module that is not there: nobody can have raised its errors.
+    known = ((sys.modules.get(module), name) for module, name in PASSING)
+    passing = [getattr(module, name) for module, name in known if module is not None]
+    return isinstance(error, (OSError, *passing)) and not isinstance(error, lasting)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status behind an error: its own, or what s3fs made it from."""
+    status = getattr(error, "status", None)
+    answer = getattr(error.__cause__, "response", None)  # of botocore's ClientError
+    if isinstance(answer, Mapping):
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 def tell_of_retry(state: RetryCallState) -> None:
@@ -221,8 +242,22 @@ class Store:
         return url_to_fs(self.url, **self._opened_with(), **own)[0]
 
     def _opened_with(self) -> dict[str, Any]:
-        web = {"get_client": unlimited_client} if self.is_web() else {}
-        return {**web, **self.options}
+        if self.is_web():
+            return {"get_client": unlimited_client, **self.options}
+        if self.protocol in ("s3", "s3a"):
+            return s3_options(self.options)
+        return dict(self.options)
+
+
+def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how s3fs reads many objects at once, unless `given` says otherwise.
+
+    Each is one request: it would first ask for the size, to read parts side by side.
+    botocore stops at 10 connections, whatever `num_parallel_workers` says.
+    """
+    config = {"max_pool_connections": S3_CONNECTIONS}
+    config |= given.get("config_kwargs") or {}
+    return {"max_concurrency": 1, **given, "config_kwargs": config}
 
 
 async def unlimited_client(**settings: Any) -> Any:

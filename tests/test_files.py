@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 import penstock as ps
 import penstock.pipeline.files
-from penstock.pipeline.files import AsyncFiles, Files, find_files
+from penstock.pipeline.files import AsyncFiles, Files, find_files, may_pass
 from support.datasets import KINDS
 from support.http_store import Fault, HttpStore, served
 
@@ -282,6 +285,46 @@ def test_what_lasts_is_not_tried_again(status: int, kind: Any) -> None:
         ):
             list(batches)
         assert store.asked["001.bin"] == 1
+
+
+class ConnectionLostError(Exception):
+    """Stands for botocore's, which are no `OSError`."""
+
+
+class AnswerError(Exception):
+    """Stands for botocore's `ClientError`."""
+
+    def __init__(self, status: int) -> None:
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+def as_s3fs_raises(status: int) -> OSError:
+    error = OSError(errno.EINVAL, "whatever the store says")
+    error.__cause__ = AnswerError(status)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionLostError(), True),
+        *((as_s3fs_raises(status), True) for status in (500, 503, 429)),
+        *((as_s3fs_raises(status), False) for status in (400, 405, 416)),
+        (OSError(errno.EIO, "a disk"), True),
+        (KeyError("a bug"), False),
+    ],
+    ids=repr,
+)
+def test_what_an_object_store_raises_is_judged_by_what_it_answered(
+    error: Exception,
+    passes: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exceptions = types.ModuleType("botocore.exceptions")
+    for name in ("ConnectionError", "HTTPClientError", "IncompleteReadError"):
+        setattr(exceptions, name, ConnectionLostError)
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", exceptions)
+    assert may_pass(error) == passes
 
 
 def test_all_tries_together_take_as_long_as_said() -> None:

@@ -1,0 +1,83 @@
+"""s3fs: objects are read whole, and what a store answers decides what is tried again.
+
+The store serves objects by path, as S3 does; nothing is listed or signed for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import fsspec.asyn
+import pytest
+
+import penstock as ps
+from support.http_store import Fault, HttpStore, served
+
+s3fs = pytest.importorskip("s3fs")
+
+CONTENTS = {f"bucket/{at:02}.bin": bytes([at]) * (at + 1) for at in range(12)}
+FAULTY = "bucket/03.bin"
+ONCE = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+"""botocore's own retries, which come before ours, are off."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_threads_of_fsspec() -> None:
+    """They are started once a process, for good: its loop, and what resolves names."""
+    fsspec.asyn.sync(fsspec.asyn.get_loop(), asyncio.to_thread, int)
+
+
+@pytest.fixture(autouse=True)
+def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs, too, tries what it knows to pass five times: once here."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+
+
+def contents(store: HttpStore, times: int = 1, **settings: Any) -> list[bytes]:
+    options = {"endpoint_url": store.url, "config_kwargs": ONCE}
+    urls = [f"s3://{name}" for name in CONTENTS] * times
+    pipe = ps.Pipeline.from_files(urls, storage_options=options, **settings).batch(4)
+    with pipe.options(persistent_workers=False) as batches:
+        return [content for batch in batches for content in batch]
+
+
+@pytest.mark.parametrize("kind", ["auto", "thread", "process"])
+def test_objects_come_whole_and_in_order(kind: Any) -> None:
+    with served(CONTENTS) as store:
+        assert contents(store, executor=kind) == [*CONTENTS.values()]
+        assert {*store.asked.values()} == {1}, "the size was asked for first"
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_as_many_requests_are_in_flight_as_there_are_workers(kind: Any) -> None:
+    """More than botocore allows if it is not told."""
+    with served(CONTENTS, latency_s=0.2) as store:
+        found = contents(store, times=10, executor=kind, num_parallel_workers=60)
+        assert found == [*CONTENTS.values()] * 10
+        assert 20 < store.most <= 60
+
+
+PASSING: list[Fault] = [500, 503, 429, "reset", "short"]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_may_pass_is_tried_again_until_it_has(fault: Fault, kind: Any) -> None:
+    with served(CONTENTS, faults={FAULTY: [fault] * 2}) as store:
+        found = contents(store, executor=kind, backoff=0.001)
+        assert found == [*CONTENTS.values()]
+        assert store.asked[FAULTY] == 3 or fault == "reset"  # aiohttp asks again, too
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("status", [400, 403, 404])
+def test_what_lasts_is_not_tried_again(status: int, kind: Any) -> None:
+    with served(CONTENTS, faults={FAULTY: [status] * 9}) as store:
+        with pytest.raises(OSError, match=r".") as caught:
+            contents(store, executor=kind, backoff=0.001)
+        assert store.asked[FAULTY] == 1
+    assert "sample index 3" in caught.value.__notes__[0]
