@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import ceil
+from operator import itemgetter
 from typing import Literal
 
 from ..engine.observe.observation import (
+    Face,
     Observation,
     PartObservation,
     SegmentObservation,
@@ -15,9 +16,19 @@ from ..engine.observe.observation import (
     ratio,
 )
 from ..system.resources import Budget
-from ..system.run_queue import APART_NS
 from . import phrases
-from .policies.case import CPU_HIGH, CPU_LOW, CPU_USED, DIFFERENCE, QUEUED
+from .causes import (
+    COUNTLESS,
+    DEVICE,
+    HELD_BACK,
+    TUNE,
+    Cause,
+    Window,
+    busiest,
+    of_trainer,
+    of_wait,
+)
+from .policies.case import CPU_HIGH, CPU_LOW, DIFFERENCE
 from .situation import Decision
 from .window import demand_rows_per_s, outbox, wait_share
 
@@ -29,26 +40,10 @@ NOT_INPUT_BOUND = 0.03
 """Below this share there is nothing to gain worth the trouble."""
 MAX_HEADSPACE = 1000.0
 """Stands for all that is more, as of a trainer that does nothing."""
-COMPUTES = 0.75
-"""CPU as a share of the run time above which a segment computes."""
-HELD_BACK = 0.5
-"""Share of its workers' time above which a segment is held back."""
-GIL_HELD = 0.6
-"""Share of moments with the GIL held from which it is the cause named: the tuner turns
-to it later, where it is certain."""
-QUEUE_TOLD_S = 2 * APART_NS / 1e9
-"""Within such a window the run queue was looked at twice, so its waits are known."""
-COLLATE = "Batch("
-"""What the names of parts and segments that collate begin with."""
-FUSED_DECODE = "decode_random_resized_crop"
-MANY_WORKERS = 64
-"""No more are advised at once, whatever a trainer that takes no time could use."""
-COUNTLESS = 1000
-"""Workers, from which on a need says only that the trainer does next to nothing."""
 CACHE_WORTH = 0.1
 """Share of the work on a sample that a cache must spare to be worth a word."""
 MAX_NAMED = 3
-"""Segments named in the verdict line, and next things to do."""
+"""Operations named in the verdict line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +67,8 @@ class StageReport:
     output_utilization: float
     wait_share: float
     """The part of the exposed wait it accounts for, as a share of the step."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Its operations, where there are several, and the part of that of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,10 @@ class Explanation:
     """Next things to do, as code; empty where nothing is justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
+    copy_share: float = 0.0
+    """What bringing batches to the device accounts for, as a share of the step."""
+    face: Face = "Pipeline"
+    """In whose words the advice is."""
 
     @property
     def line(self) -> str:
@@ -106,11 +107,14 @@ class Explanation:
         waiting = f"waiting {100 * self.wait_share:.0f}% of each step"
         if self.verdict == "not input-bound":
             waiting = f"waiting {100 * self.wait_share:.1f}% of each step"
-        blamed = sorted(self.stages, key=lambda s: s.wait_share, reverse=True)
+        blamed = [(DEVICE, self.copy_share)]
+        for stage in self.stages:
+            blamed += stage.parts or [(stage.name, stage.wait_share)]
+        blamed.sort(key=itemgetter(1), reverse=True)
         parts = [
-            f"{phrases.short_name(stage.name)} {100 * stage.wait_share:.0f}%"
-            for stage in blamed[:MAX_NAMED]
-            if round(100 * stage.wait_share) >= 1
+            f"{phrases.short_name(name)} {100 * share:.0f}%"
+            for name, share in blamed[:MAX_NAMED]
+            if round(100 * share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
         speedup = phrases.speedup(self.headspace)
@@ -138,7 +142,8 @@ class Explanation:
         return "\n".join(lines)
 
     def _row(self, stage: StageReport, width: int) -> str:
-        mark = ">" if stage.name == self.bottleneck else " "
+        names = [stage.name, *(name for name, _ in stage.parts)]
+        mark = ">" if self.bottleneck in names else " "
         return (
             f"{mark} {stage.name:<{width}}  {stage.num_parallel_workers:>7}"
             f"  {stage.prefetch_size:>8}  {stage.executor:<8}"
@@ -152,6 +157,11 @@ def verdict_of(share: float) -> Verdict:
     if share > INPUT_BOUND:
         return "input-bound"
     return "not input-bound" if share < NOT_INPUT_BOUND else "balanced"
+
+
+def headspace_of(share: float) -> float:
+    """How many times faster training is at most, if it waits for such a share."""
+    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
 def explain(
@@ -170,20 +180,78 @@ def explain(
         tuned: whether the autotuner is at work already.
     """
     share = wait_share(observation)
-    headspace = min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
+    trainer = observation.trainer
+    copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
     verdict: Verdict = "balanced" if silent else verdict_of(share)
-    worst = None if silent or verdict == "not input-bound" else _busiest(observation)
+    bottleneck = None
+    if silent:
+        cause = Cause(SILENT)
+    elif verdict == "not input-bound":
+        cause = of_trainer(observation)
+    else:
+        window = Window(observation, busiest(observation), budget, tuned)
+        cause = of_wait(window)
+        bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
-        bottleneck=worst.name if worst else None,
-        cause=_cause(observation, worst, budget, silent=silent),
-        headspace=headspace if observation.trainer.steps else 1.0,
+        bottleneck=bottleneck,
+        cause=cause.text,
+        headspace=headspace_of(share) if observation.trainer.steps else 1.0,
         wait_share=share,
         trainer=observation.trainer,
         rows_per_s=observation.rows_per_s,
-        stages=_stages(observation, share),
-        advice=_advice(observation, worst, budget, tuned=tuned) if worst else (),
+        stages=_stages(observation, share - copy_share),
+        advice=cause.advice,
+        copy_share=copy_share,
+        face=observation.face,
+    )
+
+
+SILENT = "nothing is known yet: no batch was handed over in this window."
+
+
+def of_torchs(
+    trainer: TrainerObservation,
+    name: str,
+    workers: int,
+    executor: str,
+    why: str,
+    *,
+    tunable: bool,
+) -> Explanation:
+    """Say what is known where torch's own workers load: how long the trainer waits.
+
+    Args:
+        trainer: what was measured, since the loop began.
+        name: of the data set, as a stage.
+        workers: how many there are.
+        executor: of what kind.
+        why: they load, and not penstock.
+        tunable: whether penstock would, with autotune on.
+    """
+    share = trainer.wait_share
+    verdict = verdict_of(share) if trainer.steps else "balanced"
+    waits = trainer.steps > 0 and verdict != "not input-bound"
+    spent_s = trainer.wait_s + trainer.gap_s
+    rate = ratio(trainer.rows, spent_s)
+    unknown = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    stage = StageReport(name, max(1, workers), 0, executor, rate, *unknown, share)
+    who = "torch's own workers load" if workers else "the trainer itself loads"
+    cause = f"{who}, as torch does, and penstock cannot look into it: {why}."
+    if trainer.steps and not waits:
+        cause = f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
+    return Explanation(
+        verdict=verdict,
+        bottleneck=name if waits else None,
+        cause=cause,
+        headspace=headspace_of(share) if trainer.steps else 1.0,
+        wait_share=share,
+        trainer=trainer,
+        rows_per_s=rate,
+        stages=(stage,),
+        advice=(TUNE,) if waits and tunable else (),
+        face="DataLoader",
     )
 
 
@@ -192,11 +260,12 @@ def bottleneck_phrase(observation: Observation) -> str | None:
 
     None, too, where the trainer does so little itself that no number would do.
     """
-    worst = _busiest(observation)
-    needed = _needed(worst, observation)
+    worst = busiest(observation)
+    window = Window(observation, worst, None, tuned=True)
+    needed = window.needed
     if not worst.num_parallel_workers < needed < COUNTLESS:
         return None
-    if ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
+    if window.computes:
         return phrases.bottleneck(
             worst.name, worst.cpu_s_per_row, needed, worst.num_parallel_workers
         )
@@ -229,149 +298,6 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
             yield phrases.cpu_low(name, cpu, CPU_LOW)
 
 
-def _busiest(observation: Observation) -> SegmentObservation:
-    def busy(segment: SegmentObservation) -> tuple[float, float]:
-        edge = segment.input_utilization - segment.output.utilization
-        return round(ratio(segment.run_s, segment.worker_s), 2), edge
-
-    return max(observation.segments, key=busy)
-
-
-def _needed(segment: SegmentObservation, observation: Observation) -> float:
-    """Workers that would keep up with the trainer: demand times seconds a sample."""
-    return demand_rows_per_s(observation) * segment.run_s_per_row
-
-
-def _cause(
-    observation: Observation,
-    worst: SegmentObservation | None,
-    budget: Budget | None,
-    *,
-    silent: bool,
-) -> str:
-    if silent:
-        return "nothing is known yet: no batch was handed over in this window."
-    if worst is None:
-        share = wait_share(observation)
-        return f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
-    if _held_by_memory(observation):
-        return (
-            "the memory budget: workers are held back although no batch is ready"
-            f" ({observation.held_bytes / phrases.MIB:.0f} MiB held)."
-        )
-    cores = observation.cpu_cores
-    if budget is not None and _cores_used(observation, budget):
-        return f"CPU: {cores:.1f} of {budget.cpu_cores:g} cores are busy loading."
-    return _cause_within(observation, worst)
-
-
-def _cause_within(observation: Observation, worst: SegmentObservation) -> str:
-    name, run_s = phrases.short_name(worst.name), worst.run_s_per_row
-    if run_s == 0.0:
-        return f"{name} has not finished a sample yet."
-    if _held_by_gil(observation, worst):
-        return (
-            f"the GIL: held {100 * (observation.gil_held or 0.0):.0f}% of the time, so"
-            f" the {worst.num_parallel_workers} threads of {name} take turns."
-        )
-    if _queued(worst):
-        queued_s = ratio(worst.queued_s, worst.rows)
-        return (
-            f"CPU: {name} waits for a core for {1000 * queued_s:.2f} of"
-            f" {1000 * run_s:.2f} ms a sample, while others use them."
-        )
-    if (collate_s := _collate_s_per_row(worst)) is not None:
-        spent = (
-            "collate: putting samples together takes"
-            f" {1000 * collate_s:.2f} of {1000 * run_s:.2f} ms a sample"
-        )
-    elif ratio(worst.cpu_s, worst.run_s) >= COMPUTES:
-        spent = f"CPU: {name} computes {1000 * worst.cpu_s_per_row:.2f} ms a sample"
-    else:
-        blocked_s = run_s - worst.cpu_s_per_row
-        told = observation.window_s >= QUEUE_TOLD_S
-        what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
-        spent = (
-            f"waiting {what}: {name} is blocked for"
-            f" {1000 * blocked_s:.2f} of {1000 * run_s:.2f} ms a sample"
-        )
-    needed, workers = _needed(worst, observation), worst.num_parallel_workers
-    if needed >= COUNTLESS:
-        return f"{spent}; {workers} workers, and this trainer takes what it can get."
-    if needed > workers:
-        wanted = phrases.count(needed)
-        return f"{spent}; too few workers: {workers}, this trainer needs {wanted}."
-    return f"{spent}, on {workers} worker{'s' if workers > 1 else ''}."
-
-
-def _collate_s_per_row(segment: SegmentObservation) -> float | None:
-    """Return what collating takes, where no other part of the segment takes longer."""
-    if segment.name.startswith(COLLATE):
-        return segment.run_s_per_row
-    longest = max(segment.parts, key=lambda part: part.run_s_per_row, default=None)
-    if longest is None or not longest.name.startswith(COLLATE):
-        return None
-    return longest.run_s_per_row
-
-
-def _held_by_gil(observation: Observation, worst: SegmentObservation) -> bool:
-    """Whether threads compute, and only one at a time can."""
-    held = observation.gil_held
-    threads = worst.executor == "thread" and worst.num_parallel_workers > 1
-    return threads and held is not None and held >= GIL_HELD
-
-
-def _queued(segment: SegmentObservation) -> bool:
-    """Whether its workers wait for a core much of the time."""
-    return ratio(segment.queued_s, segment.run_s) >= QUEUED
-
-
-def _cores_used(observation: Observation, budget: Budget | None) -> bool:
-    """Whether all cores there are keep busy with loading."""
-    cores = observation.cpu_cores
-    return budget is not None and cores >= CPU_USED * budget.cpu_cores
-
-
-def _held_by_memory(observation: Observation) -> bool:
-    """Whether workers are held back for lack of credit while the trainer starves."""
-    return (
-        outbox(observation).empty > HELD_BACK
-        and all(
-            ratio(segment.wait_credit_s, segment.worker_s) > HELD_BACK
-            or ratio(segment.wait_input_s, segment.worker_s) > HELD_BACK
-            for segment in observation.segments
-        )
-        and observation.segments[0].wait_credit_s > 0.0
-    )
-
-
-def _advice(
-    observation: Observation,
-    worst: SegmentObservation,
-    budget: Budget | None,
-    *,
-    tuned: bool,
-) -> tuple[str, ...]:
-    if _held_by_memory(observation):
-        gib = max(1, ceil(2 * observation.held_bytes / phrases.GIB))
-        return (f'ps.set_memory_budget("{gib}GiB")',)
-    steps = []
-    if _held_by_gil(observation, worst):
-        return (f'executor="process"  # for {worst.name}, or "auto"',)
-    needed = min(ceil(_needed(worst, observation)), MANY_WORKERS)
-    short = _cores_used(observation, budget) or _queued(worst)
-    fixed = tuned or short or worst.executor == "inline"
-    if not fixed and needed > worst.num_parallel_workers:
-        steps += [
-            "ps.set_enable_autotune(True)",
-            f"num_parallel_workers={needed}  # for {worst.name}",
-        ]
-    computes = ratio(worst.cpu_s, worst.run_s) >= COMPUTES
-    if computes and "decode" in worst.name and FUSED_DECODE not in worst.name:
-        steps.append(f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image")
-    return tuple(steps[:MAX_NAMED])
-
-
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
     demand = demand_rows_per_s(observation)
     gap_s = 1.0 / demand if demand > 0 else 0.0
@@ -396,8 +322,20 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
             input_utilization=segment.input_utilization,
             output_utilization=segment.output.utilization,
             wait_share=share * ratio(weight, sum(weights)),
+            parts=_parts(segment, share * ratio(weight, sum(weights))),
         )
         for segment, weight in zip(observation.segments, weights, strict=True)
+    )
+
+
+def _parts(segment: SegmentObservation, share: float) -> tuple[tuple[str, float], ...]:
+    """Lay a segment's share of the wait on its operations, where it has several."""
+    if len(segment.parts) < 2:
+        return ()
+    whole_s = sum(part.run_s_per_row for part in segment.parts)
+    return tuple(
+        (part.name, share * ratio(part.run_s_per_row, whole_s))
+        for part in segment.parts
     )
 
 

@@ -14,6 +14,7 @@ from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation
 from ..system.resources import Budget
 from . import phrases
+from .causes import busiest
 from .explain import bottleneck_phrase, evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
@@ -282,7 +283,7 @@ class Tuner(Generic[M]):
     def _name_bottleneck(
         self, decisions: tuple[Decision, ...], window: Observation
     ) -> None:
-        worst = explain(window, self._share).bottleneck
+        worst = busiest(window).name
         phrase = bottleneck_phrase(window)
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)

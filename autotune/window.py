@@ -153,6 +153,8 @@ def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservatio
         rows=a.rows + b.rows,
         wait_s=a.wait_s + b.wait_s,
         gap_s=a.gap_s + b.gap_s,
+        copy_s=a.copy_s + b.copy_s,
+        collate_s=a.collate_s + b.collate_s,
     )
 
 
@@ -170,6 +172,7 @@ def _segments(
         cpu_s=a.cpu_s + b.cpu_s,
         wait_input_s=a.wait_input_s + b.wait_input_s,
         wait_credit_s=a.wait_credit_s + b.wait_credit_s,
+        wait_memory_s=a.wait_memory_s + b.wait_memory_s,
         queued_s=a.queued_s + b.queued_s,
         input=feeding,
         output=_connectors(a.output, b.output, share),

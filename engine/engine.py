@@ -167,7 +167,8 @@ class Engine:
         engine_lock.notify_others()
         self._check_budget(popped[0])
         if isinstance(popped[1], Gathered):
-            popped = popped[0], self._collate(popped[1])
+            with self.trainer.collating():
+                popped = popped[0], self._collate(popped[1])
         slab = getattr(popped[0].buffer, "slab", None)
         if isinstance(slab, Slab):  # nobody writes it any more
             self._slabs.hand_over(slab.key)

@@ -44,7 +44,10 @@ class Monitor:
     def read(self) -> Reading:
         """Return all totals as of now."""
         # These are files: not to be read under the lock.
-        queued = [segment.run_queue.look() for segment in self._segments]
+        queued = [
+            segment.run_queue.look() + segment.connector.own_queue.seconds
+            for segment in self._segments
+        ]
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
             pairs = zip(self._segments, queued, strict=True)
@@ -64,6 +67,7 @@ class Monitor:
             self._plan.regime(begun_next) or trainer.regime,
             self._probe.last_share,
             time.process_time(),
+            batch_bytes=reservations.batch_bytes,
         )
 
     def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
@@ -106,6 +110,8 @@ class Monitor:
             segment.connector.parts.read(),
             segment.recipe.program.stages,
             segment.recipe.storable,
+            segment.recipe.bounds[1],
+            segment.recipe.iterable,
         )
 
 

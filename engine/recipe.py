@@ -14,7 +14,7 @@ from ..system.printing import call
 from .batch.buffer import Buffers
 from .batch.device import DeviceStage
 from .plan import Cursor, DrawnPlan, Plan, read_state, write_state
-from .program.program import Program
+from .program.program import Program, ReadOn
 
 if TYPE_CHECKING:
     from ..cache.cache import Cache
@@ -89,6 +89,11 @@ class SegmentRecipe:
     """Whether it works on whole batches, behind those that work on samples."""
     in_order: bool = False
     """Whether it has to work on one batch after the other, in the trainer's thread."""
+
+    @property
+    def iterable(self) -> bool:
+        """Whether one worker reads it from its beginning to its end: an iterable."""
+        return isinstance(self.program.operations[0], ReadOn)
 
 
 @dataclass(frozen=True, slots=True)

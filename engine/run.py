@@ -22,7 +22,7 @@ from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
 from .observe.reading import Reading, TrainerMeter, difference
-from .plan import Cursor
+from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
 from .segment import Kind, Segment
 from .workers.process.handover import dumps
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 NAME = "Pipeline"
 """What the log calls the engine as a whole."""
+WARM_STEPS = 5
+"""After so many the first step, for which workers had to begin, is left out."""
 HISTORY = 10
 """Readings kept for `recent`, one a second."""
 
@@ -82,6 +84,8 @@ class Run:
         self._before = self.read()
         self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
+        self._warm = (-1, -1), self._before
+        """How it stood when the first batch was given, which workers were begun for."""
 
     @property
     def cursor(self) -> Cursor:
@@ -108,16 +112,22 @@ class Run:
             self._note(host.glance() or host.read())
             trainer.stop()
             return None
-        data, plan = delivery.data, delivery.plan
+        data, plan, copy_ns = delivery.data, delivery.plan, 0
         self._follow(data)
         if self._to_device is not None:
+            copy_ns = -time.perf_counter_ns()
             data = self._to_device(data)
+            copy_ns += time.perf_counter_ns()
+        elif self._lane is not None:
+            copy_ns = self._lane.spent_ns
         if self._parts is not None:
             data = in_parts(data, self._parts)
         delivery = Delivery(stamped(data, plan), plan)
         if (reading := self.host.glance()) is not None:
             self._note(reading)
-        trainer.get(time.perf_counter_ns(), plan)
+        trainer.get(time.perf_counter_ns(), plan, copy_ns)
+        if self._warm[0] != self._now:
+            self._warm = self._now, self.host.read()
         return delivery
 
     def _follow(self, data: Any) -> None:
@@ -328,20 +338,30 @@ class Run:
         era = self._now
         readings = [reading for at, reading in list(self._history) if at == era]
         if self._trainer.training or not readings:
-            readings.append(self.read())
-        return difference(readings[0], readings[-1])
+            readings.append(self.host.read())
+        first, last = readings[0], readings[-1]
+        begun, warm = self._warm
+        known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
+        if begun == era and known and first.trainer.steps < warm.trainer.steps:
+            first = warm
+        return difference(first, self._whole(last))
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        found = (cache.statistics() for cache in self._caches)
+        return self._whole(self.host.read())
+
+    def _whole(self, reading: Reading) -> Reading:
+        """Return a reading of the host with what is known here."""
+        recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
         return replace(
-            self.host.read(),
+            reading,
             caches=caches,
             host=self._kind,
             contention=self.contention.found,
             moves=self._moves,
             inline_s_per_row=self._s_per_row,
+            face="DataLoader" if isinstance(recipe.plan, DrawnPlan) else "Pipeline",
         )
 
     def is_free(self) -> bool:

@@ -33,7 +33,7 @@ from .session import Epoch, Loop, Slot
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.reading import Reading
+    from ..engine.observe.reading import Reading, TrainerMeter
     from ..engine.recipe import Executor, Recipe
     from .torch_workers import ShareWatch
 
@@ -75,9 +75,11 @@ RUNNING = frozenset(
         "_running",
         "_slot",
         "_told",
+        "_torchs_meter",
     )
 )
 """What a copy of a loader does not have."""
+UNTUNED = "autotune is off"
 SHARES = "an iterable data set says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, as they come in"
@@ -153,6 +155,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._base: int | None = None
         self._plan: BatchPlan | None = None
         self._told = ""
+        # Of the loop that torch's own workers loaded, if they did.
+        self._torchs_meter: TrainerMeter | None = None
         weakref.finalize(self, self._slot.finalise)
 
     def __iter__(self) -> Any:
@@ -163,6 +167,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             drawing = Drawing(drawing.epoch + drawing.whole, base=self._base)
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
+            self._torchs_meter = None
             loop = self._iterate(drawing)
         else:
             self._tell(f"torch's own workers load, untuned: {why}.")
@@ -214,8 +219,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # What it found
 
     def explain(self) -> Explanation:
-        """Say what held training up lately: print it, or read its fields."""
-        return self._slot.seen(self._compiled)[1]
+        """Say what held training up lately: print it, or read its fields.
+
+        Where torch's own workers load, only how long the trainer waits is known.
+        """
+        from ..autotune.explain import of_torchs
+        from ..engine.observe.reading import TrainerMeter
+
+        why, meter = self._why_torchs(), self._torchs_meter
+        if meter is None and why is None:
+            return self._slot.seen(self._compiled)[1]
+        kind = "process" if self.num_workers else "inline"
+        name = f"Dataset(ID:0) {type(self.dataset).__name__}"
+        seen = (meter or TrainerMeter()).read()
+        workers, tunable = self.num_workers, why == UNTUNED
+        return of_torchs(seen, name, workers, kind, why or "", tunable=tunable)
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None where there is none."""
@@ -265,9 +283,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _why_torchs(self) -> str | None:
         """Why torch's own workers load; None where penstock's engine does."""
         seeded, safe = self.sample_seeding, self.thread_safe
-        off = seeded is False or not (seeded or config.get_enable_autotune())
         reasons = {
-            "sample_seeding is off": off,
+            "sample_seeding is off": seeded is False,
+            UNTUNED: not (seeded or config.get_enable_autotune()),
             SHARES: isinstance(self.dataset, IterableDataset),
             "batch_size=None asks for single samples": not self._auto_collation,
             "worker_init_fn is for processes, and thread_safe asks for threads": (
@@ -282,6 +300,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return next((why for why, applies in reasons.items() if applies), None)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
+        from ..engine.observe.reading import TrainerMeter
         from .torch_workers import resumed, tell_of_cuda, tell_of_shared_memory
 
         if self.num_workers:
@@ -294,7 +313,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         note = Note(self, drawing)
         begin = partial(self._torchs, drawing.base, note)
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        return resumed(begin, drawing, alone, note.given)
+        self._torchs_meter = TrainerMeter()
+        rows = self.batch_size or 1
+        return resumed(begin, drawing, alone, note.given, self._torchs_meter, rows)
 
     def _own_state(self) -> Any:
         """Return the state of an iterable data set that has one and is read here."""

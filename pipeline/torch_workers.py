@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -21,6 +22,7 @@ import torch
 from torch.utils.data._utils import worker as torchs
 
 from ..engine.movable import find_on_device
+from ..engine.observe.reading import TrainerMeter
 from ..engine.plan import Drawing
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
@@ -30,19 +32,29 @@ class TorchLoop(Iterator[Any]):
     """An iterator of torch's, counted; all else is asked of it."""
 
     def __init__(
-        self, torchs: Any, drawing: Drawing, given: Callable[[], object] = int
+        self,
+        torchs: Any,
+        drawing: Drawing,
+        given: Callable[[], object],
+        meter: TrainerMeter,
+        rows: int,
     ) -> None:
+        self._meter, self._rows = meter, rows
         self._torchs = torchs
         self._drawing = drawing
         self._given = given
 
     def __next__(self) -> Any:
+        meter = self._meter
+        meter.ask(time.perf_counter_ns())
         try:
             data = next(self._torchs)
         except StopIteration:
+            meter.stop()
             self._drawing.end()
             self._given()
             raise
+        meter.count(time.perf_counter_ns(), self._rows)
         self._drawing.batch += 1
         self._given()
         return data
@@ -61,6 +73,8 @@ def resumed(
     drawing: Drawing,
     iterable: Any,
     given: Callable[[], object],
+    meter: TrainerMeter,
+    rows: int,
 ) -> TorchLoop:
     """Begin a loop where `drawing` stands.
 
@@ -69,6 +83,8 @@ def resumed(
         drawing: the epoch; the generators are set to where it began.
         iterable: the data set, where it is an iterable and loaded by the trainer.
         given: called after each batch, and at the end.
+        meter: measures what the trainer waits.
+        rows: of a batch.
     """
     consumed, drawing.batch = drawing.batch, 0
     known, drawing.data = drawing.data, None
@@ -78,7 +94,7 @@ def resumed(
     refused: Exception | None = None
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
-    loop = TorchLoop(begin(), drawing, given)
+    loop = TorchLoop(begin(), drawing, given, meter, rows)
     keeper = drawing.keeper = keeper_of(loop, iterable)
     if refused and before is not None and iterator_of(loop) is not owner:
         raise refused

@@ -41,6 +41,8 @@ class Budget:
     """Bytes that rows and batches may hold together."""
     whole_machine: bool = False
     """True where `cpu_cores` are all there are, and so cannot be exceeded."""
+    free_bytes: int = 0
+    """What was free of the machine's memory, within the limits; 0: nobody looked."""
 
     def __post_init__(self) -> None:
         check(
@@ -66,9 +68,10 @@ class Budget:
         """
         all_cores = effective_cpus()
         cores = all_cores if cpu_cores is None else min(cpu_cores, all_cores)
+        free_bytes = effective_memory_bytes()
         if memory_bytes is None:
-            memory_bytes = max(1, effective_memory_bytes() // MEMORY_SHARE)
-        return cls(cores, memory_bytes, whole_machine=cores >= all_cores)
+            memory_bytes = max(1, free_bytes // MEMORY_SHARE)
+        return cls(cores, memory_bytes, cores >= all_cores, free_bytes)
 
 
 def parse_bytes(size: int | str) -> int:

@@ -56,6 +56,53 @@ class RunQueue:
         return f"<RunQueue of {len(self._seen)} threads: {self._total_ns / 1e9:.3f} s>"
 
 
+LONG_NS = 5_000_000
+"""Work from which one look before it and one behind, some 15 us each, are little."""
+SOME = 64
+"""Of shorter work one in so many is looked at."""
+
+
+class OwnQueue:
+    """How long work in the calling thread has waited for a core.
+
+    queue.begin()
+    ...             # the work
+    queue.end(ns)   # that it took
+    """
+
+    def __init__(self) -> None:
+        self._before_ns: int | None = None
+        self._last_ns = LONG_NS
+        self._count = self.run_ns = self._looked_ns = self._waited_ns = 0
+
+    def begin(self) -> None:
+        """Look, if that is worth it."""
+        self._count += 1
+        looks = self._last_ns >= LONG_NS or self._count % SOME == 0
+        self._before_ns = waited_ns("/proc/thread-self") if looks else None
+
+    def end(self, run_ns: int) -> None:
+        """Add work that is done, and took so long."""
+        self._last_ns = run_ns
+        self.run_ns += run_ns
+        if self._before_ns is not None:
+            self._waited_ns += waited_ns("/proc/thread-self") - self._before_ns
+            self._looked_ns += run_ns
+
+    @property
+    def share(self) -> float:
+        """Part of the time that was waited, of the work that was looked at."""
+        return self._waited_ns / self._looked_ns if self._looked_ns else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Waited so far, if all work was like what was looked at."""
+        return self.run_ns / 1e9 * self.share
+
+    def __repr__(self) -> str:
+        return f"<OwnQueue: waited {self.share:.0%}>"
+
+
 def threads_of(pid: int) -> list[str]:
     """Return the folders of a process's threads; none where it is gone."""
     return glob.glob(f"/proc/{pid}/task/*")

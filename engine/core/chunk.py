@@ -130,9 +130,9 @@ class Outcome:
     cpu_ns: int = 0
     made: Any = None
     """The batch, where the lease was all of it and the worker has collated it."""
-    parts: tuple[tuple[int, int], ...] = ()
-    """Of several operations each: the nanoseconds it took, and the bytes of a sample
-    that it made."""
+    parts: tuple[tuple[int, int, int], ...] = ()
+    """Of several operations each: the nanoseconds it took, those on a CPU, and the
+    bytes of a sample that it made."""
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:

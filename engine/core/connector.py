@@ -15,6 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from ...system.run_queue import OwnQueue
 from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import ALL, FEED, LEASE_NS, Core, State
 from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
@@ -228,6 +229,8 @@ class Connector:
         self._core = core
         self.engine_lock = engine_lock
         self.parts = PartsMeter(operations)
+        self.own_queue = OwnQueue()
+        """Of the trainer's thread, where that works on the segment."""
         self.segment = segment
         self._finish = finish
         # Batches that workers are collating.

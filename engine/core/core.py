@@ -244,6 +244,8 @@ class Core:
     batch_rows: int = 1
     placing: int = field(init=False)
     """The segment that puts rows into batches; those behind it work on whole ones."""
+    short: bool = False
+    """Whether `take` found too few bytes for one more batch."""
 
     def __post_init__(self) -> None:
         self.next_step = self.head
@@ -255,6 +257,7 @@ class Core:
         """Hand out the earliest rows that segment `at` may work on."""
         state, allowed = self.segments[at], ALLOWED[self.state]
         lease: Lease | None = None
+        self.short = False
         if state.pieces:
             step = state.pieces[0][0]
             due = step == state.head or not state.in_order
@@ -265,7 +268,7 @@ class Core:
         elif allowed.opens and (in_flight := self._frontier()):
             lease = self._lease_rows(in_flight, state)
         if lease is None:
-            return Wait.CREDIT
+            return Wait.MEMORY if self.short else Wait.CREDIT
         self.leases.add(lease)
         return lease
 
@@ -450,6 +453,7 @@ class Core:
         plan = self.plan.batch(step)
         oldest = step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
+            self.short = self.reservations.expected(plan.image_size) is not None
             return None
         rows = self.plan.rows(plan)
         count = len(rows.indices)

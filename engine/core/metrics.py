@@ -8,8 +8,9 @@ that has waited for a minute, or a connector empty since long ago, never looks h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
+from operator import add, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Wait(Enum):
 
     INPUT = "input"
     CREDIT = "credit"
+    MEMORY = "memory"
+    """Credit, too: the byte budget has no room for one more batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class WorkerReading:
     wait_credit_s: float = 0.0
     nbytes: int = 0
     """Of the samples put out."""
+    wait_memory_s: float = 0.0
+    """Of `wait_credit_s`, what was for lack of bytes."""
 
     @property
     def blocked_s(self) -> float:
@@ -80,26 +85,10 @@ class WorkerReading:
         return max(0.0, self.run_s - self.cpu_s)
 
     def __add__(self, other: WorkerReading) -> WorkerReading:
-        return WorkerReading(
-            self.rows + other.rows,
-            self.alive_s + other.alive_s,
-            self.run_s + other.run_s,
-            self.cpu_s + other.cpu_s,
-            self.wait_input_s + other.wait_input_s,
-            self.wait_credit_s + other.wait_credit_s,
-            self.nbytes + other.nbytes,
-        )
+        return WorkerReading(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: WorkerReading) -> WorkerReading:
-        return WorkerReading(
-            self.rows - other.rows,
-            self.alive_s - other.alive_s,
-            self.run_s - other.run_s,
-            self.cpu_s - other.cpu_s,
-            self.wait_input_s - other.wait_input_s,
-            self.wait_credit_s - other.wait_credit_s,
-            self.nbytes - other.nbytes,
-        )
+        return WorkerReading(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +99,10 @@ class PartReading:
     run_s: float = 0.0
     nbytes: int = 0
     """Of the samples it made, if all of a chunk were like its first."""
+    cpu_s: float = 0.0
 
     def __sub__(self, other: PartReading) -> PartReading:
-        return PartReading(
-            self.rows - other.rows,
-            self.run_s - other.run_s,
-            self.nbytes - other.nbytes,
-        )
+        return PartReading(*map(sub, astuple(self), astuple(other)))
 
 
 class PartsMeter:
@@ -124,18 +110,28 @@ class PartsMeter:
 
     def __init__(self, count: int) -> None:
         self._rows = 0
-        self._spent = [[0, 0] for _ in range(count)]
+        self._spent = [[0, 0, 0] for _ in range(count)]
 
-    def add(self, parts: Iterable[tuple[int, int]], rows: int) -> None:
-        """So many rows were worked on: nanoseconds, and bytes of a sample, of each."""
+    def add(self, parts: Iterable[tuple[int, int, int]], rows: int) -> None:
+        """So many rows were worked on.
+
+        Args:
+            parts: of each operation the nanoseconds, those on a CPU, and the bytes of a
+                sample.
+            rows: how many.
+        """
         self._rows += rows
-        for spent, (run_ns, nbytes) in zip(self._spent, parts, strict=True):
+        for spent, (run_ns, cpu_ns, nbytes) in zip(self._spent, parts, strict=True):
             spent[0] += run_ns
-            spent[1] += nbytes * rows
+            spent[1] += cpu_ns
+            spent[2] += nbytes * rows
 
     def read(self) -> tuple[PartReading, ...]:
         """Return the totals."""
-        return tuple(PartReading(self._rows, ns / 1e9, n) for ns, n in self._spent)
+        return tuple(
+            PartReading(self._rows, run_ns / 1e9, nbytes, cpu_ns / 1e9)
+            for run_ns, cpu_ns, nbytes in self._spent
+        )
 
 
 class WorkerMeter:
@@ -160,7 +156,7 @@ class WorkerMeter:
     def __init__(self, now_ns: int) -> None:
         self._born = now_ns
         self._rows = self._run = self._cpu = self._nbytes = 0
-        self._wait = {Wait.INPUT: 0, Wait.CREDIT: 0}
+        self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
         self._running_since = 0
@@ -207,8 +203,9 @@ class WorkerMeter:
             run / 1e9,
             self._cpu / 1e9,
             waits[Wait.INPUT] / 1e9,
-            waits[Wait.CREDIT] / 1e9,
+            (waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
             self._nbytes,
+            waits[Wait.MEMORY] / 1e9,
         )
 
     def _stop_waiting(self, now_ns: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ...system.run_queue import OwnQueue
 from ..core.metrics import PartReading, PartsMeter, WorkerReading
 from ..observe.observation import ratio
 
@@ -31,11 +32,13 @@ class BatchMeter:
     def __init__(self, operations: int = 1) -> None:
         self.parts = PartsMeter(operations)
         """Of each operation, where there are several."""
+        self.queue = OwnQueue()
         self._born_ns = time.perf_counter_ns()
         self.batches = self.rows = self._run_ns = self._collate_ns = 0
-        self._clocked_ns = self._cpu_ns = 0
+        self._clocked_ns = self._cpu_ns = self._collate_cpu_ns = 0
         """Of the batches that the CPU clock was read for."""
-        self._begun_ns = self._made_ns = self._begun_cpu_ns = 0
+        self._begun_ns = self._made_ns = 0
+        self._begun_cpu_ns = self._made_cpu_ns = 0
         self._last_ns = LONG_NS
         self._cold = self._slowest = (0, 0)
         """Rows and nanoseconds of the first batch, and of the slowest of the others."""
@@ -46,11 +49,15 @@ class BatchMeter:
     def begin(self) -> None:
         """A batch is begun."""
         clocked = self._last_ns >= LONG_NS or self.batches % SOME == 0
+        if clocked:
+            self.queue.begin()
         self._begun_cpu_ns = time.thread_time_ns() if clocked else 0
         self._begun_ns = time.perf_counter_ns()
 
     def collating(self) -> None:
         """Its samples are made."""
+        if self._begun_cpu_ns:
+            self._made_cpu_ns = time.thread_time_ns()
         self._made_ns = time.perf_counter_ns()
 
     def end(self, rows: int) -> None:
@@ -58,8 +65,11 @@ class BatchMeter:
         now_ns = time.perf_counter_ns()
         run_ns = self._last_ns = now_ns - self._begun_ns
         if self._begun_cpu_ns:
-            self._cpu_ns += time.thread_time_ns() - self._begun_cpu_ns
+            cpu_ns = time.thread_time_ns()
+            self._cpu_ns += cpu_ns - self._begun_cpu_ns
+            self._collate_cpu_ns += cpu_ns - self._made_cpu_ns
             self._clocked_ns += run_ns
+            self.queue.end(run_ns)
         if self.batches == 0:
             self._cold = rows, run_ns
         elif run_ns > self._slowest[1]:
@@ -89,9 +99,16 @@ class BatchMeter:
         collate_s = min(self._collate_ns / 1e9, run_s)
         alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
         cpu_s = run_s * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
+        collate_cpu_s = cpu_s * ratio(self._collate_cpu_ns, self._cpu_ns)
         nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
         work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
         made = self.parts.read()
         if len(made) == 1:  # what it takes is what all of it takes
-            made = (PartReading(rows, run_s - collate_s, nbytes),)
-        return work, (*made, PartReading(rows, collate_s, nbytes))
+            rest_s = run_s - collate_s, cpu_s - collate_cpu_s
+            made = (PartReading(rows, rest_s[0], nbytes, rest_s[1]),)
+        return work, (*made, PartReading(rows, collate_s, nbytes, collate_cpu_s))
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the trainer waited for a core meanwhile."""
+        return self._run_ns / 1e9 * self.queue.share

@@ -153,9 +153,11 @@ class DirectHost:
             GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows),
             0.0,
             tuple(self.moves),
+            queued_s=self._meter.queued_s,
             parts=parts,
             names=self._stages,
             storable=(*segment.storable, None),
+            max_workers=segment.bounds[1],
         )
         return Reading(
             time.perf_counter_ns() / 1e9,

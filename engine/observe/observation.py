@@ -40,6 +40,9 @@ class ConnectorObservation:
         return min(1.0, ratio(self.occupancy, self.capacity))
 
 
+Face = Literal["Pipeline", "DataLoader"]
+"""What the user calls: the two do not have the same words for a setting."""
+
 MoveOutcome = Literal["moved", "stays", "failed"]
 
 
@@ -112,6 +115,8 @@ class PartObservation:
     storable: int | None
     """Samples that a cache behind it would hold; None where it makes others each
     time."""
+    cpu_s_per_row: float = 0.0
+    """Of its worker-seconds, those on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,12 @@ class SegmentObservation:
     """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
     parts: tuple[PartObservation, ...] = ()
     """Its operations, in order."""
+    wait_memory_s: float = 0.0
+    """Of `wait_credit_s`, what was for lack of bytes in the memory budget."""
+    max_workers: int = 0
+    """So many it may have at most; 0 where that is not known."""
+    iterable: bool = False
+    """Whether one worker reads it from its beginning to its end, as an iterable."""
 
     @property
     def input_utilization(self) -> float:
@@ -187,6 +198,10 @@ class TrainerObservation:
     """Exposed wait: time inside `next()` until its batch was ready."""
     gap_s: float
     """The trainer's own time between two calls of `next()`."""
+    copy_s: float = 0.0
+    """Of the wait, what it took to bring batches to the device."""
+    collate_s: float = 0.0
+    """Of the wait, what the user's `collate_fn` took in the trainer's own thread."""
 
     @property
     def wait_share(self) -> float:
@@ -234,6 +249,10 @@ class Observation:
     inline_s_per_row: float = 0.0
     """Seconds that a sample took the trainer while it made batches alone; 0 while that
     is not known."""
+    batch_bytes: int = 0
+    """What one batch takes of the memory budget; 0 while that is not known."""
+    face: Face = "Pipeline"
+    """In whose words the user has set it."""
 
     @property
     def rows_per_s(self) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...cache.statistics import CacheStatistics
@@ -10,6 +13,7 @@ from ..plan import BatchPlan
 from .observation import (
     ConnectorObservation,
     ContentionObservation,
+    Face,
     Move,
     Observation,
     PartObservation,
@@ -46,6 +50,9 @@ class SegmentReading:
     """Of its operations."""
     storable: tuple[int | None, ...] = ()
     """Of each: samples that a cache behind it would hold, if it could."""
+    max_workers: int = 0
+    iterable: bool = False
+    """Whether one worker reads it from its beginning to its end, as an iterable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,9 @@ class Reading:
     inline_s_per_row: float = 0.0
     """Seconds that a sample took the trainer while it made batches alone; 0 while that
     is not known."""
+    batch_bytes: int = 0
+    """What one batch takes of the memory budget; 0 while that is not known."""
+    face: Face = "Pipeline"
     caches: tuple[CacheStatistics, ...] = ()
     """What the caches of the pipeline did, on this host, since it began."""
 
@@ -89,8 +99,10 @@ class TrainerMeter:
         self.regime = ""
         self._size: tuple[int, int | None] | None = None
         """Of batches, which is their regime."""
-        self._totals = (0, 0, 0, 0)
-        """Steps, rows, and nanoseconds of waits and of gaps, exchanged as one."""
+        self._totals = (0, 0, 0, 0, 0)
+        """Steps, rows, and nanoseconds of waits, of gaps, and of those waits that were
+        for the way to the device, exchanged as one."""
+        self._collate_ns = 0
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
 
@@ -114,31 +126,44 @@ class TrainerMeter:
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
         self._asked_ns = self._left_ns = now_ns
 
-    def get(self, now_ns: int, plan: BatchPlan) -> None:
-        """It is given a batch."""
-        steps, rows, wait_ns, gap_ns = self._totals
-        self._totals = (
-            steps + 1,
-            rows + plan.n_rows,
-            wait_ns + now_ns - self._asked_ns,
-            gap_ns + self._gap_ns,
-        )
-        self._left_ns = now_ns
+    def get(self, now_ns: int, plan: BatchPlan, copy_ns: int = 0) -> None:
+        """It is given a batch, of whose wait so much was for its way to the device."""
+        self.count(now_ns, plan.n_rows, copy_ns)
         self.epoch, self.step = plan.epoch, plan.step
         size = plan.n_global, plan.image_size
         if size != self._size and not (plan.last and self._size):
             self._size, self.regime = size, plan.regime  # a tail is no new regime
 
+    def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
+        """It is given a batch that no plan tells anything of."""
+        steps, rows, wait_ns, gap_ns, copied_ns = self._totals
+        self._totals = (
+            steps + 1,
+            rows + n_rows,
+            wait_ns + now_ns - self._asked_ns,
+            gap_ns + self._gap_ns,
+            copied_ns + copy_ns,
+        )
+        self._left_ns = now_ns
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        """It runs the user's `collate_fn` itself."""
+        begun_ns = time.perf_counter_ns()
+        yield
+        self._collate_ns += time.perf_counter_ns() - begun_ns
+
     def stop(self) -> None:
         """It left the loop: the time before was its last step's, what comes is none."""
-        steps, rows, wait_ns, gap_ns = self._totals
-        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns
+        steps, rows, wait_ns, gap_ns, copied_ns = self._totals
+        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns, copied_ns
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
         """Return the totals of whole steps."""
-        steps, rows, wait_ns, gap_ns = self._totals
-        return TrainerObservation(steps, rows, wait_ns / 1e9, gap_ns / 1e9)
+        steps, rows, *spent_ns = self._totals
+        spent_ns.append(self._collate_ns)
+        return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
 
 
 def difference(before: Reading, now: Reading) -> Observation:
@@ -159,6 +184,8 @@ def difference(before: Reading, now: Reading) -> Observation:
         theirs.rows - ours.rows,
         max(0.0, theirs.wait_s - ours.wait_s),
         max(0.0, theirs.gap_s - ours.gap_s),
+        max(0.0, theirs.copy_s - ours.copy_s),
+        max(0.0, theirs.collate_s - ours.collate_s),
     )
     children_s = sum(s.cpu_s for s in segments if s.executor == "process")
     return Observation(
@@ -177,6 +204,8 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.contention,
         now.moves,
         now.inline_s_per_row,
+        now.batch_bytes,
+        now.face,
     )
 
 
@@ -207,6 +236,9 @@ def segment(
         # Also counted between two leases, and at other moments than these.
         min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
         parts(before, now, work),
+        work.wait_memory_s,
+        now.max_workers,
+        now.iterable,
     )
 
 
@@ -215,12 +247,16 @@ def parts(
 ) -> tuple[PartObservation, ...]:
     """Return what the operations of a segment did during a window."""
     if len(now.names) == 1:
-        spent = [PartReading(work.rows, work.run_s, work.nbytes)]
+        spent = [PartReading(work.rows, work.run_s, work.nbytes, work.cpu_s)]
     else:
         spent = [b - a for a, b in zip(before.parts, now.parts, strict=True)]
     return tuple(
         PartObservation(
-            name, ratio(each.run_s, each.rows), ratio(each.nbytes, each.rows), storable
+            name,
+            ratio(each.run_s, each.rows),
+            ratio(each.nbytes, each.rows),
+            storable,
+            ratio(each.cpu_s, each.rows),
         )
         for name, each, storable in zip(now.names, spent, now.storable, strict=False)
     )

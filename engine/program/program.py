@@ -407,12 +407,17 @@ class Filter(Calling):
         work.keep(work.samples, results.samples)
 
 
-def timed(operation: Operation, work: Work) -> tuple[int, int]:
-    """Run an operation; return its nanoseconds, and the bytes of a sample it made."""
-    start_ns = time.perf_counter_ns()
+def timed(operation: Operation, work: Work) -> tuple[int, int, int]:
+    """Run an operation.
+
+    Returns:
+        Its nanoseconds, those on a CPU, and the bytes of a sample that it made.
+    """
+    start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
     operation.run(work)
-    made = size_of(work.samples[0]) if work.samples else 0
-    return time.perf_counter_ns() - start_ns, made
+    cpu_ns = time.thread_time_ns() - cpu_ns
+    run_ns = time.perf_counter_ns() - start_ns
+    return run_ns, cpu_ns, size_of(work.samples[0]) if work.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,12 +465,12 @@ class Program:
         """Work on a chunk; place the results in `sink`, or return them without one."""
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         work = Work(chunk, random, inputs or [], watch=watch)
-        parts: list[tuple[int, int]] = []
+        parts: list[tuple[int, int, int]] = []
         if len(self.operations) == 1 and self.batches is None:
             self.operations[0].run(work)  # what it takes is what all of it takes
         else:
             parts = [timed(operation, work) for operation in self.operations]
-            parts += [(0, 0)] * (self.batches is not None)
+            parts += [(0, 0, 0)] * (self.batches is not None)
         outcome = self.finish(work, sink)
         outcome.parts = tuple(parts)
         outcome.cpu_ns = time.thread_time_ns() - cpu_ns

@@ -6,6 +6,7 @@ so it waits for nothing; its place, its stamp and its error come when it is due.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +55,8 @@ class Lane:
         self._depth = depth
         self._ready = ready or is_ready
         self._ahead: deque[Ahead] = deque()
+        self.spent_ns = 0
+        """What the last `next` took once its batch was there."""
 
     def cursor(self, host: Host) -> Cursor:
         """Where the batch starts that the trainer gets next."""
@@ -77,10 +80,13 @@ class Lane:
                 del due
         if due is None:
             return None
+        self.spent_ns = -time.perf_counter_ns()
         crossing = due if isinstance(due, Crossing) else self._carrier.send(due)
         del due  # host memory, which those ahead may take
         self._look_ahead(host, crossing.plan.epoch)
-        return self._carrier.hand_over(crossing)
+        delivery = self._carrier.hand_over(crossing)
+        self.spent_ns += time.perf_counter_ns()
+        return delivery
 
     def drop(self) -> None:
         """Forget what was taken ahead: the trainer goes on elsewhere."""

@@ -67,8 +67,10 @@ class Inline:
         return []
 
     def _run(self, lease: Lease) -> None:
-        sink = sink_of(self._program, lease)
+        sink, queue = sink_of(self._program, lease), self._connector.own_queue
+        queue.begin()
         outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
+        queue.end(outcome.run_ns)
         for failure in outcome.failures:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the trainer's loop

@@ -29,7 +29,8 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
     assert found.bottleneck == READ
     assert found.cause == (
         "waiting reads (I/O or locks): Folder(ID:0) is blocked for 15.31 of 15.62 ms a"
-        " sample; too few workers: 1, this trainer needs 10.0."
+        " sample; too few workers: 1, this trainer needs 10.0, so decode has no input"
+        " 96% of the time."
     )
     assert "num_parallel_workers=10  # for Folder(ID:0)" in found.advice
 
@@ -50,15 +51,18 @@ def test_a_decoder_that_computes_is_the_bottleneck_for_its_cpu() -> None:
 
 def test_used_up_cores_are_named_where_the_budget_is_known() -> None:
     found = explain(computing(), Budget(1.0, 10**9))
-    assert found.cause == "CPU: 1.0 of 1 cores are busy loading."
+    assert found.cause == "CPU: 1.0 of 1 cores are busy loading, most of it decode."
 
 
 def test_a_memory_budget_that_holds_the_reader_back_is_the_cause() -> None:
     seen = starved()
-    held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
-    found = explain(replace(seen, segments=(held, seen.segments[1])))
-    assert found.cause.startswith("the memory budget: workers are held back")
-    assert found.advice == ('ps.set_memory_budget("1GiB")',)
+    short = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.9)
+    seen = replace(seen, segments=(short, seen.segments[1]), held_bytes=60 << 20)
+    assert explain(seen).cause == (
+        "the memory budget: workers are held back although no batch is ready (60 MiB"
+        " held)."
+    )
+    assert explain(seen).advice == ('ps.set_memory_budget("120MiB")',)
 
 
 def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
@@ -128,7 +132,7 @@ def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
     def cause(read_s: float, collate_s: float) -> str:
         read, collate = parts
         spent = (
-            replace(read, run_s_per_row=read_s),
+            replace(read, run_s_per_row=read_s, cpu_s_per_row=read_s),
             replace(collate, run_s_per_row=collate_s),
         )
         last = replace(computing().segments[1], parts=spent)

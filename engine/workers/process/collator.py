@@ -84,6 +84,7 @@ class Collator:
         outcome.outputs = outcome.offsets = None
         run_ns = time.perf_counter_ns() - start_ns
         outcome.run_ns += run_ns
-        outcome.cpu_ns += time.thread_time_ns() - cpu_ns
-        outcome.parts = (*outcome.parts[:-1], (run_ns, 0))
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        outcome.cpu_ns += cpu_ns
+        outcome.parts = (*outcome.parts[:-1], (run_ns, cpu_ns, 0))
         return descriptors

@@ -1,0 +1,421 @@
+"""What holds a trainer up: one cause of a few, and what would help, in pasteable words.
+
+Pure. Each rule looks at the same window; the first that is true of it speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from ..engine.observe.observation import (
+    Observation,
+    PartObservation,
+    SegmentObservation,
+    ratio,
+)
+from ..system.resources import Budget
+from ..system.run_queue import APART_NS
+from . import phrases
+from .policies.case import CPU_USED, QUEUED
+from .window import demand_rows_per_s, outbox, wait_share
+
+COMPUTES = 0.75
+"""CPU as a share of the run time above which a part computes."""
+SHORT = 0.2
+"""Share of the time of a source's workers that they wait for bytes from which the
+memory budget is what binds, and that workers wait at a bound from which that is."""
+BUSY = 0.8
+"""Share of its workers' time from which a segment is short of them."""
+MOSTLY = 0.5
+READY = 0.95
+"""Share of the time with a batch ready from which loading is not what is waited for."""
+HELD_BACK = 0.5
+"""Share of the window with nothing to hand over above which the trainer is starved."""
+GIL_HELD = 0.6
+"""Share of moments with the GIL held from which it is the cause named: the tuner turns
+to it later, where it is certain."""
+MIN_GROWTH = 0.05
+"""Of the trainer's own part of a step from which it is worth a word."""
+QUEUE_TOLD_S = 2 * APART_NS / 1e9
+"""Within such a window the run queue was looked at twice, so its waits are known."""
+COLLATE = "Batch("
+"""What the names of parts and segments that collate begin with."""
+DEVICE = "to_device"
+FUSED_DECODE = "decode_random_resized_crop"
+MANY_WORKERS = 64
+"""No more are advised at once, whatever a trainer that takes no time could use."""
+COUNTLESS = 1000
+"""Workers, from which on a need says only that the trainer does next to nothing."""
+MAX_ADVICE = 3
+TUNE = "ps.set_enable_autotune(True)"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What binds."""
+
+    text: str
+    """In one sentence."""
+    advice: tuple[str, ...] = ()
+    """Next things to do, as code; empty where nothing is justified."""
+    stage: str | None = None
+    """The operator to blame, if not the longest of the busiest segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window of a trainer that waits, and the segment whose workers are busiest."""
+
+    seen: Observation
+    segment: SegmentObservation
+    budget: Budget | None
+    tuned: bool
+    """Whether the autotuner is at work: what it does by itself is not advised."""
+
+    @property
+    def part(self) -> PartObservation:
+        """The operation of the segment that takes longest."""
+        segment = self.segment
+        whole = PartObservation(
+            segment.name, segment.run_s_per_row, 0.0, None, segment.cpu_s_per_row
+        )
+        longest = max(segment.parts, key=lambda part: part.run_s_per_row, default=whole)
+        return longest if longest.run_s_per_row else whole
+
+    @property
+    def name(self) -> str:
+        """Of that operation, as people call it."""
+        return phrases.short_name(self.part.name)
+
+    @property
+    def needed(self) -> float:
+        """Workers that keep up with the trainer: demand times seconds a sample."""
+        return demand_rows_per_s(self.seen) * self.segment.run_s_per_row
+
+    @property
+    def computes(self) -> bool:
+        """Whether the operation is mostly on a CPU."""
+        return ratio(self.part.cpu_s_per_row, self.part.run_s_per_row) >= COMPUTES
+
+    @property
+    def queued(self) -> float:
+        """Share of the run time that its workers wait for a core."""
+        return ratio(self.segment.queued_s, self.segment.run_s)
+
+    @property
+    def cores_used(self) -> bool:
+        """Whether all cores there are keep busy with loading."""
+        budget = self.budget
+        return budget is not None and self.seen.cpu_cores >= CPU_USED * budget.cpu_cores
+
+    @property
+    def torchs(self) -> bool:
+        """Whether the words are those of torch's loader."""
+        return self.seen.face == "DataLoader"
+
+
+def busiest(observation: Observation) -> SegmentObservation:
+    """Return the segment whose workers are busiest.
+
+    What the trainer does itself it waits for, all of it, however long it is away.
+    """
+
+    def busy(segment: SegmentObservation) -> tuple[float, float]:
+        alive_s, edge = segment.worker_s, segment.output.utilization
+        if segment.executor == "inline" and observation.trainer.wait_s > 0:
+            alive_s = max(segment.run_s, observation.trainer.wait_s)
+        share = round(ratio(segment.run_s, alive_s), 2)
+        return share, segment.input_utilization - edge
+
+    return max(observation.segments, key=busy)
+
+
+def of_trainer(observation: Observation) -> Cause:
+    """Return what there is to say where loading keeps up."""
+    found = observation.contention
+    text = f"the trainer: loading keeps up with it (wait {_percent(observation)}%)"
+    if found is None or not found.certain or found.growth < MIN_GROWTH:
+        return Cause(f"{text}.")
+    return Cause(
+        f"{text}, but is in its way: its own part of a step takes"
+        f" {1000 * found.loading_s:.3g} ms while batches are loaded beside it,"
+        f" {1000 * found.paused_s:.3g} ms while none are."
+    )
+
+
+def of_wait(window: Window) -> Cause:
+    """Return what a trainer waits for."""
+    causes = (rule(window) for rule in RULES)
+    return next((each for each in causes if each), None) or _of_work(window)
+
+
+def _percent(observation: Observation) -> str:
+    return f"{100 * wait_share(observation):.1f}"
+
+
+# Rules, in order
+
+
+def _of_device(window: Window) -> Cause | None:
+    trainer = window.seen.trainer
+    if ratio(trainer.copy_s, trainer.wait_s) < MOSTLY:
+        return None
+    copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
+    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+    return Cause(
+        f"the way to the device: it takes {copy_ms:.2f} of the {wait_ms:.2f} ms that"
+        " each step waits, once its batch is there.",
+        stage=DEVICE,
+    )
+
+
+def _of_collate(window: Window) -> Cause | None:
+    """Of collating in the trainer's thread; in workers it is a part like others."""
+    trainer, segments = window.seen.trainer, window.seen.segments
+    if ratio(trainer.collate_s, trainer.wait_s) < MOSTLY:
+        return None
+    collate_ms = 1000 * ratio(trainer.collate_s, trainer.steps)
+    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+    return Cause(
+        f"collate: putting samples together takes the trainer {collate_ms:.2f} of the"
+        f" {wait_ms:.2f} ms that each step waits.",
+        stage=segments[-1].queue_name,
+    )
+
+
+def _of_memory(window: Window) -> Cause | None:
+    seen, budget, source = window.seen, window.budget, window.seen.segments[0]
+    short = ratio(source.wait_memory_s, source.worker_s) >= SHORT
+    if not short or outbox(seen).empty <= HELD_BACK:
+        return None
+    text = "the memory budget: workers are held back although no batch is ready"
+    held = f"{phrases.size(seen.held_bytes)} held"
+    if budget is None:
+        return Cause(f"{text} ({held}).", _of_more(seen.held_bytes, 0))
+    limit = phrases.size(budget.memory_bytes)
+    if 2 * seen.batch_bytes > budget.memory_bytes:
+        text = (
+            "the memory budget: batches are too large for it, so none is made while the"
+            f" trainer is given the one before ({phrases.size(seen.batch_bytes)} each,"
+            f" of {limit})."
+        )
+    else:
+        text = f"{text} ({held} of {limit})."
+    return Cause(text, _of_more(budget.memory_bytes, budget.free_bytes))
+
+
+def _of_more(present: int, free: int) -> tuple[str, ...]:
+    """Advise twice the bytes, if the machine has them to spare."""
+    wanted = 2 * present if not free else min(2 * present, free // 2)
+    if wanted <= present:
+        return ()
+    unit, name = (
+        (phrases.GIB, "GiB") if wanted >= 4 * phrases.GIB else (phrases.MIB, "MiB")
+    )
+    return (f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")',)
+
+
+def _of_contention(window: Window) -> Cause | None:
+    seen, trainer = window.seen, window.seen.trainer
+    inline = window.segment.executor == "inline"
+    if inline or outbox(seen).empty > 1.0 - READY or not trainer.steps:
+        return None
+    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+    what = "for what handing it over takes"
+    if _gil_is_held(window):
+        what = "for its turn at the GIL, which the threads that load hold"
+    elif seen.contention is not None and seen.contention.certain:
+        what = "as loading beside it takes the GIL and cores"
+    return Cause(
+        f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
+        f" time, and the trainer waits {wait_ms:.3g} ms all the same, {what}.",
+        _of_processes(window) if _gil_is_held(window) else (),
+    )
+
+
+def _of_gil(window: Window) -> Cause | None:
+    segment = window.segment
+    if not _gil_is_held(window) or segment.num_parallel_workers == 1:
+        return None
+    held = 100 * (window.seen.gil_held or 0.0)
+    return Cause(
+        f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
+        f" threads of {window.name} take turns.",
+        _of_processes(window),
+    )
+
+
+def _gil_is_held(window: Window) -> bool:
+    held = window.seen.gil_held
+    threads = window.segment.executor == "thread"
+    return threads and held is not None and held >= GIL_HELD
+
+
+def _of_processes(window: Window) -> tuple[str, ...]:
+    """Advise worker processes, where cores are free and the tuner found no worse."""
+    segment = window.segment
+    tried = window.tuned and any("process" in (m.old, m.new) for m in segment.moves)
+    if tried or window.cores_used or window.queued >= QUEUED:
+        return ()
+    if window.torchs:
+        return ("DataLoader(thread_safe=False)",)
+    return (f'executor="process"  # for {segment.name}, or "auto"',)
+
+
+def _of_cores(window: Window) -> Cause | None:
+    if window.budget is None or not window.cores_used:
+        return None
+    return Cause(
+        f"CPU: {window.seen.cpu_cores:.1f} of {window.budget.cpu_cores:g} cores are"
+        f" busy loading, most of it {window.name}.",
+        _of_fused(window),
+    )
+
+
+def _of_neighbours(window: Window) -> Cause | None:
+    part, queued = window.part, window.queued
+    if queued < QUEUED:
+        return None
+    run_ms = 1000 * part.run_s_per_row
+    return Cause(
+        f"CPU: {window.name} waits for a core for {queued * run_ms:.2f} of"
+        f" {run_ms:.2f} ms a sample, while others use them.",
+        _of_fused(window),
+    )
+
+
+def _of_unevenness(window: Window) -> Cause | None:
+    """Enough workers on the average, but those of the last batches wait for one row."""
+    segment, seen = window.segment, window.seen
+    held = ratio(segment.wait_credit_s - segment.wait_memory_s, segment.worker_s)
+    busy = ratio(segment.run_s, segment.worker_s)
+    few = segment.executor == "inline" or segment.num_parallel_workers == 1
+    few = few or window.part.name.startswith(COLLATE)
+    if few or busy >= BUSY or held < SHORT or outbox(seen).empty <= 1.0 - READY:
+        return None
+    prefetch = segment.prefetch_size
+    return Cause(
+        f"uneven samples: the workers of {window.name} are held back"
+        f" {100 * held:.0f}% of the time, as the {prefetch} batches that may be"
+        " prefetched wait for their slowest samples.",
+        () if window.tuned else _of_prefetch(window, 2 * prefetch),
+    )
+
+
+def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
+    """Advise more batches ahead, if the budget has room for them."""
+    seen, segment, budget = window.seen, window.segment, window.budget
+    more = (wanted - segment.prefetch_size) * seen.batch_bytes
+    if budget is not None and seen.held_bytes + more > budget.memory_bytes:
+        return ()
+    if not window.torchs:
+        return (TUNE, f"ps.set_prefetch_size({wanted})")
+    each = ceil(wanted / segment.num_parallel_workers)
+    return (TUNE, f"DataLoader(prefetch_factor={max(2, each)})")
+
+
+RULES: tuple[Callable[[Window], Cause | None], ...] = (
+    _of_device,
+    _of_collate,
+    _of_memory,
+    _of_contention,
+    _of_gil,
+    _of_cores,
+    _of_neighbours,
+    _of_unevenness,
+)
+
+
+# What a segment does with its time
+
+
+def _of_work(window: Window) -> Cause:
+    if window.part.run_s_per_row == 0.0:
+        return Cause(f"{window.name} has not finished a sample yet.")
+    text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}."
+    return Cause(text, (*_of_workers(window), *_of_fused(window))[:MAX_ADVICE])
+
+
+def _spent(window: Window) -> str:
+    part, segment, name = window.part, window.segment, window.name
+    run_ms = 1000 * part.run_s_per_row
+    if part.name.startswith(COLLATE):
+        whole_ms = 1000 * segment.run_s_per_row
+        return (
+            f"collate: putting samples together takes {run_ms:.2f} of {whole_ms:.2f} ms"
+            " a sample"
+        )
+    if window.computes:
+        return f"CPU: {name} computes {1000 * part.cpu_s_per_row:.2f} ms a sample"
+    inline = segment.executor == "inline"
+    told = inline or window.seen.window_s >= QUEUE_TOLD_S
+    what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
+    blocked_ms = run_ms - 1000 * part.cpu_s_per_row
+    return (
+        f"waiting {what}: {name} is blocked for {blocked_ms:.2f} of {run_ms:.2f} ms a"
+        " sample"
+    )
+
+
+def _on_whom(window: Window) -> str:
+    """Say who does it, and how many of them the trainer needs."""
+    segment, needed = window.segment, window.needed
+    workers = segment.num_parallel_workers
+    if segment.iterable:
+        return IN_ORDER
+    if segment.executor == "inline":
+        return ", in the trainer's own time"
+    if needed >= COUNTLESS:
+        return f"; {workers} workers, and this trainer takes what it can get"
+    if needed <= workers:
+        return f", on {workers} worker{'s' if workers > 1 else ''}"
+    wanted = phrases.count(needed)
+    if workers == segment.max_workers:
+        return f"; it may have {workers} workers, and this trainer needs {wanted}"
+    return f"; too few workers: {workers}, this trainer needs {wanted}"
+
+
+IN_ORDER = (
+    "; an iterable is read by one worker, in order, so let it yield what is quick to"
+    " have, and do the rest in .map()"
+)
+
+
+def _starved(window: Window) -> str:
+    """Name the reader that a segment leaves without work."""
+    segments = window.seen.segments
+    for before, after in pairwise(segments):
+        idle = ratio(after.wait_input_s, after.worker_s)
+        if before is window.segment and idle >= MOSTLY:
+            name = phrases.short_name(after.name)
+            return f", so {name} has no input {100 * idle:.0f}% of the time"
+    return ""
+
+
+def _of_workers(window: Window) -> tuple[str, ...]:
+    """Advise the tuner, or as many workers as there are cores and bounds for."""
+    segment, budget = window.segment, window.budget
+    if window.tuned or segment.iterable:
+        return ()
+    if segment.executor == "inline":
+        return (TUNE,)
+    most = segment.max_workers or MANY_WORKERS
+    if budget is not None and window.computes:
+        most = min(most, ceil(budget.cpu_cores))
+    needed = min(ceil(window.needed), MANY_WORKERS, most)
+    if needed <= segment.num_parallel_workers:
+        return ()
+    if window.torchs:
+        return (TUNE, f"DataLoader(num_workers={needed})")
+    return (TUNE, f"num_parallel_workers={needed}  # for {segment.name}")
+
+
+def _of_fused(window: Window) -> tuple[str, ...]:
+    """Advise one pass over each image, where images are decoded, then cropped."""
+    folder = window.seen.segments[0].name.startswith("Folder(")
+    if not folder or window.torchs or window.name != "decode" or not window.computes:
+        return ()
+    return (f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image",)
