@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator
+from multiprocessing import util
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from support.leaks import Footprint, leaks_since
+from support.warm import spawnv_passfds
 
 torch.set_num_threads(1)  # the cores belong to the workers under test
 
@@ -83,6 +85,16 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Generator[None]:
         return
     if leaks := leaks_since(before):
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def warm_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the interpreters that `spawn` and `forkserver` start from one with torch.
+
+    They hold nothing of the test's process. What a new interpreter cannot import, and
+    how it is started, is for tests that do without.
+    """
+    monkeypatch.setattr(util, "spawnv_passfds", spawnv_passfds)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from support.cached_data import (
 )
 from support.functions import BadSample, digest, fails_on
 
-pytestmark = pytest.mark.usefixtures("own_runtime_folder")
+pytestmark = pytest.mark.usefixtures("own_runtime_folder", "warm_interpreters")
 
 INLINE = EXECUTORS["inline"]
 PROCESSES = EXECUTORS["4 process"]

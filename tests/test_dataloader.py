@@ -84,6 +84,7 @@ def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     assert not same(alone, epochs(seeded(0), seed=8))
 
 
+@pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_bytes_are_the_same_however_workers_start(method: str) -> None:
     assert same(

@@ -32,6 +32,7 @@ def no_start(number: int) -> None:
     raise KeyError(f"worker {number} finds no key")
 
 
+@pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_each_worker_is_started_once_and_knows_its_number(method: str) -> None:
     loader = DataLoader(

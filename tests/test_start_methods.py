@@ -30,6 +30,7 @@ def pipe_of(method: Any, function: Any = augment) -> ps.Pipeline:
     )
 
 
+@pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", METHODS)
 def test_two_epochs_are_byte_identical(method: str) -> None:
     with pipe_of(method) as pipe:
@@ -80,6 +81,7 @@ def test_where_cuda_is_in_use_only_what_holds_its_tensors_is_not_forked(
     assert fresh == held
 
 
+@pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_workers_of_any_descent_are_replaced(
     method: str, tmp_path: Path

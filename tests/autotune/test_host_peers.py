@@ -15,6 +15,7 @@ import pytest
 from penstock.autotune.host_peers import SUSPENDED_S, HostPeers
 from penstock.system.resources import Budget
 from penstock.system.runtime_folder import runtime_folder
+from support import warm
 
 ALL = Budget(8.0, 1 << 30, whole_machine=True)
 CORES = frozenset(range(8))
@@ -82,7 +83,7 @@ def test_the_files_of_the_dead_are_swept(place: Path, one: HostPeers) -> None:
         "HostPeers(Path(sys.argv[1]), frozenset(range(8))).__enter__()\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-P", "-c", script, str(place)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from penstock.pipeline.torch_workers import (
     tell_of_shared_memory,
 )
 from penstock.system.descriptors import descriptors_left
+from support import warm
 
 
 class Backoffs:
@@ -75,9 +75,10 @@ def test_no_limit_of_descriptors_is_room_for_any_number(
 
 
 SHORT = """
-import resource, time
+import resource, warnings
 from penstock import DataLoader
 
+warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {hard}))
 loader = DataLoader(range(400), 4, num_workers=32, sample_seeding=True)
 batches = [batch.tolist() for batch in loader]
@@ -90,12 +91,6 @@ print("whole")
 def test_few_descriptors_mean_fewer_workers_and_a_line(limit: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     script = SHORT.format(limit=limit, hard=hard)
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "whole\n"
+    done = warm.run([sys.executable, "-P", "-c", script], timeout=60)
+    assert done.stdout == "whole\n", done.stderr
     assert f"`ulimit -n` is {limit}, which leaves room for" in done.stderr

@@ -6,7 +6,7 @@ forked is a child of this very process, as with `subprocess`: forked twice, and 
 by the nearest subreaper, which this process is for that moment.
 
 What a plain `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS` cannot say is
-started by `subprocess` itself.
+started by `subprocess` itself. `spawnv_passfds` does the same for `multiprocessing`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,43 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import types
 from collections.abc import Sequence
+from multiprocessing import util
 from typing import Any, NoReturn
 
-__all__ = ["Popen", "run", "warm_descriptor", "warm_pid"]
+__all__ = ["Popen", "run", "spawnv_passfds", "warm_descriptor", "warm_pid"]
 
 PR_SET_CHILD_SUBREAPER = 36
 LINE = 1 << 20
+MAX_FILES = 64
+FIRST_FREE = 500
+"""No test has so many descriptors open."""
+POLL_S = 0.0005
 BOOT = "import sys; sys.path[:] = {path}; from support.warm import serve; serve({end})"
-FLAGS = {"-P"}
+FLAGS = {"-B", "-P"}
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+_server: tuple[subprocess.Popen[bytes] | None, socket.socket] | None = None
+_owner = os.getpid()
+"""Its forks have no line of their own to the interpreter."""
+_asking = threading.Lock()
+_cold = util.spawnv_passfds
 
 
 def warm_pid() -> int | None:
     """Return the interpreter that forks; None: nobody has asked for one."""
-    return None if _server is None else _server[0].pid
+    return _server[0].pid if _server and _server[0] else None
 
 
 def warm_descriptor() -> int | None:
@@ -80,6 +93,22 @@ def run(
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """Do as `multiprocessing.util.spawnv_passfds` does, of which it takes the place."""
+    told = [os.fsdecode(each) for each in args]
+    plan = planned(told, None) if os.getpid() == _owner else None
+    if plan is None:
+        return _cold(path, args, passfds)
+    order = {
+        **plan,
+        "cwd": os.getcwd(),
+        "session": False,
+        "masked": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+        "kept": list(passfds),
+    }
+    return start(order, [0, 1, 2, *passfds])
+
+
 def planned(args: Any, env: Any) -> dict[str, Any] | None:
     """Return what to run, as JSON can hold it; None: it is nothing of the kind."""
     if isinstance(args, str) or args[0] != sys.executable:
@@ -97,18 +126,18 @@ def planned(args: Any, env: Any) -> dict[str, Any] | None:
 
 def start(order: dict[str, Any], files: list[int]) -> int:
     """Have it forked; return its pid."""
-    _, line = server()
-    fds = array.array("i", files)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)
-        line.sendmsg([json.dumps(order).encode()], [rights])
-        return int(line.recv(LINE))
-    finally:
-        _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+    with _asking:
+        _, line = server()
+        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            line.sendmsg([json.dumps(order).encode()], [rights])
+            return int(line.recv(LINE))
+        finally:
+            _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def server() -> tuple[subprocess.Popen[bytes] | None, socket.socket]:
     """Return the interpreter that forks, started when it is first asked for."""
     global _server  # noqa: PLW0603 one a process
     if _server is None:
@@ -124,7 +153,7 @@ def server() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def stop() -> None:
     """End it."""
-    if _server is not None:
+    if _server is not None and _server[0] is not None:
         _server[1].close()
         _server[0].wait()
 
@@ -143,36 +172,65 @@ def serve(end: int) -> None:
     import penstock.cli
     import penstock.engine.run  # noqa: F401
 
+    lines = [line]
     while True:
-        body, rights, _, _ = line.recvmsg(LINE, socket.CMSG_SPACE(3 * 4))
-        if not body:
-            return
-        files = array.array("i")
-        files.frombytes(rights[0][2])
-        told, tell = os.pipe()
-        middle = os.fork()
-        if middle == 0:
-            pid = os.fork()
-            if pid == 0:
-                for file in (line.detach(), told, tell):
-                    os.close(file)
-                become(json.loads(body), list(files))
-            os.write(tell, str(pid).encode())
-            os._exit(0)
-        os.waitpid(middle, 0)  # only then has the one below another parent
-        line.send(os.read(told, LINE))
-        for file in (told, tell, *files):
-            os.close(file)
+        for asking in select.select(lines, [], [])[0]:
+            if not answered(asking, lines):
+                if asking is line:
+                    return
+                lines.remove(asking)
+                asking.close()
 
 
-def become(order: dict[str, Any], files: list[int]) -> NoReturn:
+def answered(line: socket.socket, lines: list[socket.socket]) -> bool:
+    """Fork what is asked for; return False if nobody can ask any more.
+
+    What `multiprocessing` starts has a line of its own: it may start more.
+    """
+    body, rights, _, _ = line.recvmsg(LINE, socket.CMSG_SPACE(MAX_FILES * 4))
+    if not body:
+        return False
+    files = array.array("i")
+    files.frombytes(rights[0][2])
+    order = json.loads(body)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told, tell = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        above = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            while os.getppid() == above:  # who asks for it must see its true parent
+                time.sleep(POLL_S)
+            for each in (*lines, ours):
+                each.close()
+            for file in (told, tell):
+                os.close(file)
+            become(order, list(files), theirs)
+        os.write(tell, str(pid).encode())
+        os._exit(0)
+    os.waitpid(middle, 0)  # only then has the one below another parent
+    line.send(os.read(told, LINE))
+    for file in (told, tell, *files):
+        os.close(file)
+    theirs.close()
+    lines.append(ours)  # ends with the process
+    return True
+
+
+def become(order: dict[str, Any], files: list[int], line: socket.socket) -> NoReturn:
     """Be the interpreter that was asked for, to its end."""
+    global _server, _owner  # noqa: PLW0603 one a process
+    if "kept" in order:
+        _owner = os.getpid()
+        _server = None, socket.socket(fileno=place([line.detach()], [FIRST_FREE])[0])
+        util.spawnv_passfds = spawnv_passfds
+    else:
+        line.close()
     if order["session"]:
         os.setsid()
-    for at, file in enumerate(files):
-        os.dup2(file, at)
-    for file in files:
-        os.close(file)
+    place(files, [0, 1, 2, *order.get("kept", ())])
+    signal.pthread_sigmask(signal.SIG_SETMASK, order.get("masked", ()))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(order["cwd"])
     before = os.environ.get("PYTHONPATH", "")
@@ -194,6 +252,18 @@ def become(order: dict[str, Any], files: list[int]) -> NoReturn:
     if interrupted:
         atexit.register(end_by_interrupt)
     raise SystemExit(0)
+
+
+def place(files: list[int], numbers: list[int]) -> list[int]:
+    """Give descriptors the numbers that they had where they came from."""
+    highest = max(numbers)
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, highest + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(aside, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    return numbers
 
 
 def execute(args: list[str], main: types.ModuleType) -> None:

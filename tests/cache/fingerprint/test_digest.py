@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.fingerprint.digest import Undigestible, digest
-from support import cache_things
+from support import cache_things, warm
 from support.cache_things import (
     Color,
     Compose,
@@ -62,6 +62,7 @@ def test_another_process_with_another_hash_seed_finds_the_same() -> None:
     assert json.loads(printed) == cache_things.digests()
 
 
+@pytest.mark.usefixtures("warm_interpreters")
 def test_a_spawned_process_finds_the_same() -> None:
     found = cache_things.digests_of_a_spawned_process()
     assert found == cache_things.digests()
@@ -92,7 +93,7 @@ def test_a_script_that_spawns_finds_the_same_of_its_own_functions(
                 process.join()
         """)
     )
-    printed = subprocess.check_output([sys.executable, "-P", str(script)], text=True)
+    printed = warm.run([sys.executable, "-P", str(script)]).stdout
     assert len(printed.split()) == 3
     assert len(set(printed.split())) == 1
 

@@ -6,7 +6,6 @@ The device is a stand-in whose copies are done when the test says so.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, SourceStage
+from support import warm
 from support.batches import COLLATES, same
 from support.clocked_bus import ClockedBus
 from support.datasets import KINDS, Numbers
@@ -289,5 +289,5 @@ def test_where_there_is_no_cuda_device_nothing_of_it_is_loaded(device: str) -> N
         "print(*(n for n in sys.modules if n.startswith('penstock.engine.to_dev')))"
     )
     command = [sys.executable, "-P", "-c", code]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == []
+    told = warm.run(command)
+    assert (told.returncode, told.stdout.split()) == (0, []), told.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from penstock.engine.program.program import Map, Program, Read
 from penstock.engine.workers.process.parcel import pack, unpack
 from penstock.errors import SpecError
+from support import warm
 from support.datasets import Numbers
 
 
@@ -181,13 +181,13 @@ class Rows:
 def plus(index):
     return index + OFFSET
 
-sys.stdout.buffer.write(pack([Rows(), lambda sample: plus(sample) + 1], "stages"))
+print(pack([Rows(), lambda sample: plus(sample) + 1], "stages").hex())
 """
 
 
 def test_what_main_defines_travels_by_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    body = subprocess.check_output([sys.executable, str(script)], cwd=tmp_path)
-    rows, function = unpack(body)
+    told = warm.run([sys.executable, str(script)], cwd=tmp_path)
+    rows, function = unpack(bytes.fromhex(told.stdout))
     assert (rows[2], function(2)) == (42, 43)
