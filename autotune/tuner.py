@@ -23,7 +23,7 @@ from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
-from .window import arrived, enough, joined, staff, wait_share, whole
+from .window import arrived, beginning, enough, joined, staff, wait_share, whole
 
 M = TypeVar("M")
 
@@ -36,6 +36,8 @@ BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
 MAX_SETTLE_S = 10.0
 """After a change; else one window, or as long as a row takes."""
+MAX_BEGIN_S = 60.0
+"""A worker that has shown nothing after so long is not waited for."""
 
 
 class Plant(Protocol):
@@ -102,6 +104,7 @@ class Tuner(Generic[M]):
         self._trial: Trial | None = None
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
+        self._begins_s = float("inf")  # until when workers may begin
         self._host_peers = host_peers or HostPeers(None)
         self._share = budget  # of it, that is not the host peers'
         self._outcomes: tuple[
@@ -167,7 +170,8 @@ class Tuner(Generic[M]):
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
             arrives = not arrived(window, decided)
-            self._settling = arrives or window.time_s < self._settled_s
+            waits_s = self._begins_s if beginning(window) else self._settled_s
+            self._settling = arrives or window.time_s < waits_s
             return
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
@@ -294,6 +298,7 @@ class Tuner(Generic[M]):
         self._plant.calm = False
         longest_s = max(segment.run_s_per_row for segment in window.segments)
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
+        self._begins_s = window.time_s + MAX_BEGIN_S
         self._base = ()
         self._noise.cut()
 

@@ -147,6 +147,11 @@ def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
     return all(new == observation.host for new in hosts)
 
 
+def beginning(observation: Observation) -> bool:
+    """Whether there are workers that are only starting: that is not their rate."""
+    return any(segment.beginning for segment in observation.segments)
+
+
 def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:
     return TrainerObservation(
         steps=a.steps + b.steps,

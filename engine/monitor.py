@@ -48,10 +48,11 @@ class Monitor:
             segment.run_queue.look() + segment.connector.own_queue.seconds
             for segment in self._segments
         ]
+        beginning = [segment.beginning for segment in self._segments]
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            pairs = zip(self._segments, queued, strict=True)
-            rows = tuple(self._segment(s, now_ns, waited) for s, waited in pairs)
+            found = zip(self._segments, queued, beginning, strict=True)
+            rows = tuple(self._segment(s, now_ns, q, b) for s, q, b in found)
             reservations = self._engine_lock.reservations.statistics()
             begun_next = self._engine_lock.next_step
         trainer = self._trainer
@@ -91,7 +92,7 @@ class Monitor:
             self._probe.burst()
 
     def _segment(
-        self, segment: Segment, now_ns: int, queued_s: float
+        self, segment: Segment, now_ns: int, queued_s: float, beginning: int
     ) -> SegmentReading:
         gauge, row_bytes = segment.connector.waiting(now_ns)
         return SegmentReading(
@@ -112,6 +113,7 @@ class Monitor:
             segment.recipe.storable,
             segment.recipe.bounds[1],
             segment.recipe.iterable,
+            beginning,
         )
 
 

@@ -120,6 +120,11 @@ class Segment:
         return self._wanted is not None or bool(self._leaving)
 
     @property
+    def beginning(self) -> int:
+        """Workers of which it is not known yet how fast they work."""
+        return self._pool.statistics().beginning
+
+    @property
     def num_parallel_workers(self) -> int:
         """Workers asked for; inline has one, the trainer."""
         return 1 if self._pool.executor == "inline" else self._asked

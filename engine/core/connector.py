@@ -316,6 +316,11 @@ class Connector:
         return self._finishing > 0 or any(meter.leases for meter in self._meters)
 
     @property
+    def beginning(self) -> int:
+        """How many workers have yet to settle their first lease."""
+        return sum(meter.begins for meter in self._meters)
+
+    @property
     def batch_rows(self) -> int:
         """Rows of a batch, as they are now."""
         return self._core.batch_rows

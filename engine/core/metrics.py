@@ -163,6 +163,11 @@ class WorkerMeter:
         self.leases = 0
         """That the worker has, the one in hand included."""
 
+    @property
+    def begins(self) -> bool:
+        """Whether the worker has its first lease in hand."""
+        return self.leases > 0 and self._rows == 0
+
     def wait(self, what: Wait, now_ns: int) -> None:
         """The worker found nothing to do, for this reason."""
         if self.leases == 0 and self.waiting_for is not what:

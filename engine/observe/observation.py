@@ -164,6 +164,9 @@ class SegmentObservation:
     """So many it may have at most; 0 where that is not known."""
     iterable: bool = False
     """Whether one worker reads it from its beginning to its end, as an iterable."""
+    beginning: int = 0
+    """Workers that start, or have not settled a lease of those they have: how fast they
+    work is not known."""
 
     @property
     def input_utilization(self) -> float:

@@ -53,6 +53,8 @@ class SegmentReading:
     max_workers: int = 0
     iterable: bool = False
     """Whether one worker reads it from its beginning to its end, as an iterable."""
+    beginning: int = 0
+    """Workers of which it is not known yet how fast they work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ def segment(
         work.wait_memory_s,
         now.max_workers,
         now.iterable,
+        now.beginning,
     )
 
 

@@ -63,7 +63,9 @@ class Coroutines(ServedPool):
         self._start()
 
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(self.executor, self._asked, len(self._permits))
+        with self._engine_lock.lock:
+            counts = self._asked, len(self._permits), self._connector.beginning
+            return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:
         number = self._thread.native_id

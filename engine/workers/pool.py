@@ -28,6 +28,9 @@ class PoolStatistics:
     """The number last asked for."""
     alive: int
     """Those at work or waiting, with those that have yet to learn that they retire."""
+    beginning: int = 0
+    """Those of which it is not known yet how fast they work: they start, or have not
+    settled a lease, of those they have."""
 
 
 class WorkerPool(Protocol):

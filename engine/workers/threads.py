@@ -111,7 +111,8 @@ class Threads:
 
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
-            return PoolStatistics(self.executor, self._asked, len(self._threads))
+            counts = self._asked, len(self._threads), self._connector.beginning
+            return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:
         with self._engine_lock.lock:

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import Move, Observation
 from penstock.system.resources import Budget
-from support.fluid_plant import FluidPlant, Work, steady
+from support.fluid_plant import FluidPlant, Segment, Work, steady
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
 STORE = (
@@ -71,6 +73,44 @@ def test_the_first_decision_falls_within_two_seconds_of_slow_steps(
     plant = FluidPlant((Work(READ, steady(0.1)),), gap_s=0.1)  # a step takes 6.4 s
     run(plant, 5.0, policy=policy)
     assert plant.changes[0][0] <= 2.5
+
+
+class SlowStart(FluidPlant):
+    """Workers take five seconds to begin, and nearly all there is meanwhile."""
+
+    begins_s = 5.0
+
+    @property
+    def begins(self) -> bool:
+        return bool(self.changes) and self.now_s < self.changes[-1][0] + self.begins_s
+
+    def _capacity(self, segment: Segment) -> float:
+        return super()._capacity(segment) * (0.1 if self.begins else 1.0)
+
+    def observe(self) -> Observation | None:
+        seen = super().observe()
+        if seen is None:
+            return None
+        segments = (replace(each, beginning=int(self.begins)) for each in seen.segments)
+        return replace(seen, segments=tuple(segments))
+
+
+def test_what_workers_do_before_all_have_begun_is_not_taken_for_their_rate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant = SlowStart(STORE, gap_s=64 / 600, cores=2.0)
+    with caplog.at_level(logging.INFO, logger="penstock.autotune"):
+        run(plant, 40.0, policy=BottleneckLaw())
+    assert plant.workers()[0] >= 9
+    assert "kept" in caplog.text
+    assert not re.search("num_parallel_workers 1 -> . rolled back", caplog.text)
+
+
+def test_a_worker_that_never_begins_is_not_waited_for_for_good() -> None:
+    plant = SlowStart(STORE, gap_s=64 / 600, cores=2.0)
+    plant.begins_s = float("inf")
+    run(plant, 200.0, policy=BottleneckLaw())
+    assert len(plant.changes) > 1
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])

@@ -209,6 +209,8 @@ class WorkerChild(Child):
         self.lanes = 1
         """Threads it was told to have."""
         self.errands: dict[int, Errand] = {}
+        self.settled = False
+        """Whether one has come back."""
         self.unpacker = Unpacker()
         """Of the batches that it collates."""
         self.slabs: set[int] = set()
@@ -227,6 +229,11 @@ class WorkerChild(Child):
         """Whether it ended by itself before it was at work."""
         status = self.status_page.status
         return not self.pid and status is not None and os.WIFEXITED(status)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it starts, or has its first leases in hand."""
+        return not self.pid or bool(self.errands and not self.settled)
 
     def next_task(self) -> int:
         """Return a number for a task, not used before."""

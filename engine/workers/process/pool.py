@@ -112,6 +112,12 @@ class ChildSet:
                 break
             self._start_child()
 
+    def beginning(self) -> int:
+        """Return how many children are wanted, and have shown nothing yet."""
+        children = list(self.children.values())  # may be asked by any thread
+        missing = max(0, self._wanted - len(children))
+        return missing + sum(child.begins for child in children)
+
     def free(self, meter: WorkerMeter) -> None:
         """A lease of this worker is settled."""
         if not meter.leases:
@@ -261,7 +267,9 @@ class ProcessPool(ServedPool):
 
     def statistics(self) -> PoolStatistics:
         """Return how many there are."""
-        return PoolStatistics(self.executor, self._asked, self._child_set.workers)
+        child_set = self._child_set
+        counts = self._asked, child_set.workers, child_set.beginning()
+        return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:
         """Return the folders in /proc of the children's threads."""
@@ -428,6 +436,7 @@ class ProcessPool(ServedPool):
 
     def _take_back(self, child: WorkerChild, number: int, outcome: Outcome) -> None:
         errand = child.errands.pop(number)
+        child.settled = True
         self._barren = 0
         self._blame.acquit(errand.chunk)
         for failure in outcome.failures:

@@ -1,0 +1,57 @@
+"""Workers that have shown nothing yet are told apart from slow ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+DEADLINE_S = 20.0
+
+
+class Gated:
+    """Nobody reads a sample before there is a file."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        until(self.gate.exists)
+        return index
+
+
+def beginning(pipe: ps.Pipeline) -> int:
+    stats = pipe.stats()
+    assert stats is not None
+    return stats.segments[-1].beginning
+
+
+def until(true: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + DEADLINE_S
+    while not true() and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return true()
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_workers_begin_until_they_have_settled_a_lease(
+    executor: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    workers: Any = {"executor": executor, "num_parallel_workers": 2}
+    source = ps.Pipeline.from_dataset(Gated(gate), thread_safe=True, **workers)
+    with source.batch(8) as pipe:
+        loop = iter(pipe)
+        assert until(lambda: beginning(pipe) == 2)
+        gate.touch()
+        next(loop)
+        assert until(lambda: beginning(pipe) == 0)
+        list(loop)
