@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
+from penstock.engine.core.chunk import InFlightBatch, Lease, Onward, Outcome
 from penstock.engine.core.core import FEED, Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
 from support.core_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
@@ -32,13 +32,28 @@ class Course:
         row_bytes: tuple[int, ...],
         byte_budget: ByteBudget,
         step: int = 0,
+        per_batch: int = 0,
     ) -> None:
-        """Make one segment for each of `row_bytes`: what a row holds behind it."""
+        """Make one segment for each of `row_bytes`: what a row holds behind it.
+
+        The last `per_batch` work on whole batches, the first of these in order.
+        """
         self.script = script
         self.row_bytes = row_bytes
         self.depth = len(row_bytes)
+        self.placing = self.depth - per_batch - 1
         self.reservations = Reservations(byte_budget, self._notify)
-        segments = [SegmentState(step, 1, 1, Gauge(1, 0)) for _ in row_bytes]
+        segments = [
+            SegmentState(
+                step,
+                1,
+                1,
+                Gauge(1, 0),
+                per_batch=at > self.placing,
+                in_order=at == self.placing + 1,
+            )
+            for at in range(self.depth)
+        ]
         self.core = Core(script, lambda plan: Tray(), segments, self.reservations, step)
         self.batches: dict[int, Batch] = {}
         self.head = step
@@ -79,8 +94,11 @@ class Course:
     def settle(self, number: int, how: Settling) -> None:
         """A worker hands in a lease: the `number`th of those in hand."""
         lease = self.in_hand.pop(number)
-        last = lease.segment + 1 == self.depth
-        outcome = how.outcome(lease, self.row_bytes[lease.segment], last=last)
+        last, each = lease.segment == self.placing, self.row_bytes[lease.segment]
+        if lease.segment > self.placing:
+            outcome = how.outcome_of_batch(lease, each * len(lease.chunk))
+        else:
+            outcome = how.outcome(lease, each, last=last)
         self.settled.append((lease, outcome))
         if lease in self.core.leases:
             if last:
@@ -98,15 +116,25 @@ class Course:
         assert sight_of(self.core) == before
 
     def deliver(self, number: int) -> None:
-        """The worker that completed a batch puts it in the outbox."""
+        """The worker that completed a batch puts it in the outbox, or hands it on."""
         in_flight = self.complete.pop(number)
         step = in_flight.plan.step
         current = self.core.batches_in_flight.get(step) is in_flight
         before = sight_of(self.core)
-        self.core.deliver(in_flight, ("batch", step), next(self.clock))
-        if current:
-            self.batches[step].delivered = True
-            self._count_outbox()
+        batch, made = self.batches.get(step), ("batch", step)
+        to = batch.next if current and batch and not batch.failed else self.depth
+        # Every other batch was collated by the worker that made its rows.
+        to += to == self.placing + 1 and to + 1 < self.depth and step % 2
+        onward = to < self.depth
+        self.core.deliver(
+            in_flight, Onward(to, made) if onward else made, next(self.clock)
+        )
+        if current and batch is not None:
+            batch.next, batch.delivered = to, not onward
+            if onward:
+                batch.places = [("ready", to)] * len(batch.places)
+            else:
+                self._count_outbox()
         else:
             self._check_who_paused_is_woken()
             assert sight_of(self.core) == before
@@ -216,7 +244,8 @@ class Course:
         if self.paused:
             return None
         if ready:
-            return ready[0] if ready[0][0] <= self.limit(at) else None
+            due = at != self.placing + 1 or ready[0][0] == self._reached(at)
+            return ready[0] if due and ready[0][0] <= self.limit(at) else None
         if at > 0 or self.source_paused:
             return None
         if begun := self._at((SOURCE, 0)):
@@ -232,10 +261,8 @@ class Course:
         window = self.core.segments[at].window(rows)
         if at + 1 == self.depth:
             return self.head + window - 1
-        reader, furthest = self.head, self.limit(at + 1) + 1
-        while reader in self.batches and self._past(reader, at + 1):
-            reader += 1
-        reader = min(reader, furthest)
+        furthest = self.limit(at + 1) + 1
+        reader = min(self._reached(at + 1), furthest)
         limit = reader + self.core.segments[at + 1].span(rows) - 1 + window
         return max(limit, furthest) if self.inline[at] else limit
 
@@ -248,12 +275,14 @@ class Course:
 
     def held(self, step: int) -> int:
         """Bytes the rows of a batch hold where they are now."""
-        last = self.row_bytes[-1]
+        if (nbytes := self.batches[step].nbytes) is not None:
+            return nbytes
+        last = self.row_bytes[self.placing]
         placed = len(self._tray(step).placed)
         between = sum(
             self.row_bytes[at - 1]
             for kind, at in self.batches[step].places
-            if kind in ("ready", "lent") and at > 0
+            if kind in ("ready", "lent") and 0 < at <= self.placing
         )
         return last * placed + between
 
@@ -337,7 +366,9 @@ class Course:
         assert step == self.head + len(self.batches)
         rows = self.script.batch(step).n_rows
         oldest = step == self.head
-        self.batches[step] = Batch([(SOURCE, 0)] * rows, estimate, oldest)
+        self.batches[step] = Batch(
+            [(SOURCE, 0)] * rows, estimate, oldest, self.placing + 1
+        )
 
     def _note_lease(self, lease: Lease, at: int, expected: Address | None) -> None:
         chunk = lease.chunk
@@ -350,7 +381,11 @@ class Course:
         stop = first + len(chunk)
         assert chunk.indices.tolist() == whole.indices[first:stop].tolist()
         assert chunk.rounds.tolist() == whole.rounds[first:stop].tolist()
-        if at > 0:
+        if at > self.placing:
+            assert (first, stop) == (0, self.script.batch(step).n_rows)
+            assert lease.inputs == [("batch", step)]
+            assert lease.input_bytes == self.held(step)
+        elif at > 0:
             assert lease.inputs == [(step, row, at) for row in range(first, stop)]
             assert lease.input_bytes == self.row_bytes[at - 1] * len(chunk)
         places = self.batches[step].places
@@ -366,11 +401,18 @@ class Course:
         rows = range(first, first + len(chunk))
         moved = dict.fromkeys(rows, ("ready", at))
         moved |= dict.fromkeys(rows[: outcome.done], (DONE, 0))
-        for _, row, to in outcome.outputs or ():
-            moved[row] = ("ready", to)
+        if at <= self.placing:
+            for _, row, to in outcome.outputs or ():
+                moved[row] = ("ready", to)
+        elif outcome.done:
+            batch.next, batch.nbytes = at + 1, outcome.nbytes
+            batch.failed = bool(outcome.failures)
         for row, place in moved.items():
             batch.places[row] = place
         in_flight = self.core.settle(lease, outcome, next(self.clock))
+        if at > self.placing and in_flight is not None:
+            assert in_flight.made == outcome.outputs
+            del in_flight.failures[len(in_flight.failures) - len(outcome.failures) :]
         batch.peak = max(batch.peak, self.held(step))
         finished = all(kind == DONE for kind, _ in batch.places)
         assert (in_flight is not None) == finished
@@ -399,8 +441,18 @@ class Course:
             and byte_budget.held_bytes + expected <= byte_budget.limit_bytes
         )
 
+    def _reached(self, at: int) -> int:
+        """The first step that segment `at` has not finished."""
+        step = self.head
+        while step in self.batches and self._past(step, at):
+            step += 1
+        return step
+
     def _past(self, step: int, at: int) -> bool:
         """Whether segment `at` has finished a batch."""
+        batch = self.batches[step]
+        if at > self.placing:
+            return batch.delivered or batch.next > at
         return all(
             kind == DONE or (kind != SOURCE and where > at)
             for kind, where in self.batches[step].places

@@ -86,6 +86,18 @@ class Settling:
             outcome.outputs = [(chunk.step, row, lease.segment + 1) for row in kept]
         return outcome
 
+    def outcome_of_batch(self, lease: Lease, nbytes: int) -> Outcome:
+        """Return what a program would that works on whole batches."""
+        rows = len(lease.chunk)
+        spent = self.ns_per_row * rows
+        if self.done < rows:
+            return Outcome(0)
+        if self.failing:
+            failures = [Failure(ValueError(), "Map", 0, 0)]
+            return Outcome(rows, failures=failures, outputs=[], run_ns=spent)
+        outputs = [("batch", lease.chunk.step)]
+        return Outcome(rows, outputs=outputs, nbytes=nbytes, run_ns=spent)
+
 
 @dataclass(slots=True, eq=False)
 class Tray:
@@ -103,5 +115,10 @@ class Batch:
     estimate: int
     """Bytes it was opened with."""
     oldest: bool
+    next: int
+    """The first segment of whole batches that is not through with it."""
     peak: int = 0
     delivered: bool = False
+    nbytes: int | None = None
+    """What it holds, once such a segment has worked on it."""
+    failed: bool = False

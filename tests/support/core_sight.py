@@ -21,7 +21,8 @@ def rows_of(core: Core) -> Iterator[tuple[Address, Place]]:
             yield (step, row), (SOURCE, 0)
     for at, state in enumerate(core.segments):
         for step, first, chunk, inputs, _ in state.pieces:
-            assert inputs is None or len(inputs) == len(chunk)
+            one_a_row = inputs is None or len(inputs) == len(chunk)
+            assert one_a_row if at <= core.placing else len(inputs or ()) == 1
             for row in range(first, first + len(chunk)):
                 yield (step, row), ("ready", at)
     for lease in core.leases:

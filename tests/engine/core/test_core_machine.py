@@ -51,6 +51,7 @@ class CoreMachine(RuleBasedStateMachine):
         limit_bytes=st.integers(0, 400),
         images=st.sampled_from([(None,), (32,), (32, 48)]),
         step=st.integers(0, 5),
+        per_batch=st.integers(0, 2),
     )
     def begin(
         self,
@@ -59,12 +60,15 @@ class CoreMachine(RuleBasedStateMachine):
         limit_bytes: int,
         images: tuple[int | None, ...],
         step: int,
+        per_batch: int = 0,
     ) -> None:
         self.byte_budget = ByteBudget(limit_bytes)
         scripts = Script(sizes[0], images), Script(sizes[1])
         widths = (3, 11, 2, 7)[-depth:], (5, 5)
         self.courses = [
-            Course(script, width, self.byte_budget, step)
+            Course(
+                script, width, self.byte_budget, step, min(per_batch, len(width) - 1)
+            )
             for script, width in zip(scripts, widths, strict=True)
         ]
 
@@ -141,7 +145,12 @@ class CoreMachine(RuleBasedStateMachine):
             course.settle(0, Settling())
         while course.complete:
             course.deliver(0)
-        self.courses[1] = Course(course.script, course.row_bytes, self.byte_budget)
+        self.courses[1] = Course(
+            course.script,
+            course.row_bytes,
+            self.byte_budget,
+            per_batch=course.depth - course.placing - 1,
+        )
 
     @invariant()
     def each_row_is_in_one_place(self) -> None:
