@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, Self
 
 import psutil
@@ -31,22 +31,30 @@ class Subject:
     """
 
     def __init__(
-        self, *arguments: str, limit_s: float = 600.0, stderr: IO[str] | None = None
+        self,
+        *arguments: str,
+        python: str = sys.executable,
+        limit_s: float = 600.0,
+        stderr: IO[str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.
 
         Args:
             *arguments: the script, and what it takes.
+            python: what runs it.
             limit_s: how long an answer may take.
             stderr: where its own goes; None: to ours.
+            environment: its variables; None: ours.
         """
         self._limit_s = limit_s
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *arguments],
+            [python, "-W", "ignore", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            env=environment,
         )
 
     def __enter__(self) -> Self:

@@ -22,6 +22,9 @@ class Result:
     """Samples a second, by round."""
     cores: float
     """Cores that it, children included, kept busy: the median."""
+    memory_mb: float = 0.0
+    """Of all its processes; 0: not measured."""
+    note: str = ""
 
     @property
     def rate(self) -> float:
@@ -77,10 +80,12 @@ def show(title: str, results: list[Result], peers: list[str]) -> Result:
     width = max(len(result.name) for result in results)
     for result in results:
         low, high = min(result.rates), max(result.rates)
+        memory = f" {result.memory_mb:6,.0f} MB" if result.memory_mb else ""
         print(
             f"  {result.name:<{width}}  {result.rate:>12,.0f}/s"
             f"  ({low:,.0f} to {high:,.0f})"
-            f"  {result.rate / best.rate:6.2f}x  {result.cores:.2f} cores"
+            f"  {result.rate / best.rate:6.2f}x  {result.cores:.2f} cores{memory}"
+            f"{result.note and f'  {result.note}'}"
         )
     print(f"  1.00x is the best of: {', '.join(peers)}")
     return best

@@ -1,0 +1,93 @@
+"""benchmarks/peers: loaders are compared on the same work, or it is said that not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from peers import bench
+from peers.data import BATCH, Given
+from peers.environments import PEERS, REQUIREMENTS, reason
+from peers.prepare import prepare
+from peers.serve import Server
+
+SETTINGS = {
+    "photographs": ({"decoder": "simplejpeg"}, {"workers": 1, "executor": "thread"}),
+    "arrays": ({}, {"how": "collate"}),
+}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    return prepare(tmp_path_factory.mktemp("given"), None, 64)
+
+
+@pytest.fixture
+def opened(given: Given, tmp_path: Path) -> Any:
+    """Open a peer, and return it with the main part of its first batch."""
+    servers = []
+
+    def opened(peer: str, workload: str, setting: dict[str, Any]) -> Any:
+        servers.append(Server(peer, workload, given))
+        path = str(tmp_path / f"{peer}.npy")
+        asked = {"do": "open", "setting": setting, "keep": path}
+        assert "error" not in (said := servers[-1].answer(asked)), said
+        return servers[-1], np.load(path)
+
+    yield opened
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("workload", BATCH.keys() - {"waits"})
+def test_penstock_and_torch_load_the_same(workload: str, opened: Any) -> None:
+    theirs, ours = SETTINGS.get(workload, ({}, {}))
+    _, first = opened("torch", workload, {"workers": 0, **theirs})
+    server, batch = opened("penstock", workload, ours)
+    assert bench.difference(batch, first) == (0.0, 0.0)
+    asked = {"do": "window", "settle_s": 0.0, "seconds": 0.0}
+    assert server.answer(asked)["samples"] == BATCH[workload]
+
+
+def test_an_error_is_an_answer(given: Given) -> None:
+    server = Server("torch", "tiny", given)
+    said = server.answer({"do": "open", "setting": {"workers": -1}})
+    assert said["error"].startswith("ValueError")
+
+
+def test_rows_of_other_work_are_no_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(name: str, rate: float, differs: tuple[float, float] | None) -> bench.Row:
+        return bench.Row("tiny", name, name, rates=[rate], cores=[1.0], differs=differs)
+
+    rows = [
+        row("penstock", 300.0, (0.0, 0.0)),
+        row("like", 100.0, (0.2, 7.0)),
+        row("unlike", 200.0, (50.0, 255.0)),
+        bench.Row("tiny", "absent", "absent", error="no wheel"),
+    ]
+    bench.add_rows(path := tmp_path / "rows.jsonl", rows)
+    assert bench.read_rows(path) == {
+        "tiny": [bench.Row(**each) for each in json.loads(path.read_text())]
+    }
+    bench.report(bench.read_rows(path)["tiny"], "tiny")
+    said = capsys.readouterr().out
+    assert "3.00x" in said
+    assert "1.00x is the best of: like (defaults)" in said
+    assert "OTHER WORK, differs by 50 in the mean, 255 at most" in said
+    assert "absent: not measured: no wheel" in said
+
+
+def test_every_peer_has_its_requirements() -> None:
+    pinned = {path.stem for path in REQUIREMENTS.glob("*.txt")}
+    assert pinned == PEERS.keys() - {"penstock"}
+
+
+def test_what_cannot_be_installed_says_why() -> None:
+    said = "x\nRuntimeError: Could not find opencv.\nnote: not a problem with pip"
+    assert reason(said, "") == "RuntimeError: Could not find opencv."
+    assert reason("killed\n", "it is compiled") == "killed; it is compiled"
