@@ -55,6 +55,12 @@ MakePool = Callable[[Kind], WorkerPool]
 
 MAX_MOVES = 16
 """That are remembered."""
+SURE_LOOKS = 3
+"""That found no change, before the only worker that was asked for may get company."""
+ALONE = (
+    "one worker was asked for and stays alone, as `{}` changes there while samples are"
+    " made, and each other worker would change a copy of its own"
+)
 MAX_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
 
@@ -80,7 +86,7 @@ class Segment:
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
         """Whether it may be moved between threads and processes."""
-        moves = self.undecided or recipe.movable
+        moves = self.undecided or recipe.movable or recipe.program.watched
         self._before = snapshot(recipe.subjects) if moves else None
         # The kind asked for by the knob; the trainer's thread moves it.
         self._wanted: Kind | None = None
@@ -95,6 +101,7 @@ class Segment:
         self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest from one kind of workers to another, and why."""
+        connector.on_change = self._stay_alone
         self._tell_core()
 
     @property
@@ -194,6 +201,7 @@ class Segment:
         low, high = recipe.bounds
         if self.inline is not None:
             return
+        high = 1 if self._is_alone() else high
         yield Knob(
             recipe.name,
             "num_parallel_workers",
@@ -223,6 +231,21 @@ class Segment:
                 self._want,
                 choices=("thread", "process"),
             )
+
+    def _is_alone(self) -> bool:
+        """Whether the only worker that was asked for is to have no company, or yet."""
+        if not self.recipe.program.watched:
+            return False
+        if self.executor == "process":
+            return self.connector.looks < SURE_LOOKS
+        return self._before is not None and bool(self.why_not())
+
+    def _stay_alone(self, path: str) -> None:
+        """The data changes in its only worker: it gets no company, or loses it."""
+        kind, name = self.executor, self.recipe.name
+        self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(path)))
+        if self._asked > 1:
+            self._set_workers(1)
 
     def take_wanted(self) -> Kind | None:
         """Return the kind that the knob asks for, once; None: it asks for none."""

@@ -303,7 +303,7 @@ def test_one_thread_draws_from_a_generator_that_is_made_late(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("what", [w for w in DATASETS if w != "a counter and a cache"])
+@pytest.mark.parametrize("what", DATASETS)
 def test_one_worker_that_was_asked_for_gets_no_company_in_what_has_one_place(
     what: str, tmp_path: Path
 ) -> None:

@@ -133,6 +133,9 @@ class Outcome:
     parts: tuple[tuple[int, int, int], ...] = ()
     """Of several operations each: the nanoseconds it took, those on a CPU, and the
     bytes of a sample that it made."""
+    changed: str | None = None
+    """What changed of the data in its worker's process, if that has one worker by the
+    user's word: a path, empty where nothing did; None where nobody has looked."""
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:

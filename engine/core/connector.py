@@ -233,6 +233,11 @@ class Connector:
         """Of the trainer's thread, where that works on the segment."""
         self.segment = segment
         self._finish = finish
+        self.looks = 0
+        """How often the only worker has looked if its data changes, and found nothing;
+        -1: it does."""
+        self.on_change: Callable[[str], object] = str
+        """Called with the path of what does."""
         # Batches that workers are collating.
         self._finishing = 0
         self._meters: set[WorkerMeter] = set()
@@ -299,6 +304,13 @@ class Connector:
                 self._core.deliver(in_flight, batch, engine_lock.clock())
                 engine_lock.wake()
         engine_lock.notify_others()
+
+    def tell_change(self, path: str) -> None:
+        """The only worker has looked what changes of its data; empty: nothing."""
+        if self.looks >= 0:
+            self.looks = -1 if path else self.looks + 1
+            if path:
+                self.on_change(path)
 
     def collate(self) -> None:
         """Let worker processes make whole batches, now that collating keeps nothing."""

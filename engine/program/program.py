@@ -431,12 +431,15 @@ class Program:
             thread of a process uses them first; then they are looked at.
         batches: collates the rows of a batch in the worker process that has made all
             of them; None: they are collated in the trainer, if there is a collate_fn.
+        watched: objects of the user's in which a worker may keep a count, or a cache,
+            as one worker was asked for: it tells if it does.
     """
 
     operations: tuple[Operation, ...]
     places: bool
     doubtful: tuple[Any, ...] = ()
     batches: Buffers | None = None
+    watched: tuple[Any, ...] = ()
 
     @property
     def stages(self) -> tuple[str, ...]:

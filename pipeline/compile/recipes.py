@@ -110,7 +110,9 @@ def compile_drawn(
     assert isinstance(read, Read)
     if start is not None:
         operation = SeededRead(read.stage, read.get, read.get_many, start)
-        segment = replace(segment, program=Program((operation,), places=True))
+        watched = segment.program.watched
+        program = Program((operation,), places=True, watched=watched)
+        segment = replace(segment, program=program)
     if source.executor == "auto" and source.num_parallel_workers is None:
         kind = found_kind(segment.name, source.dataset)
         segment = replace(segment, executor=kind, subjects=(source.dataset,))

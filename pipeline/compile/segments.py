@@ -112,8 +112,13 @@ def _is_doubtful(stage: PerSample) -> bool:
     """Whether threads are penstock's choice, and the user says nothing of them."""
     if executor_of(stage) not in ("auto", "process") or _is_read_on(stage):
         return False
-    known = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
-    return not known
+    return not _is_known(stage)
+
+
+def _is_known(stage: PerSample) -> bool:
+    """Whether it is said, or a reader of ours, that threads may share it."""
+    said = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
+    return bool(said)
 
 
 MAX_WORKERS = 128
@@ -291,10 +296,12 @@ def _segment(
     operations = _operations(group, names[lead], caches)
     workers, bounds = _workers(stages, kind.executor, defaults)
     doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
+    lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
+    watched = tuple(subject_of(s) for s in stages if lone and not _is_known(s))
     return SegmentRecipe(
         names[lead],
         batch_name or names[-1],
-        Program(operations, batch_name is not None, doubtful),
+        Program(operations, batch_name is not None, doubtful, watched=watched),
         kind.executor,
         workers,
         bounds,

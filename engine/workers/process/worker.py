@@ -19,6 +19,7 @@ import torch
 from ....errors import SampleError
 from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
+from ...movable import changed, snapshot
 from ...plan import BatchPlan
 from ...program.program import Program
 from ...program.randomness import SampleRandom
@@ -108,6 +109,7 @@ class Worker:
         """How the rows of the last task lie."""
         self._lanes = self._wanted = 1
         self._looked = self._sure = not program.doubtful
+        self._watch = LoneWatch(program.watched) if program.watched else None
         batches = program.batches
         self._collator = None if batches is None else Collator(batches)
         self._receiving = threading.Lock()
@@ -164,6 +166,8 @@ class Worker:
             return True
         hand.begin(task.number)
         outcome, descriptors = self._do(task, sink, random, hand)
+        if self._watch is not None:
+            outcome.changed = self._watch.look()
         self._reply(task, outcome, descriptors)
         hand.end()
         if not self._looked:
@@ -231,6 +235,25 @@ class Worker:
             packed = dumps((task.number, failed))
         with self._sending:
             self._end.send_packed(packed, descriptors)
+
+
+class LoneWatch:
+    """Sees whether the only worker there is changes what its samples are made from.
+
+    Another worker beside it would have a copy of its own: a count would not go on.
+    """
+
+    def __init__(self, things: Sequence[Any]) -> None:
+        self._things = things
+        self._before = snapshot(things)
+        self._tasks = 0
+
+    def look(self) -> str | None:
+        """Return what has changed, after each power of two of tasks; else None."""
+        self._tasks += 1
+        if self._tasks & (self._tasks - 1):
+            return None
+        return changed(self._before, self._things) or ""
 
 
 def unsendable(

@@ -1,0 +1,116 @@
+"""One worker that was asked for: what its data keeps there decides if it gets company.
+
+A count, or a cache, of the data set's own goes on from sample to sample in one worker,
+as in torch. In two each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.engine.observe.knob import Knob
+
+LENGTH = 4_000
+
+
+class Plain:
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counts(Plain):
+    """Counts its calls, from one of them on."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
+        self.calls = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += index >= self.since
+        return self.calls
+
+
+def loader(data: Any) -> ps.DataLoader[Any]:
+    ps.set_enable_autotune(True)
+    return ps.DataLoader(data, batch_size=8, num_workers=1)
+
+
+def processes(data: Any) -> ps.Pipeline:
+    source = ps.Pipeline.from_dataset(data, num_parallel_workers=1, executor="process")
+    return source.batch(8)
+
+
+def threads(data: Any) -> ps.Pipeline:
+    source = ps.Pipeline.from_dataset(data, num_parallel_workers=1, executor="thread")
+    return source.batch(8)
+
+
+faces = pytest.mark.parametrize("make", [loader, processes, threads])
+
+
+def workers(face: Any) -> Knob:
+    knobs = face._slot.run.run.knobs()  # noqa: SLF001
+    return next(knob for knob in knobs if knob.name == "num_parallel_workers")
+
+
+@contextmanager
+def training(face: Any) -> Iterator[Callable[[Callable[[], bool]], bool]]:
+    """Give what trains until something is so; for a hundred epochs at most."""
+    batches = chain.from_iterable(repeat(face, 100))
+    try:
+        yield lambda so: any(so() for _ in batches)
+    finally:
+        face.close()
+
+
+@faces
+def test_it_may_have_company_where_samples_change_nothing(
+    make: Callable[[Any], Any],
+) -> None:
+    face = make(Plain())
+    with training(face) as train:
+        assert train(lambda: workers(face).upper > 1)
+        assert workers(face).tunable
+
+
+@faces
+def test_it_stays_alone_where_the_data_keeps_a_count(
+    make: Callable[[Any], Any],
+) -> None:
+    face = make(Counts())
+    batches = iter(face)
+    try:
+        values = [next(batches) for _ in range(100)]
+        assert [int(v) for batch in values for v in batch] == list(range(1, 801))
+        assert not workers(face).tunable
+        assert workers(face).set(4) == 1
+    finally:
+        del batches
+        face.close()
+
+
+@pytest.mark.parametrize("make", [loader, processes])
+def test_it_loses_its_company_where_the_data_begins_to_keep_a_count(
+    make: Callable[[Any], Any],
+) -> None:
+    face = make(Counts(since=400))
+    with training(face) as train:
+        assert train(lambda: workers(face).upper > 1)
+        workers(face).set(3)
+        assert train(lambda: workers(face).value == 1)
+        seen = face.stats().segments[0]
+        assert seen.moves[-1].line == (
+            f"{seen.name}: executor process stays: one worker was asked for and stays"
+            " alone, as `.calls` changes there while samples are made, and each other"
+            " worker would change a copy of its own."
+        )
+        assert workers(face).set(3) == 1
