@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,28 @@ class Chunk:
             self.indices[start:stop],
             self.rounds[start:stop],
             self.context,
+        )
+
+
+class Piece(NamedTuple):
+    """Rows that wait before a segment; ordered by address."""
+
+    step: int
+    first_row: int
+    chunk: Chunk
+    inputs: list[Any] | None
+    nbytes: int
+    """Of the inputs."""
+
+    def split(self, rows: int) -> tuple[Piece, Piece]:
+        """Return the first `rows` rows, and the rest."""
+        chunk, rest = self.chunk.split(rows)
+        nbytes = self.nbytes * rows // len(self.chunk)
+        inputs = self.inputs or []
+        taken, left = inputs[:rows] or None, inputs[rows:] or None
+        return (
+            Piece(self.step, self.first_row, chunk, taken, nbytes),
+            Piece(self.step, rest.first_row, rest, left, self.nbytes - nbytes),
         )
 
 

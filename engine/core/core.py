@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..plan import BatchPlan, DrawnPlan, Plan
 from .byte_budget import Reservations
-from .chunk import Chunk, InFlightBatch, Lease, Onward, Outcome, RowBuffer, runs
+from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, RowBuffer, runs
 from .metrics import Gauge, Wait
 
 FEED = -1
@@ -54,9 +54,6 @@ PATIENCE_NS = 200_000_000
 """A lease that waits more than it computes: worth its hand-over only when longer."""
 LEARNING = 0.3
 """Weight of the latest lease in what a row is taken to cost."""
-
-Piece = tuple[int, int, Chunk, list[Any] | None, int]
-"""(step, first row, chunk, inputs, bytes of the inputs): ordered by address."""
 
 
 class State(Enum):
@@ -173,33 +170,25 @@ class SegmentState:
     @property
     def row_bytes(self) -> float:
         """Bytes of one row that waits here, on average; 0 while none does."""
-        waiting = sum(piece[4] for piece in self.pieces)
+        waiting = sum(piece.nbytes for piece in self.pieces)
         return waiting / self.waiting if self.waiting else 0.0
 
     def push(self, piece: Piece) -> None:
         """Let rows wait here."""
         heapq.heappush(self.pieces, piece)
-        self.waiting += len(piece[2])
+        self.waiting += len(piece.chunk)
 
     def pop(self, in_flight: InFlightBatch) -> Piece:
         """Take the earliest rows, as many as make a lease, all of one batch."""
         piece = heapq.heappop(self.pieces)
         wanted = self.lease_rows(len(in_flight.rows.indices))
-        if len(piece[2]) > wanted:
-            piece = self._split(piece, wanted)
+        if len(piece.chunk) > wanted:
+            piece, rest = piece.split(wanted)
+            heapq.heappush(self.pieces, rest)
         else:
             piece = self._join(piece, in_flight, wanted)
-        self.waiting -= len(piece[2])
+        self.waiting -= len(piece.chunk)
         return piece
-
-    def _split(self, piece: Piece, wanted: int) -> Piece:
-        step, first, chunk, inputs, nbytes = piece
-        chunk, rest = chunk.split(wanted)
-        kept = nbytes * wanted // (wanted + len(rest))
-        left = None if inputs is None else inputs[wanted:]
-        heapq.heappush(self.pieces, (step, rest.first_row, rest, left, nbytes - kept))
-        taken = None if inputs is None else inputs[:wanted]
-        return step, first, chunk, taken, kept
 
     def _join(self, piece: Piece, in_flight: InFlightBatch, wanted: int) -> Piece:
         """Add the pieces that follow without a gap, while they fit."""
@@ -217,7 +206,7 @@ class SegmentState:
                 inputs = inputs + more_inputs
         if stop - first > len(chunk):
             chunk = in_flight.chunk(first, stop)
-        return step, first, chunk, inputs, nbytes
+        return Piece(step, first, chunk, inputs, nbytes)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -275,11 +264,7 @@ class Core:
     def settle(
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
-        """Take back a lease; return its batch when this finished the last row of it.
-
-        Also when it was the batch itself: it is to be delivered, to the next segment or
-        to the trainer.
-        """
+        """Take back a lease; return its batch if that was whole, or is so now."""
         self._wake_who_paused()
         if lease not in self.leases:
             return None
@@ -507,9 +492,8 @@ class Core:
             in_flight.called = -(-left // size)
             self._wake(0, in_flight.called)
         chunk = in_flight.chunk(start, in_flight.next_row)
-        return Lease(
-            0, chunk, None, in_flight, whole=state.whole and len(chunk) == rows
-        )
+        whole = state.whole and len(chunk) == rows
+        return Lease(0, chunk, None, in_flight, whole=whole)
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]
@@ -528,8 +512,8 @@ class Core:
         rest = lease.chunk.part(done, rows)
         used = lease.input_bytes * done // rows
         inputs = None if lease.inputs is None else lease.inputs[done:]
-        piece = (rest.step, rest.first_row, rest, inputs, lease.input_bytes - used)
-        state.push(piece)
+        left = lease.input_bytes - used
+        state.push(Piece(rest.step, rest.first_row, rest, inputs, left))
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
         return used
@@ -546,7 +530,7 @@ class Core:
             chunk = lease.chunk.part(first, first + stop - start)
             samples = outputs if stop - start == len(outputs) else outputs[start:stop]
             nbytes = each * (stop - start)
-            state.push((chunk.step, chunk.first_row, chunk, samples, nbytes))
+            state.push(Piece(chunk.step, chunk.first_row, chunk, samples, nbytes))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
@@ -556,7 +540,7 @@ class Core:
         self._skip(in_flight, at)
         chunk = in_flight.chunk(0, len(in_flight.rows.indices))
         nbytes = self.reservations.held(step)
-        self.segments[at].push((step, 0, chunk, [onward.data], nbytes))
+        self.segments[at].push(Piece(step, 0, chunk, [onward.data], nbytes))
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
 
