@@ -23,8 +23,6 @@ from penstock.engine.segment import Kind
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
 
-pytestmark = pytest.mark.serial  # measures time
-
 LENGTH = 400
 THREADS = WORKERS["2 threads"]
 KINDS: tuple[Kind, ...] = ("inline", "thread", "process")
@@ -168,6 +166,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.mark.serial  # measures time
 @pytest.mark.slow
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
 def test_python_that_holds_the_gil_is_moved_to_processes(
@@ -184,6 +183,7 @@ def test_python_that_holds_the_gil_is_moved_to_processes(
     assert "executor thread -> process kept:" in told[3]
 
 
+@pytest.mark.serial  # measures time
 @pytest.mark.slow
 def test_work_without_the_gil_stays_on_threads(log: pytest.LogCaptureFixture) -> None:
     ps.set_enable_autotune(True)
@@ -225,6 +225,7 @@ class TakesTurns:
         return index
 
 
+@pytest.mark.serial  # measures time
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
 def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
     log: pytest.LogCaptureFixture,
@@ -247,6 +248,7 @@ def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
     assert processes > 1.5 * threads
 
 
+@pytest.mark.serial  # measures time
 def test_a_cheap_function_stays_inline_and_costs_no_probe() -> None:
     with ps.Pipeline.from_dataset(range(20_000)).batch(32) as pipe:
         for _ in pipe:

@@ -21,7 +21,7 @@ LENGTH = 64
 DEADLINE_S = 20.0
 """The tuner decides within 2 or 3 s; a machine with other work gets more."""
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,7 @@ def test_the_trainer_inline_is_left_alone_and_gets_the_same_bytes(
     assert decisions(tmp_path / "tuned") == []
 
 
+@pytest.mark.serial  # measures time
 def test_a_pipeline_that_starves_its_trainer_becomes_faster(tmp_path: Path) -> None:
     prefix = tmp_path / "tuned"
     ps.set_enable_autotune(True, str(prefix))
@@ -150,6 +151,7 @@ class Turning:
         return sum(range(20_000)) + index
 
 
+@pytest.mark.serial  # measures time
 def test_threads_that_take_turns_at_the_gil_are_told_so() -> None:
     source = ps.Pipeline.from_dataset(
         Turning(), executor="thread", num_parallel_workers=4

@@ -23,8 +23,6 @@ from penstock.pipeline.sources import Folder
 from penstock.pipeline.testing import draw_photos
 from support import warm
 
-pytestmark = pytest.mark.serial  # measures time
-
 LAST_LINE = re.compile(
     r"demo: gain (?P<gain>\d+\.\d)x \((?P<old>\d+) -> (?P<new>\d+) samples/s\), "
     r"trainer wait \d+% -> \d+%"
@@ -56,6 +54,7 @@ def demo(cache: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.serial  # measures time
 def test_the_demo_shows_decisions_and_ends_with_its_figures(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +82,7 @@ def test_the_demo_shows_decisions_and_ends_with_its_figures(
     assert new > 2 * old
 
 
+@pytest.mark.serial  # measures time
 @pytest.mark.parametrize(
     "stretch",
     [

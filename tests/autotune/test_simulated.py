@@ -31,7 +31,7 @@ from support.workloads import Case, case
 
 LAW = BottleneckLaw()
 FIXED = range(200)
-PARTS = 8
+PARTS = 20
 """Of these: one is tried each time, all by `make test-all`."""
 PREFETCH = 2
 STEPS = 80

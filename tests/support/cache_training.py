@@ -6,12 +6,16 @@ may be killed, or given limits and file systems of its own.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import os
 import resource
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 import penstock as ps
 from support.cache_damage import quiet
 
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 SAMPLES = 64
 WIDTH = 20_000
 
@@ -72,10 +77,30 @@ def train(epochs: int = 2, **described: Any) -> dict[str, Any]:
     return {"told": told, "records": records, "nbytes": nbytes, "hits": hits}
 
 
+def see_own_mounts() -> None:
+    """Let this process mount file systems that nobody else sees, as its own root."""
+    uid, gid = os.getuid(), os.getgid()
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if uid else 0)):
+        raise PermissionError("mounting is not permitted here")
+    if uid:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    shell("mount --make-rprivate /")
+
+
+def shell(line: str, *arguments: str) -> None:
+    """Have a shell do it."""
+    subprocess.run(["/bin/sh", "-c", line, *arguments], check=True)
+
+
 def main() -> None:
     """Do it, after what is said about the machine."""
     described = json.loads(sys.argv[1])
     logging.basicConfig(stream=sys.stderr)
+    if first := described.pop("first", ""):
+        see_own_mounts()
+        shell(first, described["disk"])
     if "file_bytes" in described:
         limit = described.pop("file_bytes")
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
