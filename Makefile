@@ -45,8 +45,9 @@ test: lint
 	@$(RUN) pytest -m "serial and not slow" $(ARGS)
 
 test-all: lint $(FRAMEWORKS)
-	@echo "tests: all, one after the other"
-	@$(RUN) pytest -m "" $(PATIENTLY) $(ARGS)
+	@echo "tests: all, side by side; then those that run alone"
+	@$(RUN) pytest $(BESIDE) -m "not serial" $(PATIENTLY) $(ARGS)
+	@$(RUN) pytest -m serial $(PATIENTLY) $(ARGS)
 
 lint: $(STAMP) .types/penstock
 	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports"

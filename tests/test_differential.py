@@ -28,10 +28,9 @@ import hypothesis
 import pytest
 
 import penstock as ps
-from support import ordinary_data
-from support.ordinary_data import (
-    BOTH,
-    ORDERLESS,
+from support import ordinary_programs
+from support.ordinary_data import BOTH, ORDERLESS
+from support.ordinary_programs import (
     RAISED,
     TRAINERS,
     Case,
@@ -230,7 +229,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     logging.disable()
     if given.case:
-        found = difference(eval(given.case, vars(ordinary_data)))  # noqa: S307 our own words
+        found = difference(eval(given.case, vars(ordinary_programs)))  # noqa: S307 our own words
         print(found or "no difference")
         return bool(found)
     share, shares = map(int, given.share.split("/"))

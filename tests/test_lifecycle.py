@@ -423,6 +423,7 @@ def test_work_is_spread_over_the_processes() -> None:
     assert os.getpid() not in found
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_fifty_rounds_of_everything_leave_nothing(kind: str) -> None:
     for round_ in range(50):

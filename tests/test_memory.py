@@ -177,6 +177,7 @@ def test_collecting_many_batches_leaves_few_of_them_mapped_in_the_workers() -> N
     assert max(mapped) <= 64
 
 
+@pytest.mark.serial  # measures memory
 @pytest.mark.slow
 def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
     process = psutil.Process(os.getpid())

@@ -11,7 +11,7 @@ import penstock as ps
 from support.datasets import KINDS, Numbers
 from support.leaks import Footprint, children, leaks_since
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EPOCHS = 100_000
 WARM = 5_000
