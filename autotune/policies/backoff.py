@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ...engine.observe.observation import Observation, ratio
 from ..situation import DecisionOutcome, KnobKey
 from ..window import cost_s, demand_rows_per_s, wait_share
+from .curve import faster
 
 BACKOFF_S = 60.0
 MAX_DOUBLINGS = 10
@@ -81,8 +82,8 @@ class Backoffs:
     ) -> Backoffs:
         """Backoffs after these outcomes; those made under other conditions are gone.
 
-        Rolled back: the old value was the limit. Kept and more: less than this was too
-        little.
+        Rolled back: the old value was the limit. Kept and more, and faster for it:
+        less than this was too little.
         """
         loads = smoothed(dict(self.loads), loads_of(seen))
         moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
@@ -127,8 +128,8 @@ NO_BACKOFFS = Backoffs()
 def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
     """Return the hold that follows from an outcome, if one does."""
     decision = outcome.decision
-    if decision.forced or (outcome.kept and not gained(outcome)):
-        return None
+    if decision.forced or (outcome.kept and not (gained(outcome) and faster(outcome))):
+        return None  # what lived on stock, or on luck, does not speak against less
     if isinstance(decision.old, str) or isinstance(decision.new, str):
         return None  # a kind: see kinds.py
     about = (TRAINER, decision.operator)

@@ -29,10 +29,7 @@ def remembered(
 ) -> dict[str, Curve]:
     """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
     moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
-    gained = any(
-        o.kept and o.after.rows_per_s > WORTH * o.before.rows_per_s for o in outcomes
-    )
-    if gained:
+    if any(o.kept and faster(o) for o in outcomes):
         curves = {name: curve for name, curve in curves.items() if name in moved}
     for outcome in outcomes:
         if outcome.decision.knob != WORKERS:
@@ -43,6 +40,11 @@ def remembered(
         points[int(outcome.decision.new)] = outcome.after.rows_per_s
         curves[name] = tuple(sorted(points.items()))
     return curves
+
+
+def faster(outcome: DecisionOutcome) -> bool:
+    """Whether the rate grew by what is worth a change."""
+    return outcome.after.rows_per_s > WORTH * outcome.before.rows_per_s
 
 
 def is_steady(curve: Curve, workers: int, rate: float) -> bool:

@@ -104,6 +104,13 @@ def test_the_best_number_known_is_gone_back_to() -> None:
     assert (decision.rule, decision.new) == ("peak", 6)
 
 
+def test_more_that_brought_no_more_is_gone_back_from() -> None:
+    # A trial may find it worth its while, where the trainer lives on what is in stock.
+    memory = known(outcome(20, 32, 63.0, 64.0))
+    (decision,) = decide(situation(with_workers(starved(), 32)), memory)
+    assert (decision.rule, decision.new) == ("peak", 20)
+
+
 def test_a_curve_that_is_not_what_is_seen_is_forgotten() -> None:
     # Five workers were remembered for 110 rows/s, which stock may have lent: it is 64.
     memory = known(outcome(1, 5, 110.0, 110.0))

@@ -210,7 +210,8 @@ def test_what_was_found_too_little_is_not_given_back_to() -> None:
     seen = at_ease(workers=3)
     knob = "num_parallel_workers"
     grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)
-    kept = DecisionOutcome(grown, kept=True, before=EASED, after=EASED)
+    slower = replace(EASED, rows_per_s=EASED.rows_per_s / 2)
+    kept = DecisionOutcome(grown, kept=True, before=slower, after=EASED)
     memory = POLICY.start()
     _, memory = POLICY.decide(replace(situation(seen), outcomes=(kept,)), memory)
     for _ in range(5):

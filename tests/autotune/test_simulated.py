@@ -137,6 +137,23 @@ def test_a_store_that_gets_slower_is_noticed(wait_s: float, at_s: float) -> None
     assert rate_between(plant, tuner, at_s + 30.0) >= 0.95 * slower.best_rows_per_s(4.0)
 
 
+@pytest.mark.parametrize("started", [2, 64, 240])
+@pytest.mark.parametrize("gap_s", [0.001, 0.03])
+def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
+    started: int, gap_s: float
+) -> None:
+    # A read takes 20 ms, and one of 1,000 a second: more in flight wait for each other.
+    read = SimulatedStage("read", wait_s=0.02, transfer_s=0.001, most_workers=4096)
+    work = Workload((read,), Trainer(gap_s), batch_rows=32)
+    machine = Machine(4.0)
+    plant = Simulated(machine, work, [started], [PREFETCH])
+    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
+    rate_between(plant, tuner, 40.0)
+    assert rate_between(plant, tuner, 50.0) >= 0.95 * work.best_rows_per_s(4.0)
+    (seen,) = plant.observe().segments
+    assert seen.num_parallel_workers <= 2 * 21
+
+
 def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None:
     work = Workload(
         (SimulatedStage("decode", cpu_s=0.002),), Trainer(0.0), batch_rows=32
