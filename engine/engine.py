@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from ..errors import CLOSED, PenstockError, check
+from ..system.descriptors import read_places, read_since
 from ..system.forking import FORKS
 from .auto_executor import resolve
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
@@ -350,7 +351,11 @@ class Engine:
                 continue
             if segment.undecided:
                 self._undrawn.look()
+            begins = segment.undecided and not inline.done
+            files = read_places() if begins else {}
             if inline.step():
+                if begins:
+                    segment.file = read_since(files)
                 self._unweighed = segment if segment.undecided else None
                 if segment.undecided and self._undrawn.drawn:
                     segment.drew = True

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..system.descriptors import read_places
 from ..system.forking import FORKS
 from .core.chunk import Chunk
 from .movable import HANDLE, POSITION, SEEKS, Finding, leads_away
@@ -98,10 +99,13 @@ def _look(
 
     use_one_thread()
     work = Work(chunk, SampleRandom(seed), [])
-    for segment in segments:
+    held: dict[int, Finding | None] = {}
+    for at, segment in enumerate(segments):
+        before = read_places()
         for operation in _uncached(segment.program):
             operation.run(work)
-    held = {at: unshared(segments[at].program) for at in doubted}
+        if at in doubted:
+            held[at] = unshared(segment.program, before)
     pipe.send({at: finding for at, finding in held.items() if finding is not None})
 
 

@@ -82,6 +82,8 @@ class Segment:
         """Whether it runs inline until it has shown what a batch costs."""
         self.drew = False
         """Whether it was seen, inline, to draw from a global generator."""
+        self.file: str | None = None
+        """That its first samples were read from, inline, and that is open still."""
         self.movable = (
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
@@ -118,7 +120,7 @@ class Segment:
             return DREW
         if self._before is None:
             return ""
-        path = changed(self._before, self.recipe.subjects)
+        path = changed(self._before, self.recipe.subjects) or self.file
         return "" if path is None else CHANGES.format(path)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import random
@@ -10,6 +11,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +144,33 @@ class OpensLate:
             self.reading.release()
 
 
+class OutOfSight(Records):
+    """Opens its file when it is first read, and holds it where no walk comes by."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, buffered=False)
+        self.file.close()
+        self.opened = functools.cache(partial(open, self.file.name, "rb", buffering=0))
+        self.reading = threading.Lock()
+
+    def __getitem__(self, index: int) -> tuple[int, int]:  # type: ignore[override]
+        work()
+        assert self.reading.acquire(blocking=False), "read by two threads at once"
+        try:
+            file = self.opened()
+            file.seek(index * RECORD)
+            time.sleep(0)  # another thread's turn
+            return int(np.frombuffer(file.read(RECORD), np.int64)[-1]), os.getpid()
+        finally:
+            self.reading.release()
+
+
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "a file": lambda folder: Records(folder, buffered=True),
     "a raw file": lambda folder: Records(folder, buffered=False),
     "a bare descriptor": BareDescriptor,
     "an archive": Zipped,
+    "a file out of sight": OutOfSight,
     "numpy's generator": lambda _: OwnStream(lambda: np.random.default_rng(0)),
     "Python's generator": lambda _: OwnStream(lambda: random.Random(0)),
     "torch's generator": lambda _: OwnStream(lambda: torch.Generator().manual_seed(0)),
@@ -219,6 +243,21 @@ def test_several_workers_open_a_file_each_as_torchs_do(
         assert os.getpid() not in pids
         assert len(pids) == 2
         assert data.inner is None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_several_workers_open_a_file_each_that_is_out_of_sight(
+    cpus: int, tmp_path: Path
+) -> None:
+    ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
+    data = OutOfSight(tmp_path)
+    for _ in range(2):
+        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
+        with pipe.batch(8) as pipe:
+            found = samples(pipe)
+        assert [row for row, _ in found] == 2 * [*range(LENGTH)]
+        assert os.getpid() not in {pid for _, pid in found}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -302,8 +341,12 @@ def test_one_thread_draws_from_a_generator_that_is_made_late(
     assert "one thread works" in caplog.text
 
 
+EACH_ITS_OWN = "a file out of sight"
+"""Each worker process opens it."""
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("what", DATASETS)
+@pytest.mark.parametrize("what", [w for w in DATASETS if w != EACH_ITS_OWN])
 def test_one_worker_that_was_asked_for_gets_no_company_in_what_has_one_place(
     what: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from ...errors import CLOSED, PenstockError
+from ...system.descriptors import read_places, read_since
 from ..auto_executor import SOON_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
@@ -67,6 +68,8 @@ class DirectHost:
         self.undecided = self.segment.executor == "auto"
         """Whether it is still to be seen if workers would pay."""
         self._before = snapshot(self.segment.subjects)
+        self._file: str | None = None
+        """That the first batch was read from, and that is open still."""
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
         plan = recipe.plan
@@ -91,7 +94,11 @@ class DirectHost:
     def next(self) -> Delivery | None:
         if self._closed:
             raise PenstockError(CLOSED)
+        first = self._meter.batches == 0
+        files = read_places() if first else {}
         delivery = self._maker.next()
+        if first:
+            self._file = read_since(files)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
             rows = self._batch_rows = delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
@@ -128,7 +135,7 @@ class DirectHost:
         """Say why workers would make other samples; empty: nothing that was seen."""
         if self._maker.drew and not isinstance(self._plan, DrawnPlan):
             return DREW
-        path = changed(self._before, self.segment.subjects)
+        path = changed(self._before, self.segment.subjects) or self._file
         if path is not None:
             return CHANGES.format(path)
         path = changed(self._samplers_before, self._samplers)

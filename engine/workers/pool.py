@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from ...system.descriptors import Place, read_since
 from ...system.printing import name_of
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
 from ..core.connector import Connector
-from ..movable import Finding, find_unsafe
+from ..movable import POSITION, Finding, find_unsafe
 from ..program.program import Program
 
 
@@ -152,10 +153,19 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     return lease.in_flight.buffer
 
 
-def unshared(program: Program) -> Finding | None:
+def unshared(
+    program: Program, before: Mapping[int, Place] | None = None
+) -> Finding | None:
     """Return what threads must not share of what a program has used, if anything.
 
     Many datasets open their files when they are first asked for a sample.
+
+    Args:
+        program: has made samples.
+        before: where files stood when it had not, if nobody else has read any since:
+            one that is held where no walk comes by was read all the same.
     """
     found = (find_unsafe(each, name_of(each)) for each in program.doubtful)
-    return next(filter(None, found), None)
+    path = None if before is None else read_since(before)
+    hidden = None if path is None else Finding(path, "file", POSITION)
+    return next(filter(None, found), hidden)

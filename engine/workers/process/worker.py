@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....errors import SampleError
+from ....system.descriptors import read_places
 from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
 from ...movable import changed, snapshot
@@ -109,6 +110,7 @@ class Worker:
         """How the rows of the last task lie."""
         self._lanes = self._wanted = 1
         self._looked = self._sure = not program.doubtful
+        self._files = None if self._sure else read_places()
         self._watch = LoneWatch(program.watched) if program.watched else None
         batches = program.batches
         self._collator = None if batches is None else Collator(batches)
@@ -171,7 +173,8 @@ class Worker:
         self._reply(task, outcome, descriptors)
         hand.end()
         if not self._looked:
-            self._looked, self._sure = True, unshared(self._program) is None
+            self._looked = True
+            self._sure = unshared(self._program, self._files) is None
             self._widen(self._wanted)
         return True
 
