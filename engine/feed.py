@@ -303,8 +303,10 @@ class RepackFeed:
         self.cursor = Cursor(
             cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
         )
-        data = self._collate(plan, [sample for _, sample in taken])
-        return Delivery(worked(self._engine.recipe, plan, data), plan)
+        with self._engine.trainer.collating():
+            data = self._collate(plan, [sample for _, sample in taken])
+            data = worked(self._engine.recipe, plan, data)
+        return Delivery(data, plan)
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
         buffer: BatchBuffer = self._buffers.of(plan)

@@ -310,7 +310,9 @@ def test_a_killed_worker_changes_no_batch(tmp_path: Path) -> None:
     assert (tmp_path / "died").exists()
 
 
-def test_a_batch_that_kills_every_worker_is_given_up() -> None:
+def test_a_batch_that_kills_every_worker_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE)
     with pipe.map(Killer(None), executor="process") as mapped:
         loop = iter(mapped)
@@ -318,6 +320,7 @@ def test_a_batch_that_kills_every_worker_is_given_up() -> None:
         with pytest.raises(ps.WorkerError, match="times on the batch of step 2"):
             next(loop)
         assert sum(len(labels) for _, labels in loop) == LENGTH - 3 * SIZE
+    assert "with the batch of step 2 in hand" in caplog.text
 
 
 async def awaited(batch: Batch, rng: np.random.Generator) -> Batch:
@@ -466,6 +469,20 @@ def test_it_is_a_row_and_a_bottleneck_of_its_own() -> None:
     assert [stage.name for stage in found.stages][-1] == "Map(ID:3) slow"
     assert found.stages[-1].num_parallel_workers == 1
     assert found.bottleneck == "Map(ID:3) slow"
+
+
+def test_work_on_batches_dealt_by_the_trainer_is_told_as_making_them() -> None:
+    def slow(batch: Batch) -> Batch:
+        for _ in range(10):
+            torch.ones(400, 400) @ torch.ones(400, 400)
+        return batch
+
+    with ps.Pipeline.from_dataset(Stream()).batch(2).map(slow) as pipe:
+        for _ in pipe:
+            pass
+        found = pipe.explain()
+    assert found.bottleneck == "Batch(ID:1)"
+    assert found.cause.startswith("collate: putting samples together takes the")
 
 
 def test_collating_in_the_trainer_is_a_row_of_its_own() -> None:

@@ -24,7 +24,7 @@ from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
 from ...batch.buffer import BatchBuffer, FailedBatch, Finished
-from ...core.chunk import Lease, Outcome
+from ...core.chunk import Chunk, Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
@@ -361,12 +361,7 @@ class ProcessPool(ServedPool):
             death = self._blame.verdict(lease.chunk) if self._blame else None
             if death is None:
                 return lease
-            index, step = int(lease.chunk.indices[0]), lease.chunk.step
-            what = (
-                f"the batch of step {step}"
-                if self._per_batch
-                else (f"sample index {index}")
-            )
+            what = self._named([self._key(lease.chunk, 0)])
             text = (
                 f"worker processes of {self._stage} died {LIMIT} times on {what}; the"
                 f" last: {death}\nlook for a crash in native code, for too little"
@@ -477,13 +472,12 @@ class ProcessPool(ServedPool):
             WorkerError: too many have died with nothing done in between.
         """
         death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
-        indices = []
+        keys: list[int] = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
-            indices += [int(errand.chunk.indices[row]) for row in suspects]
+            keys += [self._key(errand.chunk, row) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-        shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
-        where = f" with sample index {shown} in hand" if indices else ""
+        where = f" with {self._named(keys)} in hand" if keys else ""
         LOGGER.warning("%s%s: %s; its work is done again", self._stage, where, death)
         self._barren += NEVER_BEGUN if child.failed else 1
         if self._barren >= BARREN:
@@ -494,9 +488,18 @@ class ProcessPool(ServedPool):
             )
             raise WorkerError(text)
 
+    def _key(self, chunk: Chunk, row: int) -> int:
+        """Return what a row of a chunk is known by: the step of a whole batch."""
+        return chunk.step if self._per_batch else int(chunk.indices[row])
+
+    def _named(self, keys: list[int]) -> str:
+        shown = ", ".join(map(str, keys[:5])) + (", ..." if len(keys) > 5 else "")
+        return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
+
     def _unsendable(self, error: Exception) -> str:
+        what = "batch" if self._per_batch else "sample"
         return (
-            f"a sample cannot be sent to a worker process of {self._stage} "
+            f"a {what} cannot be sent to a worker process of {self._stage} "
             f"({type(error).__name__}: {error}); let the stage before it return "
             'arrays, tensors, numbers, text or bytes, or use executor="thread"'
         )
