@@ -223,7 +223,7 @@ def test_a_loop_that_is_left_while_the_engine_is_paused_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pausing(monkeypatch)
-    for steps in range(20, 40):
+    for steps in range(20, 20 + 2 * contention.CYCLE):
         with pipe_of() as pipe:
             for at, _ in enumerate(pipe):
                 run_of(pipe).calm = True
@@ -239,7 +239,7 @@ def test_an_epoch_that_ends_while_the_engine_is_paused_is_followed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pausing(monkeypatch)
-    for batches in range(29, 37):
+    for batches in range(29, 29 + contention.CYCLE):
         with pipe_of(length=8 * batches) as pipe:
             for _ in range(3):
                 count = 0

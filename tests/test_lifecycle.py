@@ -403,9 +403,10 @@ def test_workers_that_die_idle_are_replaced() -> None:
     assert found == epochs(2)
 
 
-def test_workers_may_die_at_the_moment_of_closing() -> None:
+@pytest.mark.parametrize("times", [8, pytest.param(60, marks=pytest.mark.slow)])
+def test_workers_may_die_at_the_moment_of_closing(times: int) -> None:
     with pipe_of("3 processes", length=10**6, wait_s=0.002) as pipe:
-        for _ in range(30):
+        for _ in range(times):
             loop = iter(pipe)
             next(loop)
             for worker in workers_below():

@@ -14,7 +14,7 @@ from support import warm
 TESTS = Path(__file__).parents[1]
 KILLS = TESTS / "support" / "cache_faults.py"
 DAMAGE = TESTS / "support" / "cache_damage.py"
-FILES = ["state.json", "lock.mdb", "users", "writer", "claims"]
+FILES = ["lock.mdb", "users", "writer", "claims"]
 
 
 def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
@@ -32,9 +32,9 @@ def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
     print(done.stdout)
 
 
-def slow(value: str) -> Any:
+def slow(*values: object) -> Any:
     """A case that is like its sisters, for `make test-all`."""
-    return pytest.param(value, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("tiers", ["ram+disk"])
@@ -62,7 +62,7 @@ def test_processes_that_come_and_go_all_at_once_lose_nothing(tmp_path: Path) -> 
     happens(KILLS, "churn", tmp_path)
 
 
-@pytest.mark.parametrize("step", [599, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [1999, slow(1)])
 @pytest.mark.timeout(1200)
 def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowhere(
     step: int, tmp_path: Path
@@ -71,10 +71,17 @@ def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowher
 
 
 @pytest.mark.parametrize(
-    "name", [slow(name) if name != "state.json" else name for name in FILES]
+    ("name", "step"),
+    [
+        ("state.json", 5),
+        slow("state.json", 1),
+        *(slow(name, 4999 if name == "lock.mdb" else 1) for name in FILES),
+    ],
 )
-def test_so_it_is_with_the_files_beside_the_database(name: str, tmp_path: Path) -> None:
-    happens(DAMAGE, "harm", tmp_path, name, 4999 if name == "lock.mdb" else 1)
+def test_so_it_is_with_the_files_beside_the_database(
+    name: str, step: int, tmp_path: Path
+) -> None:
+    happens(DAMAGE, "harm", tmp_path, name, step)
 
 
 def test_a_list_of_arenas_that_is_wrong_shows_nowhere(
@@ -83,7 +90,8 @@ def test_a_list_of_arenas_that_is_wrong_shows_nowhere(
     happens(DAMAGE, "lists", tmp_path)
 
 
+@pytest.mark.parametrize("step", [4096, slow(1024)])  # a page of the database
 def test_each_write_that_fails_turns_the_disk_off_with_one_warning(
-    tmp_path: Path,
+    step: int, tmp_path: Path
 ) -> None:
-    happens(DAMAGE, "limited", tmp_path, 2048)
+    happens(DAMAGE, "limited", tmp_path, step)

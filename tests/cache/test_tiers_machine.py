@@ -255,7 +255,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 def test_the_tiers_give_what_would_be_computed() -> None:
-    examples = int(os.environ.get("PENSTOCK_EXAMPLES", "12"))
+    examples = int(os.environ.get("PENSTOCK_EXAMPLES", "6"))
     run_state_machine_as_test(
         TiersMachine, settings=settings(max_examples=examples, stateful_step_count=20)
     )
