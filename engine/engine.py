@@ -369,6 +369,8 @@ class Engine:
         nobody else would, and they would have nothing to do. A segment that is still
         undecided may be slow, so the batch goes first.
         """
+        if len(self.segments) == 1:
+            return
         others = [at for at, segment in enumerate(self.segments) if not segment.inline]
         feeding = [
             segment.inline

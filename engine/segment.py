@@ -50,6 +50,11 @@ def make_pool(
             return children()
 
 
+def as_inline(pool: WorkerPool) -> Inline | None:
+    """Return the pool if it is the trainer itself."""
+    return pool if isinstance(pool, Inline) else None
+
+
 MakePool = Callable[[Kind], WorkerPool]
 """Makes the pool of one kind for this segment."""
 
@@ -99,6 +104,8 @@ class Segment:
         self._prefetch = recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self._pool = make_pool(start)
+        self.inline = as_inline(self._pool)
+        """Its pool, if that is the trainer itself."""
         self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
@@ -143,11 +150,6 @@ class Segment:
         """Batches it may work ahead of its reader."""
         return 1 if self.inline else self._prefetch
 
-    @property
-    def inline(self) -> Inline | None:
-        """Its pool, if that is the trainer itself."""
-        return self._pool if isinstance(self._pool, Inline) else None
-
     def start(self) -> None:
         """Let the workers begin."""
         self._pool.resize(self._asked)
@@ -173,6 +175,7 @@ class Segment:
         """
         with self._lock:
             before, self._pool = self._pool, self._make_pool(kind)
+            self.inline = as_inline(self._pool)
             self._leaving.append(before)
             if workers is not None:
                 self._asked = workers

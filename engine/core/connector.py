@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -29,7 +28,7 @@ class Waiters:
     Workers wait on a condition, selectors have a listener called, the trainer sleeps.
     """
 
-    def __init__(self, segments: int, wakes: Counter[int]) -> None:
+    def __init__(self, segments: int, wakes: dict[int, int]) -> None:
         self.lock = threading.Lock()
         self.broken: BaseException | None = None
         """What went wrong inside the engine itself; the trainer raises it."""

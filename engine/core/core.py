@@ -31,7 +31,6 @@ not be opened yet, is no state: it is where the plan ends for now.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -56,19 +55,6 @@ LEARNING = 0.3
 """Weight of the latest lease in what a row is taken to cost."""
 
 
-class State(Enum):
-    """What a core is doing; the table is in the module's docstring."""
-
-    RUNNING = "running"
-    SOURCE_PAUSED = "source paused"
-    PAUSED = "paused"
-    CLOSED = "closed"
-
-
-Event = Literal["pause_source", "pause", "unpause", "restart", "close"]
-"""What leads from one state to another."""
-
-
 class Allowed(NamedTuple):
     """What one state allows."""
 
@@ -79,12 +65,17 @@ class Allowed(NamedTuple):
     delivers: bool
 
 
-ALLOWED = {
-    State.RUNNING: Allowed(opens=True, gives_work=True, delivers=True),
-    State.SOURCE_PAUSED: Allowed(opens=False, gives_work=True, delivers=True),
-    State.PAUSED: Allowed(opens=False, gives_work=False, delivers=True),
-    State.CLOSED: Allowed(opens=False, gives_work=False, delivers=False),
-}
+class State(Allowed, Enum):
+    """What a core is doing; the table is in the module's docstring."""
+
+    RUNNING = (True, True, True)
+    SOURCE_PAUSED = (False, True, True)
+    PAUSED = (False, False, True)
+    CLOSED = (False, False, False)
+
+
+Event = Literal["pause_source", "pause", "unpause", "restart", "close"]
+"""What leads from one state to another."""
 FOLLOWS: dict[tuple[State, Event], State] = {
     (State.RUNNING, "pause_source"): State.SOURCE_PAUSED,
     (State.RUNNING, "pause"): State.PAUSED,
@@ -135,7 +126,7 @@ class SegmentState:
         What pays for the hand-over is CPU time. So rows that mostly wait may make a
         longer lease, as long as all workers still find one in what may be prefetched.
         """
-        if self.whole or self.per_batch:
+        if self.per_batch or (self.collates and self.whole):
             return rows
         if self.ns_per_row is None:
             return 1
@@ -228,7 +219,7 @@ class Core:
     leases: set[Lease] = field(default_factory=set)
     next_step: int = field(init=False)
     """The step the source opens next."""
-    wakes: Counter[int] = field(default_factory=Counter)
+    wakes: dict[int, int] = field(default_factory=dict)
     """How many waiters of which segment (or FEED) may find something to do."""
     batch_rows: int = 1
     placing: int = field(init=False)
@@ -244,7 +235,7 @@ class Core:
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows that segment `at` may work on."""
-        state, allowed = self.segments[at], ALLOWED[self.state]
+        state, allowed = self.segments[at], self.state
         lease: Lease | None = None
         self.short = False
         if state.pieces:
@@ -293,7 +284,7 @@ class Core:
         step = in_flight.plan.step
         self._wake_who_paused()
         current = self.batches_in_flight.get(step) is in_flight
-        if not (current and ALLOWED[self.state].delivers):
+        if not (current and self.state.delivers):
             return
         if isinstance(batch, Onward):
             self._forward(in_flight, batch, now_ns)
@@ -371,8 +362,7 @@ class Core:
         """
         self.segments[at].prefetch = batches
         self._set_capacity(at)
-        self._wake(at)
-        self._widened(at)
+        self._widened(at, ALL)
 
     def set_workers(
         self, at: int, workers: int, lease_ns: int = LEASE_NS, *, inline: bool = False
@@ -383,8 +373,7 @@ class Core:
         """
         state = self.segments[at]
         state.workers, state.lease_ns, state.inline = workers, lease_ns, inline
-        self._wake(at)
-        self._widened(at)
+        self._widened(at, ALL)
 
     # The parts of these
 
@@ -393,7 +382,7 @@ class Core:
 
     def _wake_who_paused(self) -> None:
         """Let the one who paused see whether the last of the work has come back."""
-        if self.state in (State.SOURCE_PAUSED, State.PAUSED):
+        if self.state.delivers and not self.state.opens:
             self._wake(FEED)
 
     def _limit(self, at: int) -> int:
@@ -460,9 +449,9 @@ class Core:
             if len(self.batches_in_flight) > 1:  # they may be worked on further
                 self._wake(at, 1)
 
-    def _widened(self, at: int) -> None:
+    def _widened(self, at: int, count: int = 1) -> None:
         """A segment's workers may span more now: it and its writers may go further."""
-        self._wake(at, 1)
+        self._wake(at, count)
         self._wake_before(at)
 
     def _wake_before(self, at: int) -> None:
@@ -587,7 +576,7 @@ class Core:
         self.segments[-1].gauge.move((ready - self.head) * self.batch_rows, now_ns)
 
     def _wake(self, at: int, count: int = ALL) -> None:
-        self.wakes[at] += count
+        self.wakes[at] = self.wakes.get(at, 0) + count
 
     def __repr__(self) -> str:
         waiting = " ".join(str(state.waiting) for state in self.segments)

@@ -378,10 +378,10 @@ def test_closing_gives_all_bytes_back_and_wakes_everyone() -> None:
 
 
 FOLLOWING = {
-    "running": {"pause_source": "source paused", "pause": "paused"},
-    "source paused": {"pause": "paused", "restart": "running"},
-    "paused": {"unpause": "running"},
-    "closed": {},
+    "RUNNING": {"pause_source": "SOURCE_PAUSED", "pause": "PAUSED"},
+    "SOURCE_PAUSED": {"pause": "PAUSED", "restart": "RUNNING"},
+    "PAUSED": {"unpause": "RUNNING"},
+    "CLOSED": {},
 }
 """The table of the module's docstring, but for `close`."""
 
@@ -409,7 +409,7 @@ def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) ->
         core.restart(core.head, 0)
     else:
         getattr(core, event)()
-    assert core.state.value == FOLLOWING[state.value].get(event, state.value)
+    assert core.state.name == FOLLOWING[state.name].get(event, state.name)
     core.close(0)
     assert core.state is State.CLOSED
 
