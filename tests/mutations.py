@@ -69,10 +69,15 @@ MUTATIONS = [
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
     Mutation(CORE, "            self._wake(at, 1)  # one was woken, maybe", "            pass  #"),
     Mutation(CORE, "if number in (0, at - 1) or state.pieces:", "if number == at - 1:"),
+    # Whole batches
+    Mutation(CORE, "step == state.head or not state.in_order", "True"),
+    Mutation(CORE, "self._wake(number, 1)  # what is in order", "pass  #"),
+    Mutation(CORE, "range(at + 1, self.placing + 1)", "range(at + 1, len(remaining))"),
+    Mutation(CORE, "limit = max(limit, theirs + 1)", "pass"),
     # States
     Mutation(CORE, '(State.SOURCE_PAUSED, "restart"): State.RUNNING,', ""),
-    Mutation(CORE, "if self.state in (State.SOURCE_PAUSED, State.PAUSED):", "if self.state is State.PAUSED:"),
-    Mutation(CORE, "if allowed.gives_work and state.pieces[0][0]", "if state.pieces[0][0]"),
+    Mutation(CORE, "if self.state.delivers and not self.state.opens:", "if self.state is State.PAUSED:"),
+    Mutation(CORE, "if allowed.gives_work and due and step", "if due and step"),
     Mutation(CORE, '        self._follow("close")\n', ""),
     # Bytes
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
