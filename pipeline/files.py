@@ -356,11 +356,11 @@ class Files:
         identifies those of a store, as to look at each would take a request, and those
         of an archive.
         """
-        from ..cache.fingerprint.key import file_fingerprints, url_fingerprints
+        from ..cache.fingerprint.key import file_fingerprints
 
-        if self.store.protocol in ("file", "local"):
-            return file_fingerprints(self.paths, labels=self.labels)
-        return url_fingerprints(self.paths, self.store.place(), labels=self.labels)
+        is_here = self.store.protocol in ("file", "local")
+        place = None if is_here else self.store.place()
+        return file_fingerprints(self.paths, labels=self.labels, store=place)
 
     def _here(self) -> Any:
         process, files = getattr(self._local, "opened", (None, None))

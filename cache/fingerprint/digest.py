@@ -1,48 +1,66 @@
 """A digest of what a value is: the same in every process and on every machine.
 
 Two values have one digest if they are of the same type and hold the same; two functions
-if their source and code are the same, and all that these reach by name or are bound to.
-Whatever has no rule here is digested by what it is copied by (`__reduce_ex__`).
+if their code is the same, and all that it reaches by name or is bound to. Whatever has
+no rule here is digested by what it is copied by (`__reduce_ex__`).
+
+What stands in site-packages or came with Python is a library's, and identified by name
+and versions. All else is the user's own: an editable install, too, as its code changes.
 """
 
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
+import re
+import sys
+import sysconfig
 import types
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import Parameter
 from xxhash import xxh3_128_digest
 
-from .definition import OF_A_MODULE, PYTHON, Source, library_name, reached, release
-
 SAID = "__penstock_fingerprint__"
-NO_PART = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"} | {
-    "__annotations_cache__",  # there once they were asked for
-    "__firstlineno__",
-    "__slotnames__",  # what copying looked up
-    "__static_attributes__",  # in the order of a set
-    "_abc_impl",  # what `isinstance` was asked
+PYTHON = "python {}.{}".format(*sys.version_info)
+"""Of the minor version: a patch release changes no byte code."""
+packages = functools.cache(importlib.metadata.packages_distributions)
+"""Returns the distributions by the packages that they hold."""
+OF_A_MODULE = {"__builtins__", "__cached__", "__file__", "__path__"} | {
+    *vars(types.ModuleType("any"))
 }
-"""Attributes of a class that say nothing of what it does, or nothing stable."""
-ATOMS = frozenset(
-    (bool, bytes, complex, float, int, str, type(None), type(...), type(NotImplemented))
-)
+"""Globals that say where a module is, and not what it does."""
+OF_A_CLASS = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"} | {
+    *("__annotations_cache__", "__firstlineno__", "__slotnames__", "_abc_impl"),
+    "__static_attributes__",  # in the order of a set
+}
+"""Attributes that say nothing of what a class does, or change as it is used."""
+DYNAMIC = {"eval", "exec", "globals"}
+"""Built-in functions that reach a module's globals without naming them."""
+GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+FILLERS = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
+"""Instructions that stand between these and others, in some versions of Python."""
+ATOMS = {bool, bytes, complex, float, int, str, *map(type, (None, ..., NotImplemented))}
 ROUNDS = 1000
 """Steps to look around in circles: they cost as many digests as there are values."""
 
-Parts = tuple[str, bytes | str, list[tuple[str, Any]]]
-"""A value taken apart: a tag, what holds no others, and others with their labels."""
+Names = dict[str, Any]
+Labelled = list[tuple[str, Any]]
+Parts = tuple[str, Labelled]
+"""A value taken apart: a text, and the values that it holds, by labels."""
 
 
 class Undigestible(Exception):
@@ -69,8 +87,15 @@ def digest(value: Any, name: str) -> bytes:
     return atom(value) if type(value) in ATOMS else Walk(value, name).digest()
 
 
+def atom(value: Any) -> bytes:
+    """Return the digest of a value of one of the `ATOMS`."""
+    kind = type(value)
+    shown = hex(value) if kind is int else repr(value)  # `repr` refuses large ones
+    return xxh3_128_digest(f"{kind.__name__} {shown}".encode())
+
+
 def said_fingerprint(value: Any) -> bytes | None:
-    """Return what an object itself says it is to be told by, or None.
+    """Return what an object itself says it is to be identified by, or None.
 
     That is `__penstock_fingerprint__`, or the `_fingerprint` of a data set of Hugging
     Face's `datasets`. An object that hands on attributes of another does not say so.
@@ -80,62 +105,36 @@ def said_fingerprint(value: Any) -> bytes | None:
     """
     if isinstance(value, type):
         return None
+    said = None
     if inspect.getattr_static(value, SAID, None) is not None:
         said = getattr(value, SAID)
         said = said() if callable(said) else said
     elif type(value).__module__.partition(".")[0] == "datasets":
         said = getattr(value, "_fingerprint", None)
         said = said if isinstance(said, str) else None
-    else:
-        return None
     if not isinstance(said, str | bytes | None):
-        raise TypeError(
-            f"`{SAID}` of {type(value).__qualname__} must be a str or bytes, or return"
-            f" one, got {said!r}"
-        )
+        kind = type(value).__qualname__
+        raise TypeError(f"`{SAID}` of {kind} must be a str or bytes, got {said!r}")
     return said.encode() if isinstance(said, str) else said
 
 
-def leaf(tag: str, content: bytes | str) -> bytes:
-    """Return the digest of what holds no other values."""
-    data = content.encode() if isinstance(content, str) else content
-    return xxh3_128_digest(b"%b\0%b" % (tag.encode(), data))
-
-
-def atom(value: Any) -> bytes:
-    """Return the digest of a value of one of the `ATOMS`."""
-    kind = type(value)
-    shown = hex(value) if kind is int else repr(value)  # `repr` refuses large ones
-    return leaf(kind.__name__, value if kind is bytes else shown)
-
-
 class Walk:
-    """All that a value holds and its code reaches, each value with those it leads to.
-
-    Args:
-        value: whatever it is.
-        name: what it is called in errors.
-
-    Raises:
-        Undigestible: no other run can be known to have it.
-    """
+    """All that a value, called `name` in errors, holds and its code reaches."""
 
     def __init__(self, value: Any, name: str) -> None:
         self.code: list[str] = []
-        """Source, and names of libraries."""
+        """Code, and names of libraries."""
+        self._met: list[tuple[Any, str]] = []  # with paths; held, so that ids stay
         self._numbers: dict[int, int] = {}
-        self._values: list[Any] = []  # held, so that ids stay theirs
-        self._met: list[tuple[int, str]] = []  # in which value, and by which label
-        self._own: list[bytes] = []
-        self._parts: list[list[bytes | int]] = []  # digests of atoms, numbers of others
-        self._number(value, 0, name)
-        for at, each in enumerate(self._values):  # which grow as they are taken apart
-            tag, own, parts = self._apart(at, each)
-            labels = repr([label for label, _ in parts])
-            self._own.append(leaf(f"{tag} {labels}", own))
-            self._parts.append([self._number(part, at, label) for label, part in parts])
-            if tag in ("function", "library"):
-                self.code.append(str(own))
+        self._parts: list[list[bytes | int]] = []  # digests, numbers of other values
+        self._number(value, name)
+        for each, path in self._met:  # which grows as they are taken apart
+            text, parts = apart(each, path)
+            own = xxh3_128_digest(f"{text}\0{[label for label, _ in parts]}".encode())
+            numbers = [self._number(part, path + label) for label, part in parts]
+            self._parts.append([own, *numbers])
+            if text.startswith(("code", "library")):
+                self.code.append(text)
 
     def digest(self) -> bytes:
         """Return 16 bytes, the same however values are shared or in which order found.
@@ -159,118 +158,80 @@ class Walk:
             further = {at: self._combined(at, known) for at in circles}
             if len({*further.values()}) == len({*circles.values()}):
                 root = done[0] if 0 in done else further[0]
-                return leaf("root", root + b"".join(sorted({*further.values()})))
+                return xxh3_128_digest(root + b"".join(sorted({*further.values()})))
             circles = further
         raise Undigestible(self._met[0][1], "circle of very many values")
 
     def _combined(self, at: int, known: Mapping[int, bytes]) -> bytes:
-        parts = [p if isinstance(p, bytes) else known[p] for p in self._parts[at]]
-        if isinstance(self._values[at], set | frozenset):
-            parts.sort()
-        return leaf("node", self._own[at] + b"".join(parts))
+        own, *parts = (p if isinstance(p, bytes) else known[p] for p in self._parts[at])
+        is_set = isinstance(self._met[at][0], set | frozenset)
+        return xxh3_128_digest(own + b"".join(sorted(parts) if is_set else parts))
 
-    def _number(self, value: Any, met_in: int, label: str) -> bytes | int:
+    def _number(self, value: Any, path: str) -> bytes | int:
         if type(value) in ATOMS:
             return atom(value)
-        number = self._numbers.setdefault(id(value), len(self._values))
-        if number == len(self._values):
-            self._values.append(value)
-            self._met.append((met_in, label))
+        number = self._numbers.setdefault(id(value), len(self._met))
+        if number == len(self._met):
+            self._met.append((value, path[-1000:]))  # or deep ones take much memory
         return number
 
-    def _apart(self, at: int, value: Any) -> Parts:
-        said = said_fingerprint(value)
-        if said is not None:
-            return "said", said, []
-        try:
-            name = library_name(value)
-            if name is not None:
-                return library(name)
-            if isinstance(value, type):
-                return class_(value)
-            return RULES.get(type(value), object_)(value)
-        except Exception as error:
-            labels = [self._met[at][1]]
-            while at:
-                at, _ = self._met[at]
-                labels.insert(0, self._met[at][1])
-            what = str(error) if type(error) is LookupError else type(value).__name__
-            raise Undigestible("".join(labels), what) from error
+
+def apart(value: Any, path: str) -> Parts:
+    """Take apart what lies at `path`, by what it says, its name or its type."""
+    if (said := said_fingerprint(value)) is not None:
+        return "said", [("", said)]
+    try:
+        if (name := library_name(value)) is not None:
+            return library(name)
+        rule = class_ if isinstance(value, type) else RULES.get(type(value), object_)
+        return rule(value)
+    except Exception as error:
+        what = str(error) if type(error) is LookupError else type(value).__name__
+        raise Undigestible(path, what) from error
 
 
-# Code
+def object_(value: Any) -> Parts:
+    """By what a copy of it is made of."""
+    kind = type(value)
+    if kind in MADE_OF:
+        return kind.__name__, [(f".{n}", getattr(value, n)) for n in MADE_OF[kind]]
+    if isinstance(value, set | frozenset | torch.Tensor):
+        raise LookupError(f"{kind.__name__}, copied in no stable order")  # noqa: TRY004
+    reduce = copyreg.dispatch_table.get(kind)
+    copied = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    if isinstance(copied, str):  # the name of a global
+        module = getattr(value, "__module__", None) or kind.__module__
+        return library(f"{module}.{copied}")
+    maker, given, state, listed, paired = (*copied, None, None, None)[:5]
+    parts = [("", each) for each in (maker, *given)]
+    parts += members(state) if type(state) is dict else [("", state)]
+    parts += [("", [*each]) for each in (listed, paired) if each is not None]
+    return "object", parts
 
 
-def library(name: str) -> Parts:
-    """By its full name and the versions behind it."""
-    return "library", f"{name} of {release(name)}", []
+def members(values: Mapping[str, Any], without: Collection[str] = ()) -> Labelled:
+    """Return attributes, but for some, in the order of their names."""
+    names = sorted(values.keys() - without, key=str)
+    return [(f".{name}", values[name]) for name in names]
 
 
-def function(value: types.FunctionType) -> Parts:
-    """By its source and code, what these reach, and what is bound to it.
-
-    A closure that a library made is the library's: the user's is what it closes over.
-    The code counts beside its source: lambdas of a line differ by it alone, and a file
-    may have been edited since it was imported.
-    """
-    code, space = value.__code__, value.__globals__
-    if space is vars(functools) and "registry" in vars(value):
-        # singledispatch: its other parts remember the types that it has met
-        return "by type", "", [(".<registry>", vars(value)["registry"])]
-    cells = [each.cell_contents for each in value.__closure__ or ()]
-    bound = [
-        *members(dict(enumerate(value.__defaults__ or ())), ".<default> "),
-        *members(value.__kwdefaults__ or {}, ".<default> "),
-        *members(vars(value), ".<attribute> "),
-        *members(dict(zip(code.co_freevars, cells, strict=True)), ".<closure cell> "),
-    ]
-    made_in = str(space.get("__name__", ""))
-    if release(made_in) is not None:
-        tag, own, _ = library(f"{made_in}.{code.co_qualname}")
-        return tag, own, bound
-    source = Source(code, space)
-    found = [(f".<global> {name}", each) for name, each in reached(value, source)]
-    own = source.text or repr(sorted(source.names))
-    return "function", own, [("", code), *bound, *found]
+def items(value: Collection[Any]) -> Parts:
+    """By its items: those of a list or tuple in their order, those of a set in any."""
+    kind = type(value).__name__
+    if isinstance(value, set | frozenset):
+        return kind, [("[...]", each) for each in value]
+    if is_plain(value):
+        return f"{kind} {value}", []
+    return kind, [(f"[{at}]", each) for at, each in enumerate(value)]
 
 
-def code_(value: types.CodeType) -> Parts:
-    """By its bytes, names and constants; not by where it stands."""
-    constants: Any = value.co_consts
-    if not value.co_flags & inspect.CO_OPTIMIZED:
-        # a class in a function: it holds its line, and names in the order of a set
-        constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
-        constants.discard(value.co_firstlineno)
-    shape = (
-        PYTHON,
-        (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount),
-        (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars),
-        (value.co_flags, value.co_code, value.co_exceptiontable),
-    )
-    return "code", repr(shape), [("", constants)]
-
-
-def class_(value: type) -> Parts:
-    """By its name, its bases and its own attributes."""
-    above = [(".<base>", base) for base in (type(value), *value.__bases__)]
-    own = {name: each for name, each in vars(value).items() if name not in NO_PART}
-    if is_dataclass(value) and str(value.__doc__).startswith(f"{value.__name__}("):
-        own.pop("__doc__", None)  # made of its fields: a set prints in another order
-    return "class", value.__qualname__, above + members(own)
-
-
-def module(value: types.ModuleType) -> Parts:
-    """By its globals, but for those that say where it is."""
-    own = {name: vars(value)[name] for name in vars(value).keys() - OF_A_MODULE}
-    return "module", "", members(own)
-
-
-# Values
-
-
-def members(values: Mapping[Any, Any], prefix: str = ".") -> list[tuple[str, Any]]:
-    """Return named parts in the order of their names."""
-    return [(f"{prefix}{name}", values[name]) for name in sorted(values, key=str)]
+def dict_(value: Mapping[Any, Any]) -> Parts:
+    """By its keys and values in their order: code may list them."""
+    if is_plain(value) and is_plain(value.values()):
+        return f"dict {dict(value)}", []
+    shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
+    labels = [f"[{each:.60}]" for each in shown]
+    return "dict", [*zip(labels * 2, chain(value, value.values()), strict=True)]
 
 
 def is_plain(values: Collection[Any]) -> bool:
@@ -281,42 +242,17 @@ def is_plain(values: Collection[Any]) -> bool:
     return kinds <= ATOMS
 
 
-def sequence(value: list[Any] | tuple[Any, ...]) -> Parts:
-    """By its items in their order."""
-    kind = type(value).__name__
-    if is_plain(value):
-        return kind, repr(value), []
-    return kind, "", [(f"[{at}]", each) for at, each in enumerate(value)]
-
-
-def dict_(value: Mapping[Any, Any]) -> Parts:
-    """By its keys and values in their order: code may list them."""
-    if is_plain(value) and is_plain(value.values()):
-        return "dict", repr(dict(value)), []
-    shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
-    labels = [f"[{each:.60}]" for each in shown]
-    parts = zip(labels * 2, chain(value, value.values()), strict=True)
-    return "dict", "", [*parts]
-
-
-def set_(value: set[Any] | frozenset[Any]) -> Parts:
-    """By its items, in any order."""
-    return type(value).__name__, "", [("[...]", each) for each in value]
-
-
 def ndarray(value: Any) -> Parts:
     """By its type, shape and elements, however they lie in memory."""
-    array = np.asarray(value)
+    array: Any = np.asarray(value, order="C")
     kind = f"array {array.dtype!r} {array.shape}"
     if array.dtype.hasobject:
-        return kind, "", [("", array.ravel().tolist())]
-    flat = np.ascontiguousarray(array).reshape(-1)
-    has_bytes = flat.size and flat.itemsize
-    return kind, xxh3_128_digest(flat.view(np.uint8).data if has_bytes else b""), []
+        return kind, [("", array.ravel().tolist())]
+    return kind, [("", xxh3_128_digest(array))]
 
 
 def tensor(value: torch.Tensor) -> Parts:
-    """By its type, shape and elements, wherever it is.
+    """By its type, shape and elements, wherever it is, and by its attributes.
 
     Those of other kinds (sparse, nested, quantized) hold more, and "meta" ones less.
     """
@@ -324,74 +260,192 @@ def tensor(value: torch.Tensor) -> Parts:
     if not is_strided or value.is_nested or value.is_quantized:
         raise LookupError(f"Tensor of a special kind ({value.layout})")
     here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw = here.reshape(-1).view(torch.uint8).numpy()
-    kind = f"tensor {here.dtype} {[*here.shape]} {value.requires_grad}"
-    return kind, xxh3_128_digest(np.ascontiguousarray(raw).data), []
+    raw: Any = here.reshape(-1).view(torch.uint8).numpy()
+    kind = f"{type(value).__name__} {here.dtype} {[*here.shape]} {value.requires_grad}"
+    return kind, [("", xxh3_128_digest(raw)), *members(vars(value))]
 
 
-def object_(value: Any) -> Parts:
-    """By what a copy of it is made of."""
-    kind: type = type(value)
-    if isinstance(value, set | frozenset | torch.Tensor) and kind is not Parameter:
-        raise LookupError(f"{kind.__name__}, copied in no stable order")
-    reduce = copyreg.dispatch_table.get(kind)
-    copied = value.__reduce_ex__(4) if reduce is None else reduce(value)
-    if isinstance(copied, str):  # the name of a global
-        module = getattr(value, "__module__", None) or kind.__module__
-        if release(module) is None:
-            raise LookupError(f"{kind.__name__}, copied by its name alone")
-        return library(f"{module}.{copied}")
-    maker, given, state, listed, paired = (*copied, None, None, None)[:5]
-    if maker is copyreg.__newobj__:  # type: ignore[attr-defined]
-        maker, *given = given
-    parts = [(".<class>", maker), *((f"[{at}]", each) for at, each in enumerate(given))]
-    if listed is not None:
-        parts.append(("", [*listed]))
-    if paired is not None:
-        parts.append(("", dict(paired)))
-    return "object", "", parts + state_of(state)
+def function(value: types.FunctionType) -> Parts:
+    """By its code, what that reaches, and what is bound to it.
+
+    A closure that a library made is the library's: the user's is what it closes over.
+    """
+    code, space = value.__code__, value.__globals__
+    if space is vars(functools) and "registry" in vars(value):
+        # singledispatch: its other parts remember the types that it has met
+        return "by type", [(".registry", vars(value)["registry"])]
+    cells = [each.cell_contents for each in value.__closure__ or ()]
+    hints = getattr(getattr(value, "__annotate__", None), "__code__", None)  # of 3.14
+    hints = hints or re.sub(r" at 0x\w+", "", str(value.__annotations__))
+    bound = [
+        (".__annotations__", hints),
+        (".__closure__", dict(zip(code.co_freevars, cells, strict=True))),
+        (".__defaults__", value.__defaults__),
+        (".__dict__", vars(value)),
+        (".__kwdefaults__", value.__kwdefaults__),
+    ]
+    made_in = str(space.get("__name__"))
+    if release(made_in) is not None:
+        return library(f"{made_in}.{code.co_qualname}")[0], bound
+    return "function", [("", code), (".__globals__", reached(value)), *bound]
 
 
-def state_of(state: Any) -> list[tuple[str, Any]]:
-    """Return what an object is given when it is copied: its attributes, most often."""
-    match state:
-        case (None | dict(), dict()):  # of `__dict__`, of slots
-            return members({**(state[0] or {}), **state[1]})
-        case dict():
-            return members(state)
-    return [(".<state>", state)]
-
-
-def attributes(*names: str) -> Rule:
-    """Return the rule for what is made of some attributes."""
-    return lambda value: (
-        type(value).__name__,
-        "",
-        members({name: getattr(value, name) for name in names}),
+def code_(value: types.CodeType) -> Parts:
+    """By its bytes, names and constants; not by where it stands."""
+    constants: Any = value.co_consts
+    if not value.co_flags & inspect.CO_OPTIMIZED:
+        # a class in a function: it holds its line, and names in the order of a set
+        constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
+        constants.discard(value.co_firstlineno)
+    shape = (
+        (PYTHON, value.co_name),
+        (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount),
+        (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars),
+        (value.co_flags, value.co_code, value.co_exceptiontable),
     )
+    return f"code {shape}", [("", constants)]
 
 
-Rule = Callable[[Any], Parts]
-RULES: Mapping[type, Rule] = {
-    dict: dict_,
-    frozenset: set_,
-    list: sequence,
-    set: set_,
-    tuple: sequence,
-    memoryview: ndarray,
-    np.memmap: ndarray,
-    np.ndarray: ndarray,
-    torch.Tensor: tensor,
-    # code
-    classmethod: attributes("__func__"),
-    functools._lru_cache_wrapper: attributes("__wrapped__"),  # noqa: SLF001 no other name
-    functools.cached_property: attributes("func"),  # has a lock besides
-    functools.partial: attributes("func", "args", "keywords"),
-    property: attributes("fget", "fset", "fdel"),
-    staticmethod: attributes("__func__"),
+def class_(value: type) -> Parts:
+    """By its name, its bases and its own attributes."""
+    without = OF_A_CLASS
+    if is_dataclass(value) and str(value.__doc__).startswith(f"{value.__name__}("):
+        without = without | {"__doc__"}  # made of its fields: a set prints in any order
+    above = [(".__bases__", value.__bases__), (".__class__", type(value))]
+    return f"class {value.__qualname__}", above + members(vars(value), without)
+
+
+RULES: Mapping[type, Callable[[Any], Parts]] = {
+    **dict.fromkeys((frozenset, list, set, tuple), items),
+    **dict.fromkeys((dict, types.MappingProxyType), dict_),
+    **dict.fromkeys((memoryview, np.memmap, np.ndarray), ndarray),
+    **dict.fromkeys((torch.Tensor, torch.nn.Parameter), tensor),
     types.CodeType: code_,
     types.FunctionType: function,
-    types.MappingProxyType: dict_,
-    types.MethodType: attributes("__func__", "__self__"),
-    types.ModuleType: module,
+    types.ModuleType: lambda value: ("module", members(vars(value), OF_A_MODULE)),
 }
+MADE_OF: Mapping[type, tuple[str, ...]] = {
+    classmethod: ("__func__",),
+    functools._lru_cache_wrapper: ("__wrapped__",),  # noqa: SLF001 no other name
+    functools.cached_property: ("func",),  # has a lock besides
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",),
+    types.MethodType: ("__func__", "__self__"),
+}
+"""Attributes that are all there is to values of some types."""
+
+
+def library(name: str) -> Parts:
+    """By its full name and the versions behind it; if none are, it is the user's."""
+    if (behind := release(name)) is None:
+        raise LookupError(f"{name}, copied by its name alone")
+    return f"library {name} of {behind}", []
+
+
+def library_name(value: Any) -> str | None:
+    """Return the full name of a library's module, class or function; None: no such."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__ if release(value.__name__) is not None else None
+    of = getattr(value, "__self__", None)
+    module = getattr(value, "__module__", None) or getattr(of, "__module__", None)
+    if not isinstance(module, str) or release(module) is None:
+        return None
+    for name in (getattr(value, each, None) for each in ("__qualname__", "__name__")):
+        with suppress(AttributeError, KeyError):
+            if name and attrgetter(name)(sys.modules[module]) is value:
+                return f"{module}.{name}"
+    return None
+
+
+@functools.cache
+def release(name: str) -> str | None:
+    """Return the versions behind what a library holds; None: it is the user's own."""
+    top = name.partition(".")[0]
+    spec = None
+    with suppress(ImportError, ValueError):  # it was made by hand
+        spec = importlib.util.find_spec(top)
+    if spec is None or top in ("__main__", "__mp_main__"):
+        return None
+    place = spec.origin or str(spec.submodule_search_locations)
+    if "/site-packages/" in place or "/dist-packages/" in place:
+        return versions(*packages().get(top, ()))  # of none if it was put there by hand
+    python = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
+    is_python = place in ("built-in", "frozen") or place.startswith(python)
+    return PYTHON if is_python else None
+
+
+@functools.cache
+def versions(*names: str) -> str | None:
+    """Return the versions of distributions and all that they require; None: of none."""
+    found: dict[str, str] = {}
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        with suppress(importlib.metadata.PackageNotFoundError):
+            one = importlib.metadata.distribution(name)
+            # where it came from: one version of a repository may be many commits
+            found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
+            required = [each for each in one.requires or () if "extra ==" not in each]
+            further = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
+            waiting += further - found.keys()
+    return repr(sorted(found.items())) if found else None
+
+
+def reached(function: types.FunctionType) -> Names:
+    """Return what a function finds in modules by name, as `c.SIZE`, sorted by names.
+
+    Of a user's module that is what the code reads of it: all of it where it is used as
+    it is, as in `f(x, c)`. What is not there (yet) is left out.
+    """
+    space = function.__globals__
+    found: Names = {}
+    steps = steps_of(function.__code__)
+    for at, (kind, name) in enumerate(steps):
+        if kind in GLOBALS:
+            found |= looked_up(name, steps[at + 1 :], space)
+        if kind == "IMPORT_NAME":
+            (_, level), (_, names) = steps[at - 2 : at]
+            found |= imported(name, names or (), level, space)
+        elif name in ("__import__", "import_module"):
+            (given, module), (call, _) = steps[at + 1 : at + 3]
+            if (given, call) != ("LOAD_CONST", "CALL"):
+                raise LookupError("function that imports by a name made later")
+            found |= imported(module, (), 0, space)
+    return dict(sorted(found.items()))
+
+
+def steps_of(code: types.CodeType) -> Labelled:
+    """Return the instructions of a code and those in it, with what they name."""
+    steps = [(each.opname, each.argval) for each in dis.get_instructions(code)]
+    inner = [steps_of(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [each for each in chain(steps, *inner) if each[0] not in FILLERS]
+
+
+def looked_up(name: str, then: Labelled, space: Names) -> Names:
+    """Return a global, by name; of a user's module the attribute that is read of it."""
+    if name in DYNAMIC - space.keys():
+        return {each: space[each] for each in space.keys() - OF_A_MODULE}
+    if name in OF_A_MODULE or name not in space:
+        return {}
+    value = space[name]
+    for kind, attribute in then:
+        is_module = type(value) is types.ModuleType and release(value.__name__) is None
+        if not is_module or kind not in ATTRIBUTES:
+            break
+        name = f"{name}.{attribute}"
+        value = vars(value).get(attribute, vars(value).get("__getattr__"))
+    return {name: value}
+
+
+def imported(module: str, names: Sequence[str], level: int, space: Names) -> Names:
+    """Return what an import gives, by name; of a library its versions alone."""
+    label = f"import {'.' * level}{module}"
+    if not level and release(module) is not None:
+        return {label: release(module)}
+    try:
+        found = importlib.__import__(module, space, None, names, level)
+        parts = {f"{label} {name}": getattr(found, name) for name in names}
+    except Exception:  # noqa: BLE001 - it fails when it runs, too, or is caught there
+        return {label: "cannot be imported"}
+    return parts or {label: found}

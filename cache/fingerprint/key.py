@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.pool import ThreadPool
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,29 +30,20 @@ from xxhash import xxh3_64_digest, xxh3_128, xxh3_128_digest
 
 from .digest import Undigestible, Walk, digest, said_fingerprint
 
-FORMAT = "penstock cache 3"
+FORMAT = "penstock cache 4"
 """Goes up when what is digested, or how, is not what it was: old keys match no more."""
-
 SAMPLE = struct.Struct("<q")
-FILE = struct.Struct("<qq")
-
 STAT_THREADS = 16
 CHUNK = 256
 SLOW_STAT_S = 50e-6
-"""On a local disk a look at a file takes 2 us, and 6 us where threads share the GIL; on
-a network file system some 300 us, and almost all of it is a wait."""
-
+"""A look takes 2 us on a local disk and 6 us by threads, but 300 us over a network."""
 BOGUS_NS = (315_532_800 + 86_400) * 10**9
 """Times of change up to 1980, where DOS begins, are none: archives write them."""
 COMMON = 0.1
 """A time of change that so many files of a data set share was given to them."""
 
-DRAWS = re.compile(
-    r"rand|shuffle|bernoulli|multinomial|uuid|secrets|\btime\b|\bnow\b", re.IGNORECASE
-)
+DRAWS = re.compile(r"(?i)rand|shuffle|bernoulli|multinomial|uuid|secret|\b(time|now)\b")
 """Names of what draws, or tells the time."""
-
-T = TypeVar("T")
 PerSample = NDArray[np.uint64]
 """`uint64 [n, 2]`: 128 bits of each sample's own."""
 
@@ -81,12 +72,11 @@ class Fingerprint:
         Raises:
             IndexError: the data set has no such sample.
         """
-        if self.samples is None:
-            return self.namespace(image_size) + xxh3_64_digest(SAMPLE.pack(index))
-        if not 0 <= index < len(self.samples):
-            held = len(self.samples)
-            raise IndexError(f"there are {held} samples, and none has number {index}")
-        return self.namespace(image_size) + xxh3_64_digest(self.samples[index])
+        rows = self.samples
+        if rows is not None and not 0 <= index < len(rows):
+            raise IndexError(f"there are {len(rows)} samples, none has number {index}")
+        own = SAMPLE.pack(index) if rows is None else rows[index]
+        return self.namespace(image_size) + xxh3_64_digest(own)
 
 
 def fingerprint(
@@ -115,8 +105,8 @@ def fingerprint(
         parts = [walk.digest() for walk in walks]
     except Undigestible as error:
         return Fingerprint(os.urandom(16), f"{error.path} ({error.what})")
-    found = digest([FORMAT, version, *parts], "cache")
     draws = any(DRAWS.search(text) for walk in walks for text in walk.code)
+    found = digest([FORMAT, version, *parts], "cache")
     return Fingerprint(found, None, samples, draws)
 
 
@@ -129,71 +119,56 @@ def per_sample(dataset: Any) -> PerSample | None:
     if told.dtype != np.uint64 or told.shape != (len(dataset), 2):
         raise ValueError(
             f"`sample_fingerprints()` of {type(dataset).__name__} must be uint64"
-            f" [{len(dataset)}, 2], one row a sample, got {told.dtype}"
-            f" {[*told.shape]}"
+            f" [{len(dataset)}, 2], one row a sample, got {told.dtype} {[*told.shape]}"
         )
     return told
 
 
 def file_fingerprints(
-    paths: Sequence[str], *, labels: Sequence[Any] | None = None
+    paths: Sequence[str], *, labels: Sequence[Any] | None = None, store: Any = None
 ) -> PerSample:
     """Return what tells each file from others, and from what it was: `uint64 [n, 2]`.
 
     That is xxh3_128 of its real path, size, time of its last change, and label; of its
     content, too, where that time was given to it, as archives, images of containers
     and checkouts do: then a file of the same size may take its place and show nothing.
-    A file that is not there has size -1: it fails when it is read.
+    In a store it is of store, path and label: what changes under them is not noticed.
 
     Args:
         paths: of the files.
         labels: what else each sample is made of: the number of a class changes when a
             class is added before it, though no file does.
+        store: what tells the store of the files from others; None: they are here.
 
     Raises:
-        Undigestible: a label that has no digest.
+        Undigestible: a label, or a value in `store`, that has no digest.
     """
-    # of folders but once; for this call alone: links may change
-    looks = by_threads(partial(looked_at, cache(os.path.realpath)), paths)
-    times = Counter(changed_ns for _, changed_ns in looks)
-    common = max(2, COMMON * len(paths))
-    found = [look for look, _ in looks]
-    given = [
-        at
-        for at, (_, changed_ns) in enumerate(looks)
-        if times[changed_ns] >= common or -1 < changed_ns <= BOGUS_NS
-    ]
-    contents = by_threads(content_of, [paths[at] for at in given])
-    for at, content in zip(given, contents, strict=True):
-        found[at] += content
-    return hashed(found, labels)
-
-
-def url_fingerprints(
-    paths: Sequence[str], place: Any, *, labels: Sequence[Any] | None = None
-) -> PerSample:
-    """Return what tells each object of a store from others: `uint64 [n, 2]`.
-
-    That is xxh3_128 of `place`, which tells the store from others, its path, and label:
-    an object that changes under its path is not noticed.
-
-    Raises:
-        Undigestible: a label, or a value in `place`, that has no digest.
-    """
-    store = digest(place, "storage")
-    return hashed([store + os.fsencode(path) for path in paths], labels)
-
-
-def hashed(names: Sequence[bytes], labels: Sequence[Any] | None) -> PerSample:
-    """Return xxh3_128 of names and labels."""
+    place = None if store is None else digest(store, "storage")
+    told = looks(paths) if place is None else [(place, path) for path in paths]
+    ends = [None] * len(paths) if labels is None else labels
     found = bytearray()
-    ends = [None] * len(names) if labels is None else labels
-    for name, label in zip(names, ends, strict=True):
-        found += xxh3_128_digest(xxh3_128_digest(name) + digest(label, "label"))
+    for each, label in zip(told, ends, strict=True):
+        found += xxh3_128_digest(repr(each).encode() + digest(label, "label"))
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
 
 
-def by_threads(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return each file's real path, size, time, and content if that time was given."""
+    # of folders but once; for this call alone: links may change
+    found = by_threads(partial(looked_at, cache(os.path.realpath)), paths)
+    times = Counter(changed_ns for *_, changed_ns in found)
+    common = max(2, COMMON * len(paths))
+    stamps = {each for each in times if times[each] >= common or -1 < each <= BOGUS_NS}
+    given = [
+        path for path, look in zip(paths, found, strict=True) if look[-1] in stamps
+    ]
+    contents = dict(zip(given, by_threads(content_of, given), strict=True))
+    return [
+        (*look, contents.get(path)) for path, look in zip(paths, found, strict=True)
+    ]
+
+
+def by_threads(look: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
     """Look at files; by threads if each look is a wait."""
     start_s = time.perf_counter()
     first = [look(path) for path in paths[:CHUNK]]
@@ -204,24 +179,20 @@ def by_threads(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
         return [*first, *pool.map(look, rest)]
 
 
-def looked_at(real: Callable[[str], str], path: str) -> tuple[bytes, int]:
-    """Return what tells a file, and its time of change; `real` finds real paths."""
+def looked_at(real: Callable[[str], str], path: str) -> tuple[str, int, int]:
+    """Return a file's real path, size and time of change: -1 if it is not there."""
     folder, name = os.path.split(path)
     where = os.path.join(real(folder), name)
-    size = changed_ns = -1
     with suppress(OSError):
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
             where, status = os.path.realpath(where), os.stat(path)
-        size, changed_ns = status.st_size, status.st_mtime_ns
-    told = xxh3_128_digest(os.fsencode(where)) + FILE.pack(size, changed_ns)
-    return told, changed_ns
+        return where, status.st_size, status.st_mtime_ns
+    return where, -1, -1
 
 
-def content_of(path: str) -> bytes:
-    """Return the digest of what a file holds, 16 bytes; none if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, xxh3_128).digest()
-    except OSError:
-        return b""
+def content_of(path: str) -> bytes | None:
+    """Return the digest of what a file holds; None if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return hashlib.file_digest(file, xxh3_128).digest()
+    return None

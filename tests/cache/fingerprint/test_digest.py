@@ -320,7 +320,7 @@ def test_a_lock_in_a_closure_is_named() -> None:
 
     with pytest.raises(Undigestible) as raised:
         digest(decode, "decode")
-    assert raised.value.path == "decode.<closure cell> lock"
+    assert raised.value.path == "decode.__closure__['lock']"
 
 
 def test_what_builds_on_code_in_c_is_not_taken_for_its_attributes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import types
 from collections import namedtuple
@@ -13,7 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cache.fingerprint.digest import Undigestible, digest
+from penstock.cache.fingerprint.digest import (
+    ATTRIBUTES,
+    GLOBALS,
+    Undigestible,
+    digest,
+)
 from support.cache_things import (
     Compose,
     Scale,
@@ -52,6 +58,7 @@ CHANGES = {
     "a constant": ("y - 1", "y - 2"),
     "a default": ("quality=90", "quality=80"),
     "a default's name": ("quality=90", "level=90"),
+    "an annotation": ("x, quality=90", "x: int, quality=90"),
     "an operation": ("y - 1", "y + 1"),
     "a helper's body": ("x * SCALE", "x + SCALE"),
     "a global value": ("SCALE = 2", "SCALE = 3"),
@@ -125,12 +132,46 @@ def test_a_module_that_makes_its_attributes_counts_by_what_makes_them(
     assert found(1) == found(1) != found(2)
 
 
+@pytest.mark.parametrize(
+    ("use", "is_narrow"),
+    [
+        ("from users_tools import SCALE as s; return s * x", True),
+        ("import users_tools as t; return t.SCALE * x", False),
+        ("return importlib.import_module('users_tools').SCALE * x", False),
+        ("return [t.SCALE for _ in x] if x else (\n  t\n  .SCALE)", True),
+        ("t.made = t.SCALE; return x", False),
+    ],
+)
+def test_what_a_function_imports_or_reads_of_a_module_counts(
+    use: str, *, is_narrow: bool, load: Callable[..., types.ModuleType]
+) -> None:
+    def found(tools: str) -> bytes:
+        load(tools)
+        script = f"import importlib, users_tools as t\ndef f(x): {use}"
+        return of(load(script, "users_script").f)
+
+    before = found(TOOLS)
+    assert found(TOOLS) == before
+    assert found(TOOLS.replace("SCALE = 2", "SCALE = 3")) != before
+    assert (found(TOOLS.replace("size = 4", "size = 5")) == before) is is_narrow
+
+
+def test_all_instructions_of_this_python_that_name_something_are_known() -> None:
+    kinds = {dis.opname[code] for code in dis.hasname}
+    others = {each for each in kinds if each.startswith(("STORE", "DELETE", "IMPORT"))}
+    of_a_base_class = {each for each in kinds if "SUPER" in each}
+    assert kinds <= GLOBALS | ATTRIBUTES | others | of_a_base_class
+
+
 def test_an_import_by_a_name_made_later_is_named(
     load: Callable[..., types.ModuleType],
 ) -> None:
-    code = "import importlib\ndef f(x): return importlib.import_module(x).VALUE"
-    with pytest.raises(Undigestible, match="imports by a name made later"):
-        of(load(code).f)
+    for call in ("import_module(x)", "import_module('a' + x)", "import_module('a', x)"):
+        code = f"import importlib\ndef f(x): return importlib.{call}.VALUE"
+        with pytest.raises(Undigestible, match="imports by a name made later"):
+            of(load(code).f)
+    with pytest.raises(Undigestible):
+        of(load("import importlib\ndef f(x): return importlib.import_module").f)
 
 
 def test_the_place_of_a_class_in_a_function_does_not_count(
@@ -245,5 +286,5 @@ def test_a_lock_that_a_method_s_helper_names_is_named(
     locked = TOOLS.replace("SCALE = 2", "import threading\nSCALE = threading.Lock()")
     with pytest.raises(Undigestible) as raised:
         digest(load(locked).Crop(), "crop")
-    path = "crop.<class>.__call__.<global> helper.<global> SCALE"
+    path = "crop.__call__.__globals__['helper'].__globals__['SCALE']"
     assert raised.value.path == path

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cache.fingerprint import definition
+from penstock.cache.fingerprint import digest
 from penstock.cache.fingerprint.key import fingerprint
 from penstock.pipeline.files import find_files
 from penstock.pipeline.sources import Folder
@@ -183,17 +183,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
-    definition.packages.cache_clear()
+    digest.packages.cache_clear()
     yield tmp_path
     forget()
-    definition.packages.cache_clear()
+    digest.packages.cache_clear()
 
 
 def forget() -> None:
     """Forget what was imported, as a new run has never known it."""
     for name in [name for name in sys.modules if name.startswith("edited_")]:
         del sys.modules[name]
-    definition.release.cache_clear()
+    digest.release.cache_clear()
+    digest.versions.cache_clear()
     importlib.invalidate_caches()
     linecache.clearcache()
 

@@ -16,7 +16,6 @@ from penstock.cache.fingerprint.key import (
     Fingerprint,
     file_fingerprints,
     fingerprint,
-    url_fingerprints,
 )
 from support.cache_things import Compose, Scale, Squares, Stamped, even
 
@@ -140,7 +139,7 @@ def test_what_cannot_be_digested_is_this_run_s_alone() -> None:
 
     generator = (x for x in "ab")
     found = [fingerprint([1], [("decode", lambda x: (x, generator))])]
-    assert found[0].private_because == "decode.<closure cell> generator (generator)"
+    assert found[0].private_because == "decode.__closure__['generator'] (generator)"
 
 
 def test_files_are_told_by_path_size_time_and_label(tmp_path: Path) -> None:
@@ -241,19 +240,19 @@ def test_files_on_a_slow_disk_are_looked_at_by_threads_in_order(
 
 def test_objects_of_a_store_are_told_by_store_path_and_label() -> None:
     found = [
-        url_fingerprints(["a", "b"], "s3"),
-        url_fingerprints(["a", "b"], "gs"),
-        url_fingerprints(["a", "b"], "s3", labels=[0, 1]),
-        url_fingerprints(["a", "b"], "s3", labels=["0", "1"]),
-        url_fingerprints(["a", "b"], "s3", labels=[np.array([0]), (1, None)]),
+        file_fingerprints(["a", "b"], store="s3"),
+        file_fingerprints(["a", "b"], store="gs"),
+        file_fingerprints(["a", "b"], store="s3", labels=[0, 1]),
+        file_fingerprints(["a", "b"], store="s3", labels=["0", "1"]),
+        file_fingerprints(["a", "b"], store="s3", labels=[np.array([0]), (1, None)]),
     ]
     assert len({row.tobytes() for each in found for row in each}) == 10
-    assert np.array_equal(url_fingerprints(["a", "b"], "s3"), found[0])
+    assert np.array_equal(file_fingerprints(["a", "b"], store="s3"), found[0])
 
 
 def test_labels_and_paths_are_as_many() -> None:
     with pytest.raises(ValueError, match="zip"):
-        url_fingerprints(["a", "b"], "s3", labels=[0])
+        file_fingerprints(["a", "b"], store="s3", labels=[0])
 
 
 def test_no_files_have_no_fingerprints() -> None:
