@@ -204,9 +204,9 @@ def object_(value: Any) -> Parts:
         return library(f"{module}.{copied}")
     maker, given, state, listed, paired = (*copied, None, None, None)[:5]
     parts = [("", each) for each in (maker, *given)]
-    parts += members(state) if type(state) is dict else [("", state)]
+    parts += members(state) if type(state) is dict else [(".<state>", state)]
     parts += [("", [*each]) for each in (listed, paired) if each is not None]
-    return "object", parts
+    return f"object {len(given)}", parts
 
 
 def members(values: Mapping[str, Any], without: Collection[str] = ()) -> Labelled:
