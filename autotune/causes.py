@@ -29,6 +29,8 @@ SHORT = 0.2
 memory budget is what binds, and that workers wait at a bound from which that is."""
 BUSY = 0.8
 """Share of its workers' time from which a segment is short of them."""
+ENOUGH = 1.2
+"""So many times more workers than there are may be needed, for all that is known."""
 MOSTLY = 0.5
 READY = 0.95
 """Share of the time with a batch ready from which loading is not what is waited for."""
@@ -294,6 +296,7 @@ def _of_unevenness(window: Window) -> Cause | None:
     busy = ratio(segment.run_s, segment.worker_s)
     few = segment.executor == "inline" or segment.num_parallel_workers == 1
     few = few or window.part.name.startswith(COLLATE)
+    few = few or window.needed > ENOUGH * segment.num_parallel_workers
     if few or busy >= BUSY or held < SHORT or outbox(seen).empty <= 1.0 - READY:
         return None
     prefetch = segment.prefetch_size
@@ -370,11 +373,12 @@ def _on_whom(window: Window) -> str:
         return ", in the trainer's own time"
     if needed >= COUNTLESS:
         return f"; {workers} workers, and this trainer takes what it can get"
+    them = f"{workers} worker{'s' if workers > 1 else ''}"
     if needed <= workers:
-        return f", on {workers} worker{'s' if workers > 1 else ''}"
+        return f", on {them}"
     wanted = phrases.count(needed)
     if workers == segment.max_workers:
-        return f"; it may have {workers} workers, and this trainer needs {wanted}"
+        return f"; it may have {them}, and this trainer needs {wanted}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
 

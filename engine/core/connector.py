@@ -240,6 +240,7 @@ class Connector:
         # Batches that workers are collating.
         self._finishing = 0
         self._meters: set[WorkerMeter] = set()
+        self._waits_for: Wait | None = None
         self._gone = WorkerReading()
 
     # For workers
@@ -370,6 +371,11 @@ class Connector:
         lease = self._core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
+            if lease is not self._waits_for:  # and so do all who have not asked again
+                self._waits_for = lease
+                for each in self._meters:
+                    if each.waiting_for is not None:
+                        each.wait(lease, now_ns)
             return None
         meter.start(now_ns)
         self.engine_lock.wake()

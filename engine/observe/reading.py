@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from ...cache.statistics import CacheStatistics
 from ..core.metrics import GaugeReading, PartReading, WorkerReading
@@ -261,7 +262,9 @@ def parts(
             storable,
             ratio(each.cpu_s, each.rows),
         )
-        for name, each, storable in zip(now.names, spent, now.storable, strict=False)
+        for name, each, storable in zip(
+            now.names, spent, chain(now.storable, repeat(None)), strict=False
+        )
     )
 
 

@@ -1,0 +1,253 @@
+"""The truth by injection: what was made slow is what the verdict names, and why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import penstock as ps
+from penstock.autotune.explain import Explanation
+from penstock.engine.batch.device import ToDevice
+
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
+
+SEEN_S = 2.0
+DEADLINE_S = 12.0
+"""A machine with other work gets more time to see the same."""
+STEP_S = 0.004
+READ, COLLATE = "Dataset(ID:0) Reads", "Batch(ID:1)"
+FOREIGN = "while others use them"
+"""Said of this machine, where others do use its cores, and so is right there."""
+SMALL = np.zeros((16, 16), np.float32)
+LARGE = np.zeros((1024, 1024), np.float32)
+
+
+class Reads:
+    """A sample takes so long to be read."""
+
+    def __init__(self, wait_s: float = 0.0, sample: Any = SMALL) -> None:
+        self.wait_s = wait_s
+        self.sample = sample
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.wait_s)
+        return self.sample
+
+
+class Straggles(Reads):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.3 if index % 50 == 25 else 0.001)
+        return self.sample
+
+
+class Computes(Reads):
+    def __getitem__(self, index: int) -> Any:
+        computes(SMALL)
+        return self.sample
+
+
+class Streams(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return map(Reads(0.004).__getitem__, range(100_000))
+
+
+def cheap(sample: Any) -> Any:
+    return sample + 1
+
+
+NUMBERS = np.random.default_rng(0).random(20_000)
+
+
+def computes(sample: Any) -> Any:
+    """Sort, some milliseconds of a core, without the GIL."""
+    for _ in range(4):
+        np.sort(NUMBERS)
+    return sample
+
+
+def waits(batch: Any) -> Any:
+    time.sleep(0.03)
+    return batch
+
+
+def collates(rows: list[Any]) -> Any:
+    time.sleep(0.03)
+    return torch.from_numpy(np.stack(rows))
+
+
+def threads(data: Any, count: int, batch: int = 8) -> ps.Pipeline:
+    asked: Any = {"executor": "thread", "num_parallel_workers": (count, count)}
+    return ps.Pipeline.from_dataset(data, **asked).batch(batch)
+
+
+def loader(data: Any, workers: int, **given: Any) -> Any:
+    return ps.DataLoader(data, batch_size=8, num_workers=workers, **given)
+
+
+def told(face: Any, right: Callable[[Explanation], bool], step_s: float) -> Explanation:
+    """Train with the tuner at work until the verdict is right, or for long enough."""
+    ps.set_enable_autotune(True)
+    begun_s = time.monotonic()
+    batches = chain.from_iterable(repeat(face))
+    for _ in batches:
+        time.sleep(step_s)
+        passed_s = time.monotonic() - begun_s
+        if passed_s > SEEN_S and (right(face.explain()) or passed_s > DEADLINE_S):
+            break
+    found: Explanation = face.explain()
+    del batches
+    face.close()
+    return found
+
+
+def check(face: Any, stage: str, *causes: str, step_s: float = STEP_S) -> Explanation:
+    def right(found: Explanation) -> bool:
+        named = found.cause.startswith(causes) or found.cause.endswith(f"{FOREIGN}.")
+        return found.bottleneck == stage and named
+
+    found = told(face, right, step_s)
+    assert right(found), str(found)
+    return found
+
+
+WAITING = "waiting reads"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_read_of_a_loader(workers: int) -> None:
+    check(loader(Reads(0.01), workers), READ, WAITING)
+
+
+def test_a_slow_read_that_is_fused_with_a_cheap_map() -> None:
+    check(ps.Pipeline.from_dataset(Reads(0.02)).map(cheap).batch(8), READ, WAITING)
+
+
+def test_a_slow_map_that_is_fused_with_a_cheap_read() -> None:
+    pipe = ps.Pipeline.from_dataset(Reads()).map(computes).batch(8)
+    check(pipe, "Map(ID:1) computes", "CPU")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_collate_fn_of_a_loader(workers: int) -> None:
+    check(loader(Reads(), workers, collate_fn=collates), COLLATE, "collate")
+
+
+def test_a_slow_collate_fn_that_the_trainer_calls() -> None:
+    source = ps.Pipeline.from_dataset(Reads(), executor="thread")
+    found = check(source.batch(8, collate_fn=collates), COLLATE, "collate")
+    assert found.advice == ()
+
+
+def test_a_slow_map_of_whole_batches() -> None:
+    pipe = ps.Pipeline.from_dataset(Reads()).batch(8)
+    slow = pipe.map(waits, num_parallel_workers=(1, 1), executor="thread")
+    check(slow, "Map(ID:2) waits", WAITING)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_trainer(workers: int) -> None:
+    def right(found: Explanation) -> bool:
+        return found.cause.startswith("the trainer")
+
+    found = told(loader(Reads(), workers), right, 0.05)
+    assert right(found), str(found)
+    assert found.bottleneck is None
+
+
+def test_stragglers_with_little_prefetched() -> None:
+    ps.set_prefetch_size(2)
+    stage = "Dataset(ID:0) Straggles"
+    check(threads(Straggles(), 4), stage, "uneven samples", step_s=0.04)
+
+
+def test_a_memory_budget_that_binds() -> None:
+    ps.set_memory_budget("20MB")
+    found = check(threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers")
+    assert found.advice == ('ps.set_memory_budget("39MiB")',)
+
+
+def test_batches_that_are_too_large_for_the_memory_budget() -> None:
+    ps.set_memory_budget("10MB")
+    pipe = threads(Reads(0.05, LARGE), 8, 2)
+    check(pipe, READ, "the memory budget: batches are too large")
+
+
+def test_a_reader_without_input_is_not_to_blame() -> None:
+    one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
+    source = ps.Pipeline.from_dataset(Reads(0.01), **one)
+    found = check(source.map(cheap, executor="thread").batch(8), READ, WAITING)
+    assert "so cheap has no input" in found.cause or FOREIGN in found.cause
+
+
+def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ToDevice.__call__
+
+    def slow(self: ToDevice, data: Any, carry: Any = None) -> Any:
+        time.sleep(0.02)
+        return there(self, data, carry)
+
+    monkeypatch.setattr(ToDevice, "__call__", slow)
+    pipe = ps.Pipeline.from_dataset(Reads()).batch(8).to_device("cpu")
+    found = check(pipe, "to_device", "the way to the device")
+    assert "(to_device " in found.line
+
+
+def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:
+    pipe = ps.Pipeline.from_dataset(Streams()).batch(8)
+    found = check(pipe, "Dataset(ID:0) Streams", WAITING)
+    assert "an iterable is read by one worker" in found.cause or FOREIGN in found.cause
+    assert found.advice == ()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_that_torch_loads(workers: int) -> None:
+    who = "torch's own workers load" if workers else "the trainer itself loads"
+    check(loader(Streams(), workers), "Dataset(ID:0) Streams", who)
+
+
+def spins() -> None:
+    while True:
+        pass
+
+
+@pytest.fixture
+def neighbours() -> Iterator[None]:
+    """Keep each core busy three times over."""
+    context = multiprocessing.get_context("fork")
+    count = 3 * (os.cpu_count() or 1)
+    processes = [context.Process(target=spins, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    yield
+    for process in processes:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_a_trainer_that_loads_itself_and_loses_its_core() -> None:
+    source = ps.Pipeline.from_dataset(Computes(), executor="inline")
+    found = check(source.batch(2), "Dataset(ID:0) Computes", "CPU")
+    assert FOREIGN in found.cause
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("neighbours")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_that_lose_their_cores(workers: int) -> None:
+    found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
+    assert FOREIGN in found.cause
