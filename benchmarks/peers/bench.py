@@ -189,40 +189,47 @@ class Bench:
 
     def _chosen(self, peer: str, workload: str) -> Iterator[Row]:
         """Yield a row for each the peer has, with its best setting."""
-        try:
-            with self._started(peer, workload) as process:
-                said = process.ask("settings")
-        except (Unavailable, Ended) as error:
-            yield Row(workload, peer, peer, error=str(error))
-            return
-        if "left_out" in said:
-            yield Row(workload, peer, peer, error=said["left_out"])
-            return
-        for name, settings in said["rows"].items():
-            row = Row(workload, peer, name, settings[0])
-            if len(settings) > 1:
-                say(f"{workload}: {name}, {len(settings)} settings")
-                self._try(row, settings)
-            yield row
-
-    def _try(self, row: Row, settings: list[dict[str, Any]]) -> None:
-        """Choose the best setting by a short look at each."""
-        pace = self._pace
         with contextlib.ExitStack() as stack:
-            process = None
-            for setting in settings:
-                try:
-                    if process is None:
-                        started = self._started(row.peer, row.workload)
-                        process = stack.enter_context(started)
-                    process.ask("open", setting=setting)
-                    tunes = pace.tune_s / 2 if setting.get("autotune") else 0.0
-                    rate = process.rate(pace.settle_s + tunes, pace.trial_s)[0]
-                except Ended as error:
-                    rate, process, row.error = 0.0, None, str(error)
-                row.tried.append((setting, rate))
+            try:
+                process = stack.enter_context(self._started(peer, workload))
+                said = process.ask("settings")
+            except (Unavailable, Ended) as error:
+                said = {"left_out": str(error)}
+            if "left_out" in said:
+                yield Row(workload, peer, peer, error=said["left_out"])
+                return
+            for name, settings in said["rows"].items():
+                row = Row(workload, peer, name, settings[0])
+                if len(settings) > 1:
+                    process = self._try(row, settings, process, stack)
+                yield row
+
+    def _try(
+        self,
+        row: Row,
+        settings: list[dict[str, Any]],
+        process: Process,
+        stack: contextlib.ExitStack,
+    ) -> Process:
+        """Choose the best setting by a short look at each; return a process that runs.
+
+        One that failed may be of no more use: another follows it.
+        """
+        pace = self._pace
+        for setting in settings:
+            tunes_s = pace.tune_s / 2 if setting.get("autotune") else 0.0
+            try:
+                process.ask("open", setting=setting)
+                rate = process.rate(pace.settle_s + tunes_s, pace.trial_s)[0]
+            except Ended as error:
+                rate, row.error = 0.0, str(error)
+                started = self._started(row.peer, row.workload)
+                process = stack.enter_context(started)
+            row.tried.append((setting, rate))
+            say(f"{row.workload}: {row.name}, tried {setting}: {rate:,.0f}/s")
         row.setting, best = max(row.tried, key=lambda each: each[1])
         row.error = "" if best else row.error
+        return process
 
     def _begin(self, row: Row, process: Process) -> None:
         tunes = row.setting.get("autotune")

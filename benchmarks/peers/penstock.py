@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import penstock as ps
 
@@ -24,9 +25,9 @@ from .data import (
     Tiny,
     endless,
     listed,
-    pad,
     pillow,
 )
+from .torch import Whole, padded
 
 AUTOTUNE = {"autotune": True}
 THREADS = [{"workers": workers, "executor": "thread"} for workers in (1, 2, 3, 4)]
@@ -34,7 +35,7 @@ ORDINARY = {
     "penstock, autotune": [AUTOTUNE],
     "penstock.DataLoader, autotune": [AUTOTUNE | {"face": "loader"}],
     "penstock, by hand": [
-        {},
+        {"executor": "inline"},
         {"workers": 1, "executor": "thread"},
         {"workers": 2, "executor": "process"},
     ],
@@ -49,7 +50,14 @@ SETTINGS: dict[str, Any] = {
         ],
     },
     "tiny": ORDINARY,
-    "arrays": {"penstock": [{"how": "getitems"}, {"how": "collate"}]},
+    "arrays": {
+        "penstock": [
+            {"how": how, "executor": executor}
+            for how in ("getitems", "collate")
+            for executor in ("inline", "thread")
+        ],
+        "penstock.DataLoader, autotune": [AUTOTUNE | {"how": "batches"}],
+    },
     "text": ORDINARY,
     "detection": ORDINARY,
     "waits": {
@@ -81,7 +89,7 @@ CROPS = {
 }
 
 
-class Whole(Arrays):
+class Many(Arrays):
     """Rows, asked for many at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
@@ -132,12 +140,17 @@ def tiny(given: Given, **setting: Any) -> Iterator[Any]:
     return loaded(Tiny(), BATCH["tiny"], **setting)
 
 
-def arrays(given: Given, *, how: str) -> Iterator[Any]:
+def arrays(given: Given, *, how: str, **setting: Any) -> Iterator[Any]:
     """Yield the same, from rows that lie in an array."""
-    rows = Whole()
+    size, rows = BATCH["arrays"], Many()
     if how == "getitems":
-        return loaded(rows, BATCH["arrays"])
-    return loaded(range(EPOCH), BATCH["arrays"], collate=partial(taken, rows))
+        return loaded(rows, size, **setting)
+    if how == "collate":
+        return loaded(range(EPOCH), size, collate=partial(taken, rows), **setting)
+    ps.set_enable_autotune(setting["autotune"])
+    order = BatchSampler(SequentialSampler(rows), size, drop_last=True)
+    loader = ps.DataLoader(Whole(), None, sampler=order)
+    return endless(lambda: loader)
 
 
 def taken(rows: Arrays, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,11 +162,6 @@ def taken(rows: Arrays, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]
 def text(given: Given, **setting: Any) -> Iterator[Any]:
     """Yield int64 [64, longest], a mask and labels."""
     return loaded(Text(), BATCH["text"], collate=padded, **setting)
-
-
-def padded(rows: list[Any]) -> dict[str, torch.Tensor]:
-    """Make a batch of tensors."""
-    return {key: torch.from_numpy(each) for key, each in pad(rows).items()}
 
 
 def detection(given: Given, **setting: Any) -> Iterator[Any]:
