@@ -112,6 +112,8 @@ class Engine:
         self.suspension = Suspension(self.engine_lock)
         self.segments = self._segments(core, buffers)
         self._placing = self.segments[core.placing]
+        maps = (s for s in self.segments if s.recipe.per_batch)
+        self._on_demand = [each for each in maps if not each.recipe.in_order]
         for at, finding in late.items():
             why = OPENED_LATE.format(finding)
             note(self.segments[at], "thread", "process", "moved", why)
@@ -190,7 +192,16 @@ class Engine:
     def _let_collate(self) -> None:
         """Collating keeps nothing: workers may do it who make whole batches."""
         if self._placing.recipe.program.batches is not None:
-            self._placing.connector.collate()
+            self._placing.connector.keeps_nothing()
+        for segment in self.segments:
+            if segment.recipe.in_order:
+                segment.connector.keeps_nothing()
+
+    def _let_ahead(self, segment: Segment) -> None:
+        """See, after its first batch, whether a map of batches may go ahead inline."""
+        self._on_demand.remove(segment)
+        if not segment.why_not():
+            segment.connector.keeps_nothing()
 
     def restart(self, step: int, skip: int = 0) -> None:
         """Drop everything in flight and go on at `step`.
@@ -359,6 +370,8 @@ class Engine:
                 self._unweighed = segment if segment.undecided else None
                 if segment.undecided and self._undrawn.drawn:
                     segment.drew = True
+                if segment in self._on_demand:
+                    self._let_ahead(segment)
                 return True
         return False
 
@@ -514,6 +527,7 @@ class Engine:
                 Gauge(1, now_ns),
                 per_batch=segment.per_batch,
                 in_order=segment.in_order,
+                ahead=not segment.per_batch,
             )
             for segment in recipe.segments
         ]

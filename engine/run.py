@@ -188,7 +188,7 @@ class Run:
         (begun,) = workers.engine.segments
         begun.moves.extend(host.moves)
         if begun.recipe.program.batches is not None:
-            begun.connector.collate()
+            begun.connector.keeps_nothing()
         self._settle_in(workers)
 
     def _take_back(self, host: Host) -> None:

@@ -93,8 +93,9 @@ class Segment:
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
         """Whether it may be moved between threads and processes."""
-        moves = self.undecided or recipe.movable or recipe.program.watched
-        self._before = snapshot(recipe.subjects) if moves else None
+        moves = self.undecided or recipe.movable
+        looks = moves or recipe.program.watched or recipe.per_batch
+        self._before = snapshot(recipe.subjects) if looks else None
         # The kind asked for by the knob; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool

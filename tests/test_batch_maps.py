@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,13 @@ def test_a_tail_whose_samples_all_fail_is_worked_on_like_any_other(
         assert [len(batch) for batch in mapped] == [16] * 6 + [4]
 
 
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 20
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return condition()
+
+
 class Numbering:
     """A collate_fn that counts its calls, and says who makes them."""
 
@@ -252,6 +261,62 @@ def test_a_collate_fn_that_counts_is_called_in_order_by_the_trainer(
         found = list(mapped)
     assert [batch[1] for batch in found] == list(range(1, STEPS + 1))
     assert {batch[2] for batch in found} == {os.getpid()}
+
+
+class Reusing:
+    """Makes each batch in the same memory, and says when it has begun one more."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(SIZE, dtype=torch.int64)
+        self.again = threading.Semaphore(0)
+
+    def fill(self, labels: list[int]) -> torch.Tensor:
+        self.memory[: len(labels)] = torch.tensor(labels)
+        self.again.release()
+        return self.memory[: len(labels)]
+
+    def collate(self, rows: list[Any]) -> torch.Tensor:
+        return self.fill([row[1] for row in rows])
+
+    def map(self, batch: Batch) -> torch.Tensor:
+        return self.fill(batch[1].tolist())
+
+    def read(self, batch: torch.Tensor) -> list[int]:
+        """Read a batch once another was begun in its memory, or none will be."""
+        self.again.acquire()
+        self.again.acquire(timeout=0.05)
+        self.again.release()
+        return batch.tolist()
+
+
+@pytest.mark.parametrize("executor", ["auto", "inline"])
+@pytest.mark.parametrize("collates", [True, False])
+def test_memory_that_is_used_again_is_not_before_its_batch_is_through(
+    executor: Any, *, collates: bool
+) -> None:
+    reusing = Reusing()
+    pipe = ps.Pipeline.from_dataset(Rows())
+    if collates:
+        pipe = pipe.batch(SIZE, collate_fn=reusing.collate)
+    else:
+        pipe = pipe.batch(SIZE).map(reusing.map, executor=executor)
+    with pipe.map(reusing.read, executor="thread", num_parallel_workers=2) as mapped:
+        found = list(mapped)
+    assert sum(found, []) == list(range(LENGTH))  # noqa: RUF017 short
+
+
+def test_inline_maps_that_keep_nothing_go_ahead_of_the_trainer() -> None:
+    begun: list[int] = []
+
+    def light(batch: Batch) -> Batch:
+        begun.append(len(batch[1]))
+        return batch
+
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(passed, executor="inline")
+    with pipe.map(light, executor="thread", num_parallel_workers=4) as mapped:
+        loop = iter(mapped)
+        next(loop), next(loop), next(loop)
+        assert wait_until(lambda: len(begun) > 3)
 
 
 def with_process(rows: list[Any]) -> tuple[torch.Tensor, int]:

@@ -312,11 +312,15 @@ class Connector:
             if path:
                 self.on_change(path)
 
-    def collate(self) -> None:
-        """Let worker processes make whole batches, now that collating keeps nothing."""
+    def keeps_nothing(self) -> None:
+        """What is called for batches keeps nothing from one to the next.
+
+        So worker processes may make whole ones, and an inline segment may be ahead of
+        the trainer.
+        """
         with self.engine_lock.lock:
             state = self._core.segments[self.segment]
-            state.collates = True
+            state.collates = state.ahead = True
             self._core.set_prefetch(self.segment, state.prefetch)  # they span more
             self.engine_lock.wake()
 

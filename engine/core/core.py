@@ -108,6 +108,9 @@ class SegmentState:
     pieces and leases are all rows of a batch, their input is that batch."""
     in_order: bool = False
     """Whether it has to work on one batch after the other."""
+    ahead: bool = True
+    """Whether, inline, it may begin a batch before the trainer asks for that: not what
+    may use the memory of the batch before again."""
     collates: bool = False
     """Whether worker processes make batches of their rows."""
     inline: bool = False
@@ -241,6 +244,7 @@ class Core:
         if state.pieces:
             step = state.pieces[0][0]
             due = step == state.head or not state.in_order
+            due = due and (state.ahead or not state.inline or step == self.head)
             if allowed.gives_work and due and step <= self._limit(at):
                 lease = self._lease_pieces(at, state, now_ns)
         elif at > 0 and allowed.gives_work:
