@@ -1,0 +1,237 @@
+"""Each cause, from one window; and advice in the words of the face in use."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.autotune.explain import Explanation, explain
+from penstock.engine.observe.observation import (
+    ContentionObservation,
+    Move,
+    Observation,
+    PartObservation,
+    TrainerObservation,
+)
+from penstock.system.resources import Budget
+from support.windows import DECODE, READ, at_ease, computing, connector, starved
+
+GIB = 1 << 30
+FOUR = Budget(4.0, 10**9)
+
+
+def with_last(seen: Observation, **changes: Any) -> Observation:
+    """The window, its last segment another."""
+    *before, last = seen.segments
+    return replace(seen, segments=(*before, replace(last, **changes)))
+
+
+def parts(*, read_s: float, decode_s: float) -> tuple[PartObservation, ...]:
+    """A read that waits, and a decoder that computes, as one segment has them."""
+    return (
+        PartObservation(READ, read_s, 0.0, None),
+        PartObservation(DECODE, decode_s, 0.0, None, decode_s),
+    )
+
+
+def test_of_fused_operations_the_longest_is_to_blame_for_what_it_does() -> None:
+    reads = with_last(computing(), parts=parts(read_s=0.003, decode_s=0.002))
+    found = explain(reads)
+    assert found.bottleneck == READ
+    assert found.cause.startswith(
+        "waiting reads (I/O or locks): Folder(ID:0) is blocked for 3.00 of 3.00 ms"
+    )
+    decodes = with_last(computing(), parts=parts(read_s=0.002, decode_s=0.003))
+    assert explain(decodes).bottleneck == DECODE
+    assert explain(decodes).cause.startswith("CPU: decode computes 3.00 ms a sample")
+    assert "(decode 54%, Folder(ID:0) 36%)" in explain(decodes).line
+
+
+def test_a_trainer_that_loading_slows_down_is_told_by_how_much() -> None:
+    found = ContentionObservation(0.012, 0.010, certain=True)
+    seen = replace(at_ease(), contention=found)
+    assert explain(seen).cause == (
+        "the trainer: loading keeps up with it (wait 0.1%), but is in its way: its own"
+        " part of a step takes 12 ms while batches are loaded beside it, 10 ms while"
+        " none are."
+    )
+    doubtful = replace(seen, contention=replace(found, certain=False))
+    assert "in its way" not in explain(doubtful).cause
+
+
+def test_a_wait_with_batches_ready_is_contention() -> None:
+    trainer = TrainerObservation(steps=10, rows=640, wait_s=0.2, gap_s=0.8)
+    seen = replace(at_ease(), trainer=trainer, gil_held=0.9)
+    found = explain(seen)
+    assert found.cause == (
+        "contention: a batch is ready 100% of the time, and the trainer waits 20 ms all"
+        " the same, for its turn at the GIL, which the threads that load hold."
+    )
+    assert found.advice == (f'executor="process"  # for {found.bottleneck}, or "auto"',)
+    free = explain(replace(seen, gil_held=0.1))
+    assert free.cause.endswith("for what handing it over takes.")
+    assert free.advice == ()
+
+
+def test_collating_in_the_trainer_is_told_of_the_stage_that_batches() -> None:
+    trainer = TrainerObservation(10, 640, 0.9, 0.1, collate_s=0.7)
+    seen = with_last(replace(computing(), trainer=trainer), queue_name="Batch(ID:2)")
+    found = explain(seen)
+    assert (found.bottleneck, found.advice) == ("Batch(ID:2)", ())
+    assert found.cause.startswith("collate: putting samples together takes the trainer")
+
+
+def test_what_the_trainer_does_itself_is_not_hidden_by_busy_threads() -> None:
+    seen = starved()
+    inline = replace(seen.segments[0], executor="inline", run_s=0.8, wait_credit_s=0.0)
+    decode = replace(seen.segments[1], run_s=0.85, cpu_s=0.8)
+    found = explain(replace(seen, segments=(inline, decode)))
+    assert found.bottleneck == READ
+    assert "in the trainer's own time" in found.cause
+
+
+# Stragglers and bytes are told apart
+
+
+def waiting_for_slow_samples(*, workers: int = 4) -> Observation:
+    """Four workers, most of them at the bound while one sample is waited for."""
+    trainer = TrainerObservation(steps=10, rows=64, wait_s=0.5, gap_s=0.5)
+    seen = replace(starved(), trainer=trainer)
+    last = replace(
+        seen.segments[1],
+        num_parallel_workers=workers,
+        worker_s=workers,
+        run_s=0.3 * workers,
+        wait_input_s=0.0,
+        wait_credit_s=0.7 * workers,
+        cpu_s=0.0,
+        output=connector(0.0),
+    )
+    return replace(seen, segments=(replace(seen.segments[0], run_s=0.1), last))
+
+
+def test_workers_that_wait_at_the_bound_for_slow_samples_are_not_short_of_bytes() -> (
+    None
+):
+    found = explain(waiting_for_slow_samples())
+    assert found.cause == (
+        "uneven samples: the workers of decode are held back 70% of the time, as the 2"
+        " batches that may be prefetched wait for their slowest samples."
+    )
+    assert found.advice == ("ps.set_enable_autotune(True)", "ps.set_prefetch_size(4)")
+    assert explain(waiting_for_slow_samples(), tuned=True).advice == ()
+
+
+def test_no_more_is_prefetched_than_the_memory_budget_holds() -> None:
+    seen = replace(waiting_for_slow_samples(), batch_bytes=GIB, held_bytes=2 * GIB)
+    tight, roomy = Budget(4.0, 3 * GIB), Budget(4.0, 5 * GIB)
+    assert explain(seen, tight).advice == ()
+    assert "ps.set_prefetch_size(4)" in explain(seen, roomy).advice
+
+
+def short_of_bytes(**changes: Any) -> Observation:
+    seen = starved()
+    read = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.8)
+    return replace(seen, segments=(read, seen.segments[1]), **changes)
+
+
+def test_batches_too_large_for_the_memory_budget_are_called_so() -> None:
+    seen = short_of_bytes(held_bytes=3 * GIB // 2, batch_bytes=3 * GIB // 2)
+    found = explain(seen, Budget(4.0, 2 * GIB, free_bytes=64 * GIB))
+    assert found.cause == (
+        "the memory budget: batches are too large for it, so none is made while the"
+        " trainer is given the one before (1.5 GiB each, of 2.0 GiB)."
+    )
+    assert found.advice == ('ps.set_memory_budget("4GiB")',)
+
+
+@pytest.mark.parametrize("free", [GIB, 3 * GIB, 5 * GIB, 64 * GIB])
+def test_advice_on_bytes_never_lowers_the_budget_or_takes_what_is_not_there(
+    free: int,
+) -> None:
+    seen = short_of_bytes(held_bytes=2 * GIB)
+    advice = explain(seen, Budget(4.0, 2 * GIB, free_bytes=free)).advice
+    wanted = {5 * GIB: 2560, 64 * GIB: 4096}.get(free)
+    units = {2560: "2560MiB", 4096: "4GiB"}
+    assert advice == ((f'ps.set_memory_budget("{units[wanted]}")',) if wanted else ())
+
+
+# Advice
+
+
+def as_code(line: str) -> str:
+    """Put a method behind a pipeline, and an argument into a call."""
+    if line.startswith("."):
+        return f"pipe{line}"
+    return line if line.startswith(("ps.", "DataLoader(")) else f"stage({line}\n)"
+
+
+def told(seen: Observation, face: Any = "Pipeline", **given: Any) -> Explanation:
+    return explain(replace(seen, face=face), **given)
+
+
+@pytest.mark.parametrize("face", ["Pipeline", "DataLoader"])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        starved(),
+        computing(),
+        replace(computing(), gil_held=0.9),
+        waiting_for_slow_samples(),
+        short_of_bytes(),
+    ],
+    ids=["read", "decode", "GIL", "stragglers", "memory"],
+)
+def test_advice_can_be_pasted_and_has_the_words_of_its_face(
+    face: Any, seen: Observation
+) -> None:
+    advice = told(with_last(seen, num_parallel_workers=2), face).advice
+    for line in advice:
+        ast.parse(as_code(line))
+    words = ("num_parallel_workers", "executor=", ".map(", "set_prefetch_size")
+    if face == "DataLoader":
+        assert not any(word in line for word in words for line in advice)
+
+
+def test_a_loader_is_advised_on_its_own_arguments() -> None:
+    assert told(starved(), "DataLoader").advice[1] == "DataLoader(num_workers=10)"
+    slow = told(waiting_for_slow_samples(), "DataLoader").advice
+    assert slow[1] == "DataLoader(prefetch_factor=2)"
+    turns = with_last(replace(computing(), gil_held=0.9), num_parallel_workers=4)
+    assert told(turns, "DataLoader").advice == ("DataLoader(thread_safe=False)",)
+
+
+def test_what_computes_is_not_advised_more_workers_than_there_are_cores() -> None:
+    advice = explain(computing(), FOUR).advice
+    assert f"num_parallel_workers=4  # for {DECODE}" in advice
+    assert f"num_parallel_workers=10  # for {READ}" in explain(starved(), FOUR).advice
+
+
+def test_nothing_is_advised_that_a_bound_or_the_data_rules_out() -> None:
+    seen = starved()
+    iterable = replace(seen.segments[0], iterable=True)
+    found = explain(replace(seen, segments=(iterable, seen.segments[1])))
+    assert "an iterable is read by one worker, in order" in found.cause
+    assert found.advice == ()
+    bounded = replace(seen.segments[0], max_workers=1)
+    found = explain(replace(seen, segments=(bounded, seen.segments[1])))
+    assert "it may have 1 worker, and this trainer needs 10.0" in found.cause
+    assert found.advice == ()
+
+
+def test_processes_are_not_advised_where_they_were_tried_or_no_core_is_free() -> None:
+    turns = with_last(replace(computing(), gil_held=0.9), num_parallel_workers=4)
+    assert explain(turns, tuned=True).advice
+    back = Move(0.5, DECODE, "process", "thread", "moved", "slower")
+    assert explain(with_last(turns, moves=(back,)), tuned=True).advice == ()
+    assert explain(turns, Budget(1.0, 10**9)).advice == ()
+
+
+def test_one_pass_over_images_is_advised_for_a_folder_of_them_alone() -> None:
+    assert any("ps.image" in line for line in explain(computing()).advice)
+    sounds = replace(computing().segments[0], name="Dataset(ID:0) Sounds")
+    seen = replace(computing(), segments=(sounds, computing().segments[1]))
+    assert not any("ps.image" in line for line in explain(seen).advice)
