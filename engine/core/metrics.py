@@ -7,10 +7,13 @@ that has waited for a minute, or a connector empty since long ago, never looks h
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import Enum
 from operator import add, sub
+
+from ...system.run_queue import LONG_NS, SOME
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,47 @@ class PartsMeter:
         )
 
 
+class CpuClock:
+    """The CPU time of pieces of work of one kind, by one thread.
+
+        clock.begin()
+        ...                             # one piece
+        cpu_ns = clock.end(run_ns)
+
+    The CPU clock of a thread is a call of the system, which may take longer than a
+    short piece. So it is read for pieces that are long and for a few of the others, the
+    first among them. Those between are taken to be like the latest ones.
+    """
+
+    __slots__ = ("_begun_ns", "_cpu_ns", "_last_ns", "_run_ns", "_until")
+
+    def __init__(self) -> None:
+        self._last_ns = LONG_NS
+        # How many more are left out; the time of those that were not, older ones less.
+        self._until = 0
+        self._begun_ns: int | None = None
+        self._cpu_ns = self._run_ns = 0.0
+
+    def begin(self) -> None:
+        """A piece is begun."""
+        if self._last_ns < LONG_NS and self._until:
+            self._until -= 1
+            self._begun_ns = None
+        else:
+            self._until = SOME
+            self._begun_ns = time.thread_time_ns()
+
+    def end(self, run_ns: int) -> int:
+        """It took `run_ns`; return how many of them were spent on a CPU."""
+        self._last_ns = run_ns
+        if self._begun_ns is None:
+            return int(run_ns * min(1.0, self._cpu_ns / max(self._run_ns, 1.0)))
+        cpu_ns = time.thread_time_ns() - self._begun_ns
+        self._cpu_ns = self._cpu_ns / 2 + cpu_ns
+        self._run_ns = self._run_ns / 2 + run_ns
+        return cpu_ns
+
+
 class WorkerMeter:
     """One worker's time: running, or waiting for one of two things.
 
@@ -149,12 +193,15 @@ class WorkerMeter:
         "_running_since",
         "_wait",
         "_waiting_since",
+        "clock",
         "leases",
         "waiting_for",
     )
 
     def __init__(self, now_ns: int) -> None:
         self._born = now_ns
+        self.clock = CpuClock()
+        """Of a worker that is a thread: its own."""
         self._rows = self._run = self._cpu = self._nbytes = 0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None

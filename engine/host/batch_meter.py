@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import time
 
-from ...system.run_queue import OwnQueue
+from ...system.run_queue import LONG_NS, SOME, OwnQueue
 from ..core.metrics import PartReading, PartsMeter, WorkerReading
 from ..observe.observation import ratio
 
 __all__ = ["BatchMeter"]
 
-LONG_NS = 1_000_000
-"""From which the CPU clock is read for every batch."""
-SOME = 64
-"""Of short batches it is read for one in so many."""
-
 
 class BatchMeter:
     """What the making of batches takes. Written by the trainer's thread alone.
 
-        meter.begin()
-        ...                     # make the samples
-        meter.collating()
-        ...                     # collate them
-        meter.end(rows)
-
-    The CPU clock of a thread is a call of the system, which may take longer than a
-    small batch. So it is read for batches that are long, and for a few of the others.
+    meter.begin()
+    ...                     # make the samples
+    meter.collating()
+    ...                     # collate them
+    meter.end(rows)
     """
 
     def __init__(self, operations: int = 1) -> None:

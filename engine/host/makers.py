@@ -283,7 +283,7 @@ class PlannedMaker:
             self._undrawn.look()
         self._meter.begin()
         chunk = in_flight.chunk(0, len(rows.indices))
-        outcome = self._program.run(chunk, None, buffer, self._random)
+        outcome = self._program.make(chunk, None, buffer, self._random)
         self.drew = self.drew or self._undrawn.drawn
         for failure in outcome.failures:
             if isinstance(failure.error, KeyboardInterrupt):

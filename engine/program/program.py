@@ -19,6 +19,7 @@ from ...errors import SampleError, add_note
 from ..batch.buffer import Buffers
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome
+from ..core.metrics import CpuClock
 from .randomness import SampleRandom
 
 
@@ -464,9 +465,34 @@ class Program:
         sink: Sink | None,
         random: SampleRandom,
         watch: Watch | None = None,
+        clock: CpuClock | None = None,
+    ) -> Outcome:
+        """Work on a chunk, as `make` does; time it.
+
+        Args:
+            chunk: the rows.
+            inputs: their samples, as the segment before left them.
+            sink: takes the results; None: they are returned.
+            random: of the worker.
+            watch: of the samples.
+            clock: of the worker; None: its CPU time is read.
+        """
+        clock, start_ns = clock or CpuClock(), time.perf_counter_ns()
+        clock.begin()
+        outcome = self.make(chunk, inputs, sink, random, watch)
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        outcome.cpu_ns = clock.end(outcome.run_ns)
+        return outcome
+
+    def make(
+        self,
+        chunk: Chunk,
+        inputs: list[Any] | None,
+        sink: Sink | None,
+        random: SampleRandom,
+        watch: Watch | None = None,
     ) -> Outcome:
         """Work on a chunk; place the results in `sink`, or return them without one."""
-        start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         work = Work(chunk, random, inputs or [], watch=watch)
         parts: list[tuple[int, int, int]] = []
         if len(self.operations) == 1 and self.batches is None:
@@ -476,8 +502,6 @@ class Program:
             parts += [(0, 0, 0)] * (self.batches is not None)
         outcome = self.finish(work, sink)
         outcome.parts = tuple(parts)
-        outcome.cpu_ns = time.thread_time_ns() - cpu_ns
-        outcome.run_ns = time.perf_counter_ns() - start_ns
         return outcome
 
     def finish(self, work: Work, sink: Sink | None) -> Outcome:

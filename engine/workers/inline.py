@@ -69,7 +69,9 @@ class Inline:
     def _run(self, lease: Lease) -> None:
         sink, queue = sink_of(self._program, lease), self._connector.own_queue
         queue.begin()
-        outcome = self._program.run(lease.chunk, lease.inputs, sink, self._random)
+        outcome = self._program.run(
+            lease.chunk, lease.inputs, sink, self._random, clock=self._meter.clock
+        )
         queue.end(outcome.run_ns)
         for failure in outcome.failures:
             if isinstance(failure.error, KeyboardInterrupt):

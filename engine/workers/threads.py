@@ -148,7 +148,9 @@ class Threads:
 
     def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
         sink = sink_of(self._program, lease)
-        outcome = self._program.run(lease.chunk, lease.inputs, sink, random)
+        outcome = self._program.run(
+            lease.chunk, lease.inputs, sink, random, clock=meter.clock
+        )
         if not self._sure:
             self._look()
         self._connector.settle(lease, outcome, meter)
