@@ -107,6 +107,29 @@ class Buffers:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
+    def layout(self, image_size: int | None, sample: Any) -> Layout | None:
+        """Return how rows lie; learned from a sample where it is not known."""
+        if image_size not in self.layouts:
+            self.layouts.setdefault(image_size, learn(sample))
+        return self.layouts[image_size]
+
+    def together(self, plan: BatchPlan, samples: list[Any]) -> Any:
+        """Return a batch whose samples are all there, collated as by default.
+
+        Raises:
+            Exception: as `default_collate`.
+        """
+        layout, rows = self.layout(plan.image_size, samples[0]), len(samples)
+        if layout is not None:
+            memory = layout.open(rows, self.lend(layout, rows)[1])
+            try:
+                layout.write(memory, 0, samples)
+            except Misfit:
+                pass
+            else:
+                return layout.seal(memory)
+        return default_collate(samples)
+
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.
 
@@ -208,10 +231,7 @@ class BatchBuffer:
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         if not self._opened:
-            layouts = self.maker.layouts
-            if self._size not in layouts:
-                layouts.setdefault(self._size, learn(samples[0]))
-            self.open(layouts[self._size])
+            self.open(self.maker.layout(self._size, samples[0]))
         layout = self._layout
         if layout is not None:
             try:

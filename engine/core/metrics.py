@@ -13,8 +13,6 @@ from dataclasses import astuple, dataclass
 from enum import Enum
 from operator import add, sub
 
-from ...system.run_queue import LONG_NS, SOME
-
 
 @dataclass(frozen=True, slots=True)
 class GaugeReading:
@@ -135,6 +133,12 @@ class PartsMeter:
             PartReading(self._rows, run_ns / 1e9, nbytes, cpu_ns / 1e9)
             for run_ns, cpu_ns, nbytes in self._spent
         )
+
+
+LONG_NS = 1_000_000
+"""From which on the CPU clock is read for every piece of work."""
+SOME = 64
+"""Of shorter pieces it is read for one in so many."""
 
 
 class CpuClock:

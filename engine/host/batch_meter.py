@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ...system.run_queue import LONG_NS, SOME, OwnQueue
-from ..core.metrics import PartReading, PartsMeter, WorkerReading
+from ...system.run_queue import OwnQueue
+from ..core.metrics import LONG_NS, SOME, PartReading, PartsMeter, WorkerReading
 from ..observe.observation import ratio
 
 __all__ = ["BatchMeter"]

@@ -10,15 +10,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from torch.utils.data import default_collate
-
 from ...errors import add_note
-from ..batch.buffer import Collate, FailedBatch, Finished, Gathered, heap
-from ..batch.layout import Layout, Misfit, learn, size_of, write_rows
-from ..core.chunk import Failure, InFlightBatch
+from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
+from ..batch.layout import size_of
+from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedFeed
 from ..movable import snapshot
 from ..plan import BatchPlan, Cursor, DrawnPlan
+from ..program.program import Work
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -75,8 +74,6 @@ class DrawnMaker:
         self._start = cursor
         self._last: BatchPlan | None = None
         self._undrawn = Undrawn()
-        self._layout: Layout | None = None
-        self._learned = False
         self.drew = bool(read.seeds)
         self._sure = False
         """Whether one batch has shown what draws."""
@@ -148,7 +145,7 @@ class DrawnMaker:
     def _collated(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
         """Collate samples that drew nothing; what collate_fn draws is seeded."""
         if self._collate is None:
-            return self._default(plan, indices, samples)
+            return self._by(None, plan, indices, samples)
         if not self._collate_draws:
             undrawn = self._undrawn
             data = self._by(self._collate, plan, indices, samples)
@@ -160,26 +157,17 @@ class DrawnMaker:
         with seeded_by(self._plan.seed, plan.epoch, plan.batch):
             return self._by(self._collate, plan, indices, samples)
 
-    def _default(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
-        """Collate as torch's default does, into a layout that is known."""
-        if not self._learned:
-            self._layout, self._learned = learn(samples[0]), True
-        layout, rows = self._layout, len(samples)
-        if layout is not None:
-            memory = layout.open(rows, heap(layout, rows)[1])
-            try:
-                write_rows(layout, memory, range(rows), samples)
-            except Misfit:
-                pass
-            else:
-                return layout.seal(memory)
-        return self._by(default_collate, plan, indices, samples)
-
     def _by(
-        self, collate: Collate, plan: BatchPlan, indices: list[Any], samples: list[Any]
+        self,
+        collate: Collate | None,
+        plan: BatchPlan,
+        indices: list[Any],
+        samples: list[Any],
     ) -> Any:
-        """Collate; an error has a note that names the odd samples."""
+        """Collate, by default as torch does; an error's note names the odd samples."""
         try:
+            if collate is None:
+                return self._buffers.together(plan, samples)
             return collate(samples)
         except Exception as error:
             buffer = self._buffers.of(plan)
@@ -223,7 +211,7 @@ class DrawnMaker:
         meter, undrawn = self._meter, Undrawn()
         meter.collating()
         if self._collate is None:
-            data = self._default(plan, indices, samples)
+            data = self._by(None, plan, indices, samples)
         else:
             seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
             undrawn.look()
@@ -241,7 +229,11 @@ class PlannedMaker:
         self.head = cursor.step
         self.drew = False
         self._meter = meter
+        self._planned = recipe.planned
         self._program = recipe.segments[0].program
+        self._by_default = recipe.buffers.collate is None
+        self._size: int | None = 0
+        """Of images, in the latest batch; 0: there was none."""
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
@@ -273,30 +265,52 @@ class PlannedMaker:
 
     def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
         """Make the next batch."""
-        planned, buffers = self.recipe.planned, self.recipe.buffers
+        planned, meter = self._planned, self._meter
         plan = planned.batch(self.head)
         self.head += 1
         rows = planned.rows(plan)
-        buffer = buffers.of(plan)
-        in_flight = InFlightBatch(plan, rows, buffer, [0])
+        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
         if not self.drew:
             self._undrawn.look()
-        self._meter.begin()
-        chunk = in_flight.chunk(0, len(rows.indices))
-        outcome = self._program.make(chunk, None, buffer, self._random)
+        meter.begin()
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        work, parts = self._program.work(chunk, None, self._random)
         self.drew = self.drew or self._undrawn.drawn
-        for failure in outcome.failures:
+        if parts:
+            meter.parts.add(parts, len(chunk))
+        meter.collating()
+        finished = self._together(plan, work) or self._finished(in_flight, work)
+        meter.end(len(chunk))
+        return in_flight, finished
+
+    def _together(self, plan: BatchPlan, work: Work) -> Finished | None:
+        """Collate as by default; None where that is not all there is to it."""
+        if work.failures or not self._by_default:
+            return None
+        buffers = self.recipe.buffers
+        try:
+            data = buffers.together(plan, work.samples)
+        except Exception:  # noqa: BLE001 it is raised again, with the odd samples named
+            return None
+        if plan.image_size != self._size:
+            self._size, sample = plan.image_size, work.samples[0]
+            layout = buffers.layout(self._size, sample)
+            self._meter.sample_bytes = layout.row_bytes if layout else size_of(sample)
+        return Finished(data)
+
+    def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
+        """Collate what could be made."""
+        for failure in work.failures or ():
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error
-        in_flight.failures += outcome.failures
-        outcome.failures.clear()
-        if outcome.parts:
-            self._meter.parts.add(outcome.parts, outcome.done)
-        self._meter.collating()
+        plan, buffers = in_flight.plan, self.recipe.buffers
+        in_flight.failures += work.failures or ()
+        work.failures = None
+        assert isinstance(in_flight.buffer, BatchBuffer)
+        outcome = self._program.finish(work, in_flight.buffer)
+        self._meter.sample_bytes = outcome.nbytes // plan.n_rows
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
             seed = self.recipe.seed, plan.epoch, plan.batch
             finished = self._calls.call(finished.collate, *seed)
-        self._meter.end(len(rows.indices))
-        self._meter.sample_bytes = outcome.nbytes // len(rows.indices)
-        return in_flight, finished
+        return finished

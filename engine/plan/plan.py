@@ -17,7 +17,7 @@ from .batch_plan import BatchPlan
 from .cursor import Cursor, read_state, write_state
 from .order import Order, Rows
 from .shard import Shard
-from .timeline import Schedule, Setting, Span, Timeline
+from .timeline import Place, Schedule, Setting, SettingRun, Span, Timeline
 
 Tail = Literal["pad_mask", "pad_repeat"]
 """What ranks do with an epoch's short last batch, if there are several of them and it
@@ -80,31 +80,39 @@ class Plan:
         """Return the batch of the global `step`, counted over epochs from 0."""
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
-        return self.batch_at(*self.timeline.locate(step))
+        run, epoch, batch = self.timeline.find(step)
+        return self._batch(run, epoch, batch)
 
     def batch_at(self, epoch: int, batch: int) -> BatchPlan:
         """Return batch number `batch` of `epoch`; `IndexError` if it has fewer."""
         steps = self.timeline.steps_in(epoch)
         if not (0 <= batch < steps and epoch >= 0):
             raise IndexError(f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}")
-        span = self.timeline.span(epoch, batch)
-        setting = self._setting(span)
-        first, n_rows = self._dealt(span)
-        if self.tail == "pad_repeat" and self.shard.size > 1:
-            n_global, n_local = span.size, n_rows
-        else:
-            n_global = span.n_true
+        return self._batch(self.timeline.run_at(epoch, batch), epoch, batch)
+
+    def _batch(self, run: SettingRun, epoch: int, batch: int) -> BatchPlan:
+        """Return a batch of a run."""
+        timeline, size = self.timeline, run.size
+        place = run.place(epoch, batch)
+        setting = self._setting(place, size)
+        ranks = self.shard.size
+        n_global = min(size, timeline.epoch_length - place.position)
+        n_local = n_rows = n_global
+        if ranks > 1:
+            first, n_rows = self.shard.share(size)
             n_local = min(max(n_global - first, 0), n_rows)
+            if self.tail == "pad_repeat":
+                n_global, n_local = size, n_rows
         return BatchPlan(
             epoch=epoch,
-            step=span.place.step,
+            step=place.step,
             batch=batch,
-            start=span.place.position,
-            last=batch == steps - 1,
+            start=place.position,
+            last=batch == timeline.steps_in(epoch) - 1,
             n_global=n_global,
             n_rows=n_rows,
             n_local=n_local,
-            loss_weight=n_local * self.shard.size / n_global,
+            loss_weight=n_local * ranks / n_global,
             image_size=setting.image_size,
             lr_mult=setting.lr_mult,
             momentum=setting.momentum,
@@ -172,12 +180,12 @@ class Plan:
         place = self.timeline.place(epoch, batch)
         return Cursor(epoch, batch, place.step, place.position)
 
-    def _setting(self, span: Span) -> Setting:
-        setting = self.schedule.at(span.place)
-        if setting.global_size != span.size:
+    def _setting(self, place: Place, size: int) -> Setting:
+        setting = self.schedule.at(place)
+        if setting.global_size != size:
             raise SpecError(
                 f"the schedule gives a global size of {setting.global_size} at "
-                f"{span.place} where it had announced {span.size}; "
+                f"{place} where it had announced {size}; "
                 "`next_change` must name every place where `at` changes it"
             )
         return setting

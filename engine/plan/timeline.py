@@ -223,19 +223,20 @@ class Timeline:
         self._steps = [run.step for run in self.runs]
         self._starts = [(run.epoch, run.batch) for run in self.runs]
 
-    def locate(self, step: int) -> tuple[int, int]:
-        """Return (epoch, batch) of the global `step`."""
-        return self.runs[bisect_right(self._steps, step) - 1].locate(step)
+    def find(self, step: int) -> tuple[SettingRun, int, int]:
+        """Return the run, the epoch and the batch of the global `step`."""
+        run = self.runs[bisect_right(self._steps, step) - 1]
+        return run, *run.locate(step)
 
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
-        place = self._run_at(epoch, batch).place(epoch, batch)
+        place = self.run_at(epoch, batch).place(epoch, batch)
         end = min(place.position, self.epoch_length)
         return place._replace(position=end)
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, one that `epoch` has."""
-        run = self._run_at(epoch, batch)
+        run = self.run_at(epoch, batch)
         place = run.place(epoch, batch)
         return Span(place, min(place.position + run.size, self.epoch_length), run.size)
 
@@ -250,15 +251,17 @@ class Timeline:
 
     def even(self, epoch: int, first: int, last: int) -> bool:
         """Whether two batches of an epoch, and all between, are of one global size."""
-        return self._run_at(epoch, first) is self._run_at(epoch, last)
+        return self.run_at(epoch, first) is self.run_at(epoch, last)
 
-    def _run_at(self, epoch: int, batch: int) -> SettingRun:
+    def run_at(self, epoch: int, batch: int) -> SettingRun:
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`."""
-        last = bisect_right(self._starts, (epoch, math.inf)) - 1
-        return self.runs[last].batches_in(epoch)
+        last = self.runs[-1]
+        if last.epoch > epoch:
+            last = self.runs[bisect_right(self._starts, (epoch, math.inf)) - 1]
+        return last.batches_in(epoch)
 
     def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
         place, batch = Place(0, 0, 0, self.epoch_length), 0

@@ -493,16 +493,26 @@ class Program:
         watch: Watch | None = None,
     ) -> Outcome:
         """Work on a chunk; place the results in `sink`, or return them without one."""
+        work, parts = self.work(chunk, inputs, random, watch)
+        outcome = self.finish(work, sink)
+        outcome.parts = parts
+        return outcome
+
+    def work(
+        self,
+        chunk: Chunk,
+        inputs: list[Any] | None,
+        random: SampleRandom,
+        watch: Watch | None = None,
+    ) -> tuple[Work, tuple[tuple[int, int, int], ...]]:
+        """Do it to a chunk; return what became of it, and its parts as an `Outcome`."""
         work = Work(chunk, random, inputs or [], watch=watch)
-        parts: list[tuple[int, int, int]] = []
         if len(self.operations) == 1 and self.batches is None:
             self.operations[0].run(work)  # what it takes is what all of it takes
-        else:
-            parts = [timed(operation, work) for operation in self.operations]
-            parts += [(0, 0, 0)] * (self.batches is not None)
-        outcome = self.finish(work, sink)
-        outcome.parts = tuple(parts)
-        return outcome
+            return work, ()
+        parts = [timed(operation, work) for operation in self.operations]
+        parts += [(0, 0, 0)] * (self.batches is not None)
+        return work, tuple(parts)
 
     def finish(self, work: Work, sink: Sink | None) -> Outcome:
         """Place what is left of the rows, or return it; their times are not known."""
