@@ -211,7 +211,7 @@ class PlannedFeed:
             return plan
         self.faults.add(finished.failures, plan)
         rows = tuple(failure.row for failure in finished.failures)
-        return replace(plan, substituted=rows)
+        return plan._replace(substituted=rows)
 
 
 class RepackFeed:
@@ -366,7 +366,7 @@ class DrawnFeed:
             finally:  # the exception keeps this frame, which must not keep it in turn
                 del finished, in_flight
         if plan.exhausted and self._engine.head == plan.stop:
-            stamp = replace(stamp, last=True)
+            stamp = stamp._replace(last=True)
         return Delivery(finished.data, stamp)
 
     def _draw(self) -> None:

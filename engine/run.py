@@ -112,7 +112,7 @@ class Run:
             self._note(host.glance() or host.read())
             trainer.stop()
             return None
-        data, plan, copy_ns = delivery.data, delivery.plan, 0
+        (data, plan), made, copy_ns = delivery, delivery.data, 0
         self._follow(data)
         if self._to_device is not None:
             copy_ns = -time.perf_counter_ns()
@@ -122,7 +122,9 @@ class Run:
             copy_ns = self._lane.spent_ns
         if self._parts is not None:
             data = in_parts(data, self._parts)
-        delivery = Delivery(stamped(data, plan), plan)
+        data = stamped(data, plan)
+        if data is not made:
+            delivery = Delivery(data, plan)
         if (reading := self.host.glance()) is not None:
             self._note(reading)
         trainer.get(time.perf_counter_ns(), plan, copy_ns)

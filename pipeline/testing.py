@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
@@ -306,7 +306,7 @@ def check(
             start = stamps.index((plan.epoch, plan.batch))
         wanted, stamp = batches[start]
         if isinstance(pipe, torch.utils.data.DataLoader):  # which counts since it began
-            stamp = replace(stamp, step=plan.step)
+            stamp = stamp._replace(step=plan.step)
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
         text = f"after state {at}: batch of step {plan.step} differs"
         assert equal(got, wanted), text

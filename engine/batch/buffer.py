@@ -42,8 +42,15 @@ Lend = Callable[[Layout, int], tuple[Any, Allocate]]
 
 def heap(_: Layout, __: int) -> tuple[None, Allocate]:
     """Lend ordinary memory."""
-    # Whatever torch.set_default_device() says: samples are written by the CPU.
-    return None, lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu")
+    return None, _allocate
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate whatever torch.set_default_device() says: samples come from the CPU."""
+    return torch.empty(*shape, dtype=dtype, device=_CPU)
+
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class NumberLeaf(Layout):
         same(list(map(type, samples)), self.kind)
         rows = memory.numpy()[first : first + len(samples)]
         try:
-            rows[:] = np.fromiter(samples, rows.dtype, len(samples))
+            rows[:] = samples
         except OverflowError as error:
             raise Misfit from error
 

@@ -62,6 +62,7 @@ class DirectHost:
         make: Callable[[Recipe, Cursor, BatchMeter], Maker]
         make = DrawnMaker if drawn else PlannedMaker
         self._maker = make(recipe, cursor, self._meter)
+        self._next = self._maker.next
         operations = self.segment.program.operations
         self._stages = *(each.stage for each in operations), recipe.buffers.stage
         self._batch_rows = 0
@@ -94,10 +95,11 @@ class DirectHost:
     def next(self) -> Delivery | None:
         if self._closed:
             raise PenstockError(CLOSED)
-        first = self._meter.batches == 0
-        files = read_places() if first else {}
-        delivery = self._maker.next()
-        if first:
+        if self._meter.batches:
+            delivery = self._next()
+        else:
+            files = read_places()
+            delivery = self._next()
             self._file = read_since(files)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
             rows = self._batch_rows = delivery.plan.n_rows

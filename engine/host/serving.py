@@ -27,7 +27,7 @@ from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import KnobName, Value
 from ..observe.reading import Reading, TrainerMeter
-from ..plan import BatchPlan, Cursor
+from ..plan import Cursor
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe
 from ..workers.process.child import leave
@@ -52,7 +52,6 @@ UNFIT = (
     "a batch cannot be handed over to the trainer's process (%s: %s); use "
     'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
 )
-FACTS = attrgetter(*(field.name for field in fields(BatchPlan)))
 POSITION = attrgetter(*(field.name for field in fields(Cursor)))
 
 
@@ -245,5 +244,5 @@ class Pump:
         fit = AHEAD_BYTES // max(self._packer.nbytes, 1)
         self._limit = min(max(fit, MIN_AHEAD), MAX_AHEAD)
         host = self._host
-        facts, position = FACTS(delivery.plan), POSITION(host.cursor)
+        facts, position = tuple(delivery.plan), POSITION(host.cursor)
         return Batch(facts, position, packed, host.glance()), descriptors

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,7 @@ class Context:
     """Of augmentation; None where no schedule sets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """One rank's view of one global batch."""
 
     epoch: int
@@ -73,4 +73,4 @@ class BatchPlan:
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON can hold them."""
-        return {**asdict(self), "substituted": list(self.substituted)}
+        return {**self._asdict(), "substituted": list(self.substituted)}

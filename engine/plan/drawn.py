@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -296,7 +296,7 @@ class DrawnPlan:
         drawn = self._drawn.pop(step, None)
         if drawn is not None:  # for an engine, which the trainer has left
             last = self.exhausted and step + 1 == self.stop
-            return replace(drawn[0], last=last), drawn[1].indices.tolist()
+            return drawn[0]._replace(last=last), drawn[1].indices.tolist()
         indices = None if self.exhausted else self._next()
         if indices is None:
             return None
