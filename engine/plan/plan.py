@@ -104,18 +104,18 @@ class Plan:
             if self.tail == "pad_repeat":
                 n_global, n_local = size, n_rows
         return BatchPlan(
-            epoch=epoch,
-            step=place.step,
-            batch=batch,
-            start=place.position,
-            last=batch == timeline.steps_in(epoch) - 1,
-            n_global=n_global,
-            n_rows=n_rows,
-            n_local=n_local,
-            loss_weight=n_local * ranks / n_global,
-            image_size=setting.image_size,
-            lr_mult=setting.lr_mult,
-            momentum=setting.momentum,
+            epoch,
+            place.step,
+            batch,
+            place.position,
+            batch == timeline.steps_in(epoch) - 1,
+            n_global,
+            n_rows,
+            n_local,
+            n_local * ranks / n_global,
+            setting.image_size,
+            setting.lr_mult,
+            setting.momentum,
             strength=setting.strength,
         )
 
