@@ -105,7 +105,8 @@ class Run:
         """Return the next batch of the epoch, stamped; None at its end. Measured."""
         trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
-        self.contention.asked(trainer.gap_s)
+        if not isinstance(host, DirectHost):
+            self.contention.asked(trainer.gap_s)
         delivery = host.next() if self._lane is None else self._lane.next(host)
         if delivery is None:
             self.contention.reset()

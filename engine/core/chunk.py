@@ -39,9 +39,7 @@ class Chunk:
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = self.indices.tobytes(), self.rounds.tobytes()
-        context = self.context
-        told = (context.epoch, context.step, context.image_size, context.strength)
-        return _chunk, (self.step, self.first_row, *rows, told)
+        return _chunk, (self.step, self.first_row, *rows, tuple(self.context))
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Return the first `rows` rows, and the rest."""

@@ -58,7 +58,7 @@ class Awaiting:
         """Make the calls and await each, setting failures aside."""
         samples: list[Any] = []
         failed: set[int] = set()
-        for at in range(calls.count):
+        for at in range(calls.number):
             try:
                 samples.append(await self._limited(calls, stage))
             except BaseException as error:

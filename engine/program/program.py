@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...errors import SampleError, add_note
 from ..batch.buffer import Buffers
@@ -154,13 +154,12 @@ STOPPED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(NamedTuple):
     """The calls that an operation makes, not made yet."""
 
     each: Iterator[Any]
     """Makes one a step; goes on behind one that raised."""
-    count: int
+    number: int
     results: Work
     """Whose samples the results are to be."""
 
@@ -184,7 +183,7 @@ class Calling(Operation):
     def run(self, work: Work) -> None:
         """Do it to all rows of `work`."""
         calls = self.begin(work)
-        apply(calls.results, self.stage, calls.each, calls.count)
+        apply(calls.results, self.stage, calls.each, calls.number)
         self.finish(work, calls.results)
 
 
