@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -317,3 +318,19 @@ def test_length_in_mid_loop_is_that_of_the_whole_epoch() -> None:
         loop = iter(pipe)
         next(loop)
         assert len(pipe) == 10
+
+
+def test_whoever_sees_a_row_of_a_memory_map_is_given_one(tmp_path: Path) -> None:
+    table = np.memmap(tmp_path / "table", np.float32, "w+", shape=(ROWS, 3))
+    table[:] = np.arange(3 * ROWS).reshape(ROWS, 3)
+    seen = []
+
+    def collate(rows: list[Any]) -> torch.Tensor:
+        seen.extend(map(type, rows))
+        return default_collate(rows)
+
+    expected = [default_collate(rows).tolist() for rows in chunked(table, 4)]
+    for collate_fn in (None, collate):
+        batches = ps.Pipeline.from_dataset(table).batch(4, collate_fn=collate_fn)
+        assert [batch.tolist() for batch in batches] == expected
+    assert set(seen) == {np.memmap}

@@ -41,6 +41,8 @@ NUMBERS: dict[type, torch.dtype] = {
 }
 
 
+ARRAYS = (np.ndarray, np.memmap)
+"""Of which torch makes tensors; of other kinds nobody knows what they are."""
 SCALARS = frozenset(TORCH_DTYPES) - {np.dtype("uint64")}
 """Of numpy scalars that torch collates: those of uint64 it refuses."""
 JOINED_BYTES = 1 << 18
@@ -350,7 +352,7 @@ def learn(sample: Any) -> Layout | None:
 
 def _learn(sample: Any) -> Layout:
     kind = type(sample)
-    if kind is np.ndarray and sample.ndim and sample.dtype in TORCH_DTYPES:
+    if kind in ARRAYS and sample.ndim and sample.dtype in TORCH_DTYPES:
         return ArrayLeaf(sample.dtype, sample.shape)
     if kind is torch.Tensor and _plain(sample, sample.dtype):
         return TensorLeaf(sample.dtype, tuple(sample.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,15 @@ def test_usual_samples_are_written_in_place(kind: str) -> None:
         in_place(samples, [range(4, 6), [0, 2, 3], [1]]),
         default_collate([straight(sample) for sample in samples]),
     )
+
+
+def test_rows_of_a_memory_map_are_written_in_place(tmp_path: Path) -> None:
+    table = np.memmap(tmp_path / "table", np.float32, "w+", shape=(6, 3))
+    table[:] = np.arange(18).reshape(6, 3)
+    samples = [(table[n], n) for n in range(6)]
+    assert type(samples[0][0]) is np.memmap
+    made = in_place(samples, [range(4, 6), [0, 2, 3], [1]])
+    assert_same(made, default_collate(samples))
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
