@@ -254,6 +254,7 @@ class Timeline:
         return self.run_at(epoch, first) is self.run_at(epoch, last)
 
     def run_at(self, epoch: int, batch: int) -> SettingRun:
+        """Return the run that holds `batch` of `epoch`."""
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
     def steps_in(self, epoch: int) -> int:
