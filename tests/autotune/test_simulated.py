@@ -64,6 +64,7 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
     return sorted((tuned(case(seed), LAW, seed), seed) for seed in seeds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part",
     [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))],
@@ -172,6 +173,7 @@ def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None
 HOST_CORES = frozenset(range(64))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("batch", "seed"), [pytest.param(16, 1, marks=pytest.mark.slow), (8, 2)]
 )

@@ -11,6 +11,8 @@ import pytest
 
 from support import warm
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).parents[1]
 KILLS = TESTS / "support" / "cache_faults.py"
 DAMAGE = TESTS / "support" / "cache_damage.py"

@@ -255,6 +255,7 @@ def test_a_folder_on_a_network_file_system_is_not_used(
     one_warning(tmp_path / "cache", "nfs4", "give a folder on a disk of this machine")
 
 
+@pytest.mark.long
 def test_of_two_jobs_on_one_folder_the_stricter_stops_at_its_limit(
     tmp_path: Path,
 ) -> None:

@@ -254,6 +254,7 @@ class TiersMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_the_tiers_give_what_would_be_computed() -> None:
     examples = int(os.environ.get("PENSTOCK_EXAMPLES", "6"))
     run_state_machine_as_test(

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import runpy
@@ -172,6 +173,8 @@ def serve(end: int) -> None:
     import penstock.cli
     import penstock.engine.run  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # or each collection in a fork copies all memory, the last one too
     lines = [line]
     while True:
         for asking in select.select(lines, [], [])[0]:

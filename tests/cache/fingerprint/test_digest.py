@@ -50,6 +50,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
     return functools.partial(loaded, monkeypatch)
 
 
+@pytest.mark.long
 def test_another_process_with_another_hash_seed_finds_the_same() -> None:
     seed = str(int(os.environ.get("PYTHONHASHSEED", "random") == "1") + 1)
     code = (
@@ -68,6 +69,7 @@ def test_a_spawned_process_finds_the_same() -> None:
     assert found == cache_things.digests()
 
 
+@pytest.mark.long
 def test_a_script_that_spawns_finds_the_same_of_its_own_functions(
     tmp_path: Path,
 ) -> None:
