@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from support.framework_data import BATCH, Slow, loader, whole
 
@@ -57,3 +59,83 @@ def test_a_sampler_of_torchdatas_keeps_its_place() -> None:
     second.load_state_dict(state)
     assert [indices.tolist() for _, indices in second] == rest
     assert not whole(rest)
+
+
+class Place:
+    """An iterator that knows its place."""
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items, self.at = items, 0
+
+    def __iter__(self) -> Place:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.items):
+            raise StopIteration
+        self.at += 1
+        return self.items[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Shares(torch.utils.data.IterableDataset[int]):
+    """Each worker reads its share, and is pickled without what it has cached."""
+
+    def __init__(self) -> None:
+        self.cached = list(range(LENGTH))
+
+    def __getstate__(self) -> dict[str, list[int]]:
+        return {"cached": list(range(LENGTH))}
+
+    def __iter__(self) -> Place:
+        info = torch.utils.data.get_worker_info()
+        at, step = (info.id, info.num_workers) if info else (0, 1)
+        return Place(self.cached[at::step])
+
+
+def piped() -> Any:
+    return IterableWrapper(list(range(LENGTH))).shuffle(buffer_size=7).sharding_filter()
+
+
+LENGTH = 24
+DATA: dict[str, tuple[Callable[[], Any], bool]] = {
+    "map-style": (lambda: list(range(LENGTH)), True),
+    "iterable": (Shares, False),
+    "pipe": (piped, True),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("taken", [0, 3])
+def test_kept_workers_go_on_in_a_later_epoch_as_torchdatas_do(
+    kind: str, workers: int, taken: int
+) -> None:
+    make, shuffle = DATA[kind]
+    settings: dict[str, Any] = {"shuffle": True} if shuffle else {}
+    settings |= {"num_workers": workers, "persistent_workers": workers > 0}
+
+    def rests(loader_of: Any) -> list[list[list[int]]]:
+        torch.manual_seed(5)
+        first = loader_of(make(), 3, **settings)
+        list(first)
+        batches = iter(first)
+        for _ in range(taken):
+            next(batches)
+        state = first.state_dict()
+        torch.manual_seed(77)
+        second = loader_of(make(), 3, **settings)
+        second.load_state_dict(state)
+        return [[batch.tolist() for batch in each] for each in (batches, second)]
+
+    left, resumed = rests(type(loader()))
+    assert left == resumed
+    theirs, _ = rests(stateful.StatefulDataLoader)  # of shuffled pipes it resumes none
+    assert sorted(map(len, left)) == sorted(map(len, theirs))
+    if not shuffle:
+        assert left == theirs
