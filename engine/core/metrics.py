@@ -162,24 +162,29 @@ class CpuClock:
         self._begun_ns: int | None = None
         self._cpu_ns = self._run_ns = 0.0
 
-    def begin(self) -> None:
-        """A piece is begun."""
+    def begin(self) -> float | None:
+        """Begin a piece; return its likely share of CPU time, None if it is read."""
         if self._last_ns < LONG_NS and self._until:
             self._until -= 1
             self._begun_ns = None
-        else:
-            self._until = SOME
-            self._begun_ns = time.thread_time_ns()
+            return self._share
+        self._until = SOME
+        self._begun_ns = time.thread_time_ns()
+        return None
 
     def end(self, run_ns: int) -> int:
         """It took `run_ns`; return how many of them were spent on a CPU."""
         self._last_ns = run_ns
         if self._begun_ns is None:
-            return int(run_ns * min(1.0, self._cpu_ns / max(self._run_ns, 1.0)))
+            return int(run_ns * self._share)
         cpu_ns = time.thread_time_ns() - self._begun_ns
         self._cpu_ns = self._cpu_ns / 2 + cpu_ns
         self._run_ns = self._run_ns / 2 + run_ns
         return cpu_ns
+
+    @property
+    def _share(self) -> float:
+        return min(1.0, self._cpu_ns / max(self._run_ns, 1.0))
 
 
 class WorkerMeter:

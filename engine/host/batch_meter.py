@@ -46,6 +46,11 @@ class BatchMeter:
         self._begun_cpu_ns = time.thread_time_ns() if clocked else 0
         self._begun_ns = time.perf_counter_ns()
 
+    @property
+    def share(self) -> float | None:
+        """Of this batch's time that is likely on a CPU; None where it is measured."""
+        return None if self._begun_cpu_ns else ratio(self._cpu_ns, self._clocked_ns)
+
     def collating(self) -> None:
         """Its samples are made."""
         if self._begun_cpu_ns:

@@ -274,7 +274,7 @@ class PlannedMaker:
             self._undrawn.look()
         meter.begin()
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
-        work, parts = self._program.work(chunk, None, self._random)
+        work, parts = self._program.work(chunk, None, self._random, meter.share)
         self.drew = self.drew or self._undrawn.drawn
         if parts:
             meter.parts.add(parts, len(chunk))

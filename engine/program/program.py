@@ -407,16 +407,26 @@ class Filter(Calling):
         work.keep(work.samples, results.samples)
 
 
-def timed(operation: Operation, work: Work) -> tuple[int, int, int]:
+def timed(
+    operation: Operation, work: Work, share: float | None
+) -> tuple[int, int, int]:
     """Run an operation.
+
+    Args:
+        operation: what to run.
+        work: the rows.
+        share: of its time that it is taken to be on a CPU; None: that is measured.
 
     Returns:
         Its nanoseconds, those on a CPU, and the bytes of a sample that it made.
     """
-    start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+    start_ns = time.perf_counter_ns()
+    begun_ns = time.thread_time_ns() if share is None else 0
     operation.run(work)
-    cpu_ns = time.thread_time_ns() - cpu_ns
+    cpu_ns = time.thread_time_ns() - begun_ns if share is None else 0
     run_ns = time.perf_counter_ns() - start_ns
+    if share is not None:
+        cpu_ns = int(share * run_ns)
     return run_ns, cpu_ns, size_of(work.samples[0]) if work.samples else 0
 
 
@@ -466,7 +476,7 @@ class Program:
         watch: Watch | None = None,
         clock: CpuClock | None = None,
     ) -> Outcome:
-        """Work on a chunk, as `make` does; time it.
+        """Work on a chunk; place the results in `sink`, or return them without one.
 
         Args:
             chunk: the rows.
@@ -477,24 +487,12 @@ class Program:
             clock: of the worker; None: its CPU time is read.
         """
         clock, start_ns = clock or CpuClock(), time.perf_counter_ns()
-        clock.begin()
-        outcome = self.make(chunk, inputs, sink, random, watch)
-        outcome.run_ns = time.perf_counter_ns() - start_ns
-        outcome.cpu_ns = clock.end(outcome.run_ns)
-        return outcome
-
-    def make(
-        self,
-        chunk: Chunk,
-        inputs: list[Any] | None,
-        sink: Sink | None,
-        random: SampleRandom,
-        watch: Watch | None = None,
-    ) -> Outcome:
-        """Work on a chunk; place the results in `sink`, or return them without one."""
-        work, parts = self.work(chunk, inputs, random, watch)
+        share = clock.begin()
+        work, parts = self.work(chunk, inputs, random, share, watch)
         outcome = self.finish(work, sink)
         outcome.parts = parts
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        outcome.cpu_ns = clock.end(outcome.run_ns)
         return outcome
 
     def work(
@@ -502,14 +500,23 @@ class Program:
         chunk: Chunk,
         inputs: list[Any] | None,
         random: SampleRandom,
+        share: float | None = None,
         watch: Watch | None = None,
     ) -> tuple[Work, tuple[tuple[int, int, int], ...]]:
-        """Do it to a chunk; return what became of it, and its parts as an `Outcome`."""
+        """Do it to a chunk; return what became of it, and its parts as an `Outcome`.
+
+        Args:
+            chunk: the rows.
+            inputs: their samples, as the segment before left them.
+            random: of the worker.
+            share: of each part's time that is taken to be on a CPU; None: measured.
+            watch: of the samples.
+        """
         work = Work(chunk, random, inputs or [], watch=watch)
         if len(self.operations) == 1 and self.batches is None:
             self.operations[0].run(work)  # what it takes is what all of it takes
             return work, ()
-        parts = [timed(operation, work) for operation in self.operations]
+        parts = [timed(operation, work, share) for operation in self.operations]
         parts += [(0, 0, 0)] * (self.batches is not None)
         return work, tuple(parts)
 

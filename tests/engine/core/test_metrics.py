@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter, WorkerReading
+from penstock.engine.core.metrics import (
+    LONG_NS,
+    SOME,
+    CpuClock,
+    Gauge,
+    Wait,
+    WorkerMeter,
+    WorkerReading,
+)
 
 S = 1_000_000_000
 
@@ -110,3 +118,26 @@ def test_a_lease_that_waits_behind_another_begins_when_that_ends() -> None:
     assert meter.read(6 * S).run_s == 4 + 2
     meter.stop(1, 5 * S, 0, 9 * S)
     assert meter.read(20 * S).run_s == 9
+
+
+def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[int] = []
+
+    def half(*_: object) -> int:
+        reads.append(0)
+        return len(reads) // 2 * 500
+
+    monkeypatch.setattr("penstock.engine.core.metrics.time.thread_time_ns", half)
+    clock = CpuClock()
+    assert clock.begin() is None  # the first is read
+    assert clock.end(1000) == 500
+    for _ in range(SOME):
+        assert clock.begin() == 0.5
+        assert clock.end(600) == 300  # what is not is like it
+    assert len(reads) == 2
+    for _ in range(3):
+        assert clock.begin() is None
+        clock.end(LONG_NS)
+    assert len(reads) == 8
