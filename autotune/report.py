@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from ..errors import SpecError
@@ -47,7 +48,7 @@ class Report:
             yield f"        {last['cause']}"
         yield from self._changes()
         for stage in last["stages"]:
-            yield "set by hand:  " + _settings(stage)
+            yield "set by hand:  " + _settings(stage, last.get("face"))
         for step in last["advice"]:
             yield f"try:  {step}"
 
@@ -108,6 +109,13 @@ def _told(row: Row) -> str:
     )
 
 
-def _settings(stage: Row) -> str:
+def _settings(stage: Row, face: str | None) -> str:
+    """Return what a user can write down, in the words of what was run."""
+    if face == "DataLoader":
+        workers = stage["num_parallel_workers"]
+        if stage["executor"] == "inline":
+            return f"{face}(num_workers=0)"
+        factor = ceil(stage["prefetch_size"] / workers)
+        return f"{face}(num_workers={workers}, prefetch_factor={factor})"
     values = ", ".join(f"{name}={stage[name]}" for name in SETTINGS)
     return f"{stage['name']}: {values}"

@@ -35,7 +35,7 @@ def test_a_script_is_tuned_without_a_change_and_told_what_was_found(
     told = done.stderr.partition("--- penstock: what was found ---")[2]
     assert "began:  input-bound: waiting" in told
     assert "Dataset(ID:0) Photos: executor inline -> process" in told
-    assert "set by hand:  Dataset(ID:0) Photos: num_parallel_workers=" in told
+    assert "set by hand:  DataLoader(num_workers=" in told
     again = penstock("report", f"{log}_0.jsonl")
     assert again.stdout.strip() == told.strip()
 
