@@ -65,6 +65,7 @@ class BatchWork:
         buffers: make batches of rows.
         slabs: where some of these lie.
         collates: called once the `collate_fn` has been seen to keep nothing.
+        judge: called with the first batch that an inline segment has made.
     """
 
     def __init__(
@@ -73,12 +74,20 @@ class BatchWork:
         buffers: Buffers,
         slabs: SlabPool,
         collates: Callable[[], None],
+        judge: Callable[[int, Any], None],
     ) -> None:
         self._segments = segments
         self._buffers = buffers
         self._slabs = slabs
         self._collates = collates
         self._looked = False
+        self._judge = judge
+        self._unknown = {
+            at
+            for at, each in enumerate(segments)
+            if each.per_batch and each.executor in ("auto", "inline")
+        }
+        """Of inline segments of which nothing is known yet."""
         self._first = sum(not each.per_batch for each in segments)
 
     def finisher(self, at: int) -> Callable[[InFlightBatch], Made]:
@@ -110,13 +119,18 @@ class BatchWork:
             self._look(self._segments[at].program.operations[0])
         if isinstance(data, FailedBatch):
             return data
+        if at in self._unknown:
+            self._unknown.remove(at)
+            self._judge(at, data)
         if at + 1 < len(self._segments):
             return Onward(at + 1, data)
         return Finished(data, in_flight.substituted)
 
     def _look(self, collate: Operation) -> None:
         assert isinstance(collate, Collate)
-        if not self._looked and collate.keeps is False:
+        if collate.keeps:
+            self._unknown.discard(self._first)
+        elif not self._looked:
             self._looked = True
             self._collates()
 

@@ -35,7 +35,7 @@ from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .first_look import opened_late
 from .monitor import Monitor
-from .movable import Finding, find_on_device
+from .movable import Finding, find_on_device, memory_of
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
@@ -112,8 +112,6 @@ class Engine:
         self.suspension = Suspension(self.engine_lock)
         self.segments = self._segments(core, buffers)
         self._placing = self.segments[core.placing]
-        maps = (s for s in self.segments if s.recipe.per_batch)
-        self._on_demand = [each for each in maps if not each.recipe.in_order]
         for at, finding in late.items():
             why = OPENED_LATE.format(finding)
             note(self.segments[at], "thread", "process", "moved", why)
@@ -193,13 +191,13 @@ class Engine:
         """Collating keeps nothing: workers may do it who make whole batches."""
         if self._placing.recipe.program.batches is not None:
             self._placing.connector.keeps_nothing()
-        for segment in self.segments:
-            if segment.recipe.in_order:
-                segment.connector.keeps_nothing()
 
-    def _let_ahead(self, segment: Segment) -> None:
-        """See, after its first batch, whether a map of batches may go ahead inline."""
-        self._on_demand.remove(segment)
+    def _judge(self, at: int, made: Any) -> None:
+        """See, by what it made of a batch, whether an inline segment may go ahead."""
+        segment, recipe = self.segments[at], self.segments[at].recipe
+        collate = self.recipe.buffers.collate
+        subjects = (collate,) if recipe.in_order else recipe.subjects
+        segment.reused = memory_of(made, subjects)
         if not segment.why_not():
             segment.connector.keeps_nothing()
 
@@ -370,8 +368,6 @@ class Engine:
                 self._unweighed = segment if segment.undecided else None
                 if segment.undecided and self._undrawn.drawn:
                     segment.drew = True
-                if segment in self._on_demand:
-                    self._let_ahead(segment)
                 return True
         return False
 
@@ -535,7 +531,7 @@ class Engine:
 
     def _segments(self, core: Core, buffers: Buffers) -> list[Segment]:
         recipes = self.recipe.segments
-        work = BatchWork(recipes, buffers, self._slabs, self._let_collate)
+        work = BatchWork(recipes, buffers, self._slabs, self._let_collate, self._judge)
         return [
             self._segment(core, at, recipe, work.finisher(at))
             for at, recipe in enumerate(recipes)

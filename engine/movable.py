@@ -160,6 +160,33 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
+def memory_of(made: Any, things: Iterable[Any]) -> str | None:
+    """Return where in `things` the memory is that an array in `made` lies in.
+
+    What makes its results in memory that it keeps will write over them. None: nowhere.
+    """
+    spans = [span for part in walk(made, "") if (span := _span(part.thing))]
+    for part in chain.from_iterable(walk(thing, "") for thing in things):
+        start, stop = _span(part.thing) or (0, 0)
+        if any(start < end and begin < stop for begin, end in spans):
+            return part.path
+    return None
+
+
+def _span(thing: Any) -> tuple[int, int] | None:
+    """Return the addresses of an array's memory; None where it has none here."""
+    if is_a(thing, torch.Tensor):
+        if thing.device.type != "cpu" or thing.layout is not torch.strided:
+            return None
+        storage = thing.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if not is_a(thing, np.ndarray):
+        return None
+    while is_a(thing.base, np.ndarray):
+        thing = thing.base
+    return thing.ctypes.data, thing.ctypes.data + thing.nbytes
+
+
 def changed(before: Mapping[str, Any], things: Iterable[Any]) -> str | None:
     """Return the path of what is another than it was, without the number before it."""
     after = snapshot(things)

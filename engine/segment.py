@@ -87,6 +87,8 @@ class Segment:
         """Whether it runs inline until it has shown what a batch costs."""
         self.drew = False
         """Whether it was seen, inline, to draw from a global generator."""
+        self.reused: str | None = None
+        """Where it keeps the memory that its batches lie in."""
         self.file: str | None = None
         """That its first samples were read from, inline, and that is open still."""
         self.movable = (
@@ -129,6 +131,7 @@ class Segment:
         if self._before is None:
             return ""
         path = changed(self._before, self.recipe.subjects) or self.file
+        path = path or self.reused
         return "" if path is None else CHANGES.format(path)
 
     @property
