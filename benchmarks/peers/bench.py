@@ -28,8 +28,7 @@ TAIL = 200
 """Characters of what a process said before it failed."""
 OTHER = 1.0
 """Photographs that differ by more, of 255 and in the mean, are not the same work."""
-FIRST = "penstock"
-"""What the others' batches are compared with: the first row of it."""
+OURS = "penstock"
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ class Bench:
     def _compare(self, rows: list[Row]) -> None:
         """Hold first batches against those of the first row."""
         found = [row for row in rows if not row.error]
-        if not found or found[0].peer != FIRST:
+        if not found:
             return
         first = np.load(self._kept(found[0])).astype(np.float64)
         for row in found:
@@ -320,9 +319,10 @@ def report(rows: list[Row], title: str) -> None:
         )
         for row in measured
     ]
-    peers = [row.title for row in measured if row.same and row.peer != FIRST]
-    if peers:
-        show(title, sorted(results, key=lambda each: -each.rate), peers)
+    peers = [row.title for row in measured if row.same and row.peer != OURS]
+    if measured:
+        by_rate = sorted(results, key=lambda each: -each.rate)
+        show(title, by_rate, peers or [row.title for row in measured])
     for row in rows:
         if row.error:
             print(f"  {row.name}: not measured: {' '.join(row.error.split())}")
