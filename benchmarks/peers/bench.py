@@ -22,7 +22,7 @@ from .environments import PEERS, Unavailable, python_of
 
 __all__ = ["FULL", "QUICK", "Bench", "Pace", "Row", "read_rows", "report"]
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 """For an answer, beside the seconds of loading that it takes."""
 TAIL = 200
 """Characters of what a process said before it failed."""
