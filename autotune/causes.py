@@ -277,7 +277,7 @@ def _of_cores(window: Window) -> Cause | None:
     )
 
 
-def _of_neighbours(window: Window) -> Cause | None:
+def _of_others(window: Window) -> Cause | None:
     part, queued = window.part, window.queued
     if queued < QUEUED:
         return None
@@ -327,7 +327,7 @@ RULES: tuple[Callable[[Window], Cause | None], ...] = (
     _of_contention,
     _of_gil,
     _of_cores,
-    _of_neighbours,
+    _of_others,
     _of_unevenness,
 )
 

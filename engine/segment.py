@@ -113,7 +113,7 @@ class Segment:
         self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest from one kind of workers to another, and why."""
-        connector.on_change = self._stay_alone
+        connector.lone.on_change = self._stay_alone
         self._tell_core()
 
     @property
@@ -246,7 +246,7 @@ class Segment:
         if not self.recipe.program.watched:
             return False
         if self.executor == "process":
-            return self.connector.looks < SURE_LOOKS
+            return self.connector.lone.looks < SURE_LOOKS
         return self._before is not None and bool(self.why_not())
 
     def _stay_alone(self, path: str) -> None:

@@ -224,7 +224,7 @@ def spins() -> None:
 
 
 @pytest.fixture
-def neighbours() -> Iterator[None]:
+def busy_cores() -> Iterator[None]:
     """Keep each core busy three times over."""
     context = multiprocessing.get_context("fork")
     count = 3 * (os.cpu_count() or 1)
@@ -238,7 +238,7 @@ def neighbours() -> Iterator[None]:
         process.close()
 
 
-@pytest.mark.usefixtures("neighbours")
+@pytest.mark.usefixtures("busy_cores")
 def test_a_trainer_that_loads_itself_and_loses_its_core() -> None:
     source = ps.Pipeline.from_dataset(Computes(), executor="inline")
     found = check(source.batch(2), "Dataset(ID:0) Computes", "CPU")
@@ -246,7 +246,7 @@ def test_a_trainer_that_loads_itself_and_loses_its_core() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("neighbours")
+@pytest.mark.usefixtures("busy_cores")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_that_lose_their_cores(workers: int) -> None:
     found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")

@@ -17,14 +17,14 @@ DEADLINE_S = 20.0
 class Gated:
     """Nobody reads a sample before there is a file."""
 
-    def __init__(self, gate: Path) -> None:
-        self.gate = gate
+    def __init__(self, opened: Path) -> None:
+        self.opened = opened
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> int:
-        until(self.gate.exists)
+        until(self.opened.exists)
         return index
 
 
@@ -45,13 +45,13 @@ def until(true: Callable[[], bool]) -> bool:
 def test_workers_begin_until_they_have_settled_a_lease(
     executor: str, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "open"
+    opened = tmp_path / "open"
     workers: Any = {"executor": executor, "num_parallel_workers": 2}
-    source = ps.Pipeline.from_dataset(Gated(gate), thread_safe=True, **workers)
+    source = ps.Pipeline.from_dataset(Gated(opened), thread_safe=True, **workers)
     with source.batch(8) as pipe:
         loop = iter(pipe)
         assert until(lambda: beginning(pipe) == 2)
-        gate.touch()
+        opened.touch()
         next(loop)
         assert until(lambda: beginning(pipe) == 0)
         list(loop)

@@ -214,6 +214,24 @@ class Suspension:
         engine_lock.notify_others()
 
 
+class LoneWorker:
+    """What the only worker of a segment, by the user's word, has seen of its data."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        """How often it has looked if its data changes, and found nothing; -1: it
+        does."""
+        self.on_change: Callable[[str], object] = str
+        """Called with the path of what does."""
+
+    def tell(self, path: str) -> None:
+        """It has looked what changes; empty: nothing."""
+        if self.looks >= 0:
+            self.looks = -1 if path else self.looks + 1
+            if path:
+                self.on_change(path)
+
+
 class Connector:
     """What feeds one segment's workers, and takes their results."""
 
@@ -232,14 +250,11 @@ class Connector:
         """Of the trainer's thread, where that works on the segment."""
         self.segment = segment
         self._finish = finish
-        self.looks = 0
-        """How often the only worker has looked if its data changes, and found nothing;
-        -1: it does."""
-        self.on_change: Callable[[str], object] = str
-        """Called with the path of what does."""
+        self.lone = LoneWorker()
         # Batches that workers are collating.
         self._finishing = 0
-        self._meters: set[WorkerMeter] = set()
+        self.meters: set[WorkerMeter] = set()
+        """Of the workers there are; the lock guards it."""
         self._waits_for: Wait | None = None
         self._gone = WorkerReading()
 
@@ -249,14 +264,14 @@ class Connector:
         """A worker begins: give it its instrument."""
         with self.engine_lock.lock:
             meter = WorkerMeter(self.engine_lock.clock())
-            self._meters.add(meter)
+            self.meters.add(meter)
         return meter
 
     def leave(self, meter: WorkerMeter) -> None:
         """A worker is gone; what it did stays counted."""
         with self.engine_lock.lock:
-            if meter in self._meters:
-                self._meters.remove(meter)
+            if meter in self.meters:
+                self.meters.remove(meter)
                 self._gone += meter.read(self.engine_lock.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
@@ -305,13 +320,6 @@ class Connector:
                 engine_lock.wake()
         engine_lock.notify_others()
 
-    def tell_change(self, path: str) -> None:
-        """The only worker has looked what changes of its data; empty: nothing."""
-        if self.looks >= 0:
-            self.looks = -1 if path else self.looks + 1
-            if path:
-                self.on_change(path)
-
     def keeps_nothing(self) -> None:
         """What is called for batches keeps nothing from one to the next.
 
@@ -329,12 +337,7 @@ class Connector:
     @property
     def busy(self) -> bool:
         """Whether a worker has a batch or a lease in hand, even a dropped one."""
-        return self._finishing > 0 or any(meter.leases for meter in self._meters)
-
-    @property
-    def beginning(self) -> int:
-        """How many workers have yet to settle their first lease."""
-        return sum(meter.begins for meter in self._meters)
+        return self._finishing > 0 or any(meter.leases for meter in self.meters)
 
     @property
     def batch_rows(self) -> int:
@@ -364,26 +367,31 @@ class Connector:
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
         """Return one reading a live worker."""
-        return tuple(meter.read(now_ns) for meter in self._meters)
+        return tuple(meter.read(now_ns) for meter in self.meters)
 
     def total(self, now_ns: int) -> WorkerReading:
         """Return the sum over all workers there ever were."""
         return sum(self.readings(now_ns), self._gone)
+
+    def _note_wait(self, what: Wait, now_ns: int) -> None:
+        """One waits for this, and so do all who wait, and have not asked again."""
+        if what is self._waits_for:
+            return
+        self._waits_for = what
+        for each in self.meters:
+            if each.waiting_for is not None:
+                each.wait(what, now_ns)
 
     def _attempt(self, meter: WorkerMeter) -> Lease | None:
         now_ns = self.engine_lock.clock()
         lease = self._core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
-            if lease is not self._waits_for:  # and so do all who have not asked again
-                self._waits_for = lease
-                for each in self._meters:
-                    if each.waiting_for is not None:
-                        each.wait(lease, now_ns)
+            self._note_wait(lease, now_ns)
             return None
         meter.start(now_ns)
         self.engine_lock.wake()
         return lease
 
     def __repr__(self) -> str:
-        return f"<Connector of segment {self.segment}: {len(self._meters)} workers>"
+        return f"<Connector of segment {self.segment}: {len(self.meters)} workers>"

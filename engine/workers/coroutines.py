@@ -18,7 +18,7 @@ from ..core.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, ServedPool, sink_of
+from .pool import PoolStatistics, ServedPool, beginning, sink_of
 from .threads import use_one_torch_thread
 
 
@@ -64,7 +64,7 @@ class Coroutines(ServedPool):
 
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
-            counts = self._asked, len(self._permits), self._connector.beginning
+            counts = self._asked, len(self._permits), beginning(self._connector)
             return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:

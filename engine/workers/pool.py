@@ -145,6 +145,11 @@ def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
     return [thread.name for thread in others if thread.is_alive()]
 
 
+def beginning(connector: Connector) -> int:
+    """Return how many workers have yet to settle a lease; the engine lock is held."""
+    return sum(meter.begins for meter in connector.meters)
+
+
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     """Return where a lease's rows go, if they go into the batch."""
     if not program.places:

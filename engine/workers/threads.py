@@ -14,7 +14,7 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, join_all, sink_of, unshared
+from .pool import PoolStatistics, beginning, join_all, sink_of, unshared
 
 # Taken around a fork: the child would wait forever for who is not there.
 LOGGER = logging.getLogger("penstock")
@@ -111,7 +111,7 @@ class Threads:
 
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
-            counts = self._asked, len(self._threads), self._connector.beginning
+            counts = self._asked, len(self._threads), beginning(self._connector)
             return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:

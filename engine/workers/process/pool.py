@@ -441,7 +441,7 @@ class ProcessPool(ServedPool):
         if self._program.places and outcome.outputs is not None:
             self._place_here(errand.lease, outcome)
         if outcome.changed is not None:
-            self._connector.tell_change(outcome.changed)
+            self._connector.lone.tell(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(errand.lease, outcome, errand.meter)
         self._child_set.free(errand.meter)

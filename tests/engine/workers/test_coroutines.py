@@ -77,7 +77,7 @@ class Site:
     def waits(self) -> list[Wait | None]:
         """What each worker waits for."""
         with self.engine_lock.lock:
-            return [meter.waiting_for for meter in self.connector._meters]  # noqa: SLF001
+            return [meter.waiting_for for meter in self.connector.meters]
 
 
 @contextmanager
