@@ -114,7 +114,7 @@ MUTATIONS = [
     Mutation(CURVE, "least = max(fewer)", "least = min(fewer)"),
     Mutation(CURVE, "1 / DRIFT <= rate / then <= DRIFT", "rate / then <= DRIFT"),
     Mutation(CURVE, "return found[0] if found", "return found[-1] if found"),
-    Mutation(CURVE, "        o.kept and o.after", "        o.after"),
+    Mutation(CURVE, "any(o.kept and faster(o)", "any(faster(o)"),
 ]  # fmt: skip
 
 EQUIVALENT: dict[Mutation, str] = {}
