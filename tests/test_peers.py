@@ -42,7 +42,7 @@ def opened(given: Given, tmp_path: Path) -> Any:
         server.close()
 
 
-@pytest.mark.parametrize("workload", BATCH.keys() - {"waits"})
+@pytest.mark.parametrize("workload", sorted(BATCH.keys() - {"waits"}))
 def test_penstock_and_torch_load_the_same(workload: str, opened: Any) -> None:
     theirs, ours = SETTINGS.get(workload, ({}, {}))
     _, first = opened("torch", workload, {"workers": 0, **theirs})
