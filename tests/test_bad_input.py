@@ -77,7 +77,6 @@ def numbers() -> ps.Pipeline:
         (lambda p: p.take(0), "`n` must be an int >= 1, got 0; take at least"),
         (lambda p: p.repeat(0), "`n` must be an int >= 1, got 0; repeat(1)"),
         (lambda p: p.select([]), "`indices` must not be empty"),
-        (lambda p: p.batch(2).map(abs), "map(abs) cannot come after .batch()"),
         (lambda p: p.batch(2).batch(2), "batch(2) cannot come after .batch()"),
         (lambda p: p.to_device("cpu"), "put it after .batch(n)"),
         (lambda p: p.batch(2).to_device("gpu9"), '`device` must be one like "cpu"'),

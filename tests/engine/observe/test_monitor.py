@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -39,7 +38,7 @@ RECIPE = compile_recipe(
 def batch(rows: int, epoch: int, step: int, *, last: bool = False) -> BatchPlan:
     """A whole batch of one rank."""
     first = Script((rows,)).batch(0)
-    return replace(first, epoch=epoch, step=step, last=last)
+    return first._replace(epoch=epoch, step=step, last=last)
 
 
 def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
@@ -47,7 +46,7 @@ def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
     meter.get(1 * S, batch(64, 0, 0))
     meter.get(2 * S, batch(17, 0, 1, last=True))
     assert meter.regime == "batches of 64"
-    meter.get(3 * S, replace(batch(32, 1, 2), image_size=224))
+    meter.get(3 * S, batch(32, 1, 2)._replace(image_size=224))
     assert meter.regime == "batches of 32 of 224 px"
 
 
