@@ -20,7 +20,6 @@ import gc
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
@@ -37,13 +36,11 @@ __all__ = ["Popen", "run", "spawnv_passfds", "warm_descriptor", "warm_pid"]
 PR_SET_CHILD_SUBREAPER = 36
 LINE = 1 << 20
 MAX_FILES = 64
-FIRST_FREE = 500
-"""No test has so many descriptors open."""
 POLL_S = 0.0005
 BOOT = "import sys; sys.path[:] = {path}; from support.warm import serve; serve({end})"
 FLAGS = {"-B", "-P"}
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-_server: tuple[subprocess.Popen[bytes] | None, socket.socket] | None = None
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 _owner = os.getpid()
 """Its forks have no line of their own to the interpreter."""
 _asking = threading.Lock()
@@ -52,7 +49,7 @@ _cold = util.spawnv_passfds
 
 def warm_pid() -> int | None:
     """Return the interpreter that forks; None: nobody has asked for one."""
-    return _server[0].pid if _server and _server[0] else None
+    return _server[0].pid if _server else None
 
 
 def warm_descriptor() -> int | None:
@@ -138,7 +135,7 @@ def start(order: dict[str, Any], files: list[int]) -> int:
             _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def server() -> tuple[subprocess.Popen[bytes] | None, socket.socket]:
+def server() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Return the interpreter that forks, started when it is first asked for."""
     global _server  # noqa: PLW0603 one a process
     if _server is None:
@@ -154,7 +151,7 @@ def server() -> tuple[subprocess.Popen[bytes] | None, socket.socket]:
 
 def stop() -> None:
     """End it."""
-    if _server is not None and _server[0] is not None:
+    if _server is not None:
         _server[1].close()
         _server[0].wait()
 
@@ -175,28 +172,18 @@ def serve(end: int) -> None:
 
     gc.collect()
     gc.freeze()  # or each collection in a fork copies all memory, the last one too
-    lines = [line]
-    while True:
-        for asking in select.select(lines, [], [])[0]:
-            if not answered(asking, lines):
-                if asking is line:
-                    return
-                lines.remove(asking)
-                asking.close()
+    while answered(line):
+        pass
 
 
-def answered(line: socket.socket, lines: list[socket.socket]) -> bool:
-    """Fork what is asked for; return False if nobody can ask any more.
-
-    What `multiprocessing` starts has a line of its own: it may start more.
-    """
+def answered(line: socket.socket) -> bool:
+    """Fork what is asked for; return False if nobody can ask any more."""
     body, rights, _, _ = line.recvmsg(LINE, socket.CMSG_SPACE(MAX_FILES * 4))
     if not body:
         return False
     files = array.array("i")
     files.frombytes(rights[0][2])
     order = json.loads(body)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     told, tell = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -205,31 +192,25 @@ def answered(line: socket.socket, lines: list[socket.socket]) -> bool:
         if pid == 0:
             while os.getppid() == above:  # who asks for it must see its true parent
                 time.sleep(POLL_S)
-            for each in (*lines, ours):
-                each.close()
+            line.close()
             for file in (told, tell):
                 os.close(file)
-            become(order, list(files), theirs)
+            become(order, list(files))
         os.write(tell, str(pid).encode())
         os._exit(0)
     os.waitpid(middle, 0)  # only then has the one below another parent
     line.send(os.read(told, LINE))
     for file in (told, tell, *files):
         os.close(file)
-    theirs.close()
-    lines.append(ours)  # ends with the process
     return True
 
 
-def become(order: dict[str, Any], files: list[int], line: socket.socket) -> NoReturn:
-    """Be the interpreter that was asked for, to its end."""
-    global _server, _owner  # noqa: PLW0603 one a process
-    if "kept" in order:
-        _owner = os.getpid()
-        _server = None, socket.socket(fileno=place([line.detach()], [FIRST_FREE])[0])
-        util.spawnv_passfds = spawnv_passfds
-    else:
-        line.close()
+def become(order: dict[str, Any], files: list[int]) -> NoReturn:
+    """Be the interpreter that was asked for, to its end.
+
+    What it spawns itself is no fork of the one that serves: that is none of its
+    children, so it could not wait for what is forked there.
+    """
     if order["session"]:
         os.setsid()
     place(files, [0, 1, 2, *order.get("kept", ())])
@@ -257,7 +238,7 @@ def become(order: dict[str, Any], files: list[int], line: socket.socket) -> NoRe
     raise SystemExit(0)
 
 
-def place(files: list[int], numbers: list[int]) -> list[int]:
+def place(files: list[int], numbers: list[int]) -> None:
     """Give descriptors the numbers that they had where they came from."""
     highest = max(numbers)
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, highest + 1) for file in files]
@@ -266,7 +247,6 @@ def place(files: list[int], numbers: list[int]) -> list[int]:
     for file, number in zip(aside, numbers, strict=True):
         os.dup2(file, number)
         os.close(file)
-    return numbers
 
 
 def execute(args: list[str], main: types.ModuleType) -> None:
