@@ -107,6 +107,8 @@ class DecisionOutcome:
     """False: rolled back."""
     before: Measure
     after: Measure
+    in_step: bool = False
+    """Whether the trainer may have waited for others, so that its rate tells little."""
 
     def to_row(self, time_s: float) -> Row:
         """The outcome as a row of the JSON log."""
@@ -220,4 +222,5 @@ def _outcome(row: Mapping[str, Any]) -> DecisionOutcome:
         kept=row["kept"],
         before=Measure(**row["before"]),
         after=Measure(**row["after"]),
+        in_step=row.get("in_step", False),
     )

@@ -86,7 +86,10 @@ class Trial:
     def outcomes(self, *, kept: bool) -> tuple[DecisionOutcome, ...]:
         """What each decision has come to; it needs a window on both sides."""
         before, after = measured(self.before), measured(self.after)
-        return tuple(DecisionOutcome(d, kept, before, after) for d in self.decisions)
+        return tuple(
+            DecisionOutcome(decision, kept, before, after, self.in_step)
+            for decision in self.decisions
+        )
 
     def verdict(self, least: int = 1) -> Verdict:
         """Judge by the windows seen so far.

@@ -128,7 +128,9 @@ NO_BACKOFFS = Backoffs()
 def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
     """Return the hold that follows from an outcome, if one does."""
     decision = outcome.decision
-    if decision.forced or (outcome.kept and not (gained(outcome) and faster(outcome))):
+    if decision.forced or (outcome.kept and not gained(outcome)):
+        return None
+    if outcome.kept and not (outcome.in_step or faster(outcome)):
         return None  # what lived on stock, or on luck, does not speak against less
     if isinstance(decision.old, str) or isinstance(decision.new, str):
         return None  # a kind: see kinds.py
