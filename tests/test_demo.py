@@ -95,7 +95,7 @@ def test_ctrl_c_ends_the_demo_with_one_line(
     stretch: str, photos: Path, tmp_path: Path
 ) -> None:
     data = () if stretch == "drawing photos" else ("--data", str(photos))
-    with demo(tmp_path, *data, "--latency-ms", "5", "--seconds", "2") as process:
+    with demo(tmp_path, *data, "--latency-ms", "5", "--seconds", "5") as process:
         assert process.stdout is not None
         assert any(line.startswith(stretch) for line in process.stdout)
         with suppress(subprocess.TimeoutExpired):
