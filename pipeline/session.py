@@ -306,7 +306,8 @@ class Slot:
         seen = self._last if self.run is None else self.run.observation()
         if seen is None:
             seen = unmeasured(recipe())
-        tuned = config.get_enable_autotune()
+        tuned = config.get_enable_autotune() or self._found is not None
+        tuned = tuned or (self.run is not None and self.run.tuned)
         return seen, explain(seen, config.budget(), tuned=tuned)
 
 
@@ -350,6 +351,11 @@ class TunedRun:
             self.last = self.run.recent()
         self._stop_tuning()
         self.run.close()
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a tuner is at work, or was, or left what the run began with."""
+        return self._tuner is not None or self.found is not None
 
     def observation(self) -> Observation:
         """Return the last seconds of training."""

@@ -125,6 +125,18 @@ def check(face: Any, stage: str, *causes: str, step_s: float = STEP_S) -> Explan
 WAITING = "waiting reads"
 
 
+def test_nobody_is_told_to_tune_what_was_tuned() -> None:
+    with ps.Pipeline.from_dataset(Reads(0.004), executor="thread").batch(8) as pipe:
+        batches = iter(pipe)
+        untuned = [next(batches) for _ in range(20)] and str(pipe.explain())
+        ps.set_enable_autotune(True)
+        next(batches)
+        ps.set_enable_autotune(False)
+        tuned = str(pipe.explain())
+    assert "ps.set_enable_autotune(True)" in untuned
+    assert "ps.set_enable_autotune(True)" not in tuned
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_read_of_a_loader(workers: int) -> None:
     check(loader(Reads(0.01), workers), READ, WAITING)
