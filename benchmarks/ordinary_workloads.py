@@ -2,8 +2,7 @@
 
 Each is a data set as one would write it for torch's DataLoader, with a batch size and
 maybe a collate function and a trainer that takes its time. It declares what is slow, so
-that a verdict can be held against it. Where a sample is a function of its index, the
-same rows come again and again, so that epochs are long.
+that a verdict can be held against it. Epochs are long: the same rows come again.
 """
 
 from __future__ import annotations
