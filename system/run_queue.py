@@ -84,8 +84,10 @@ class OwnQueue:
     def end(self, run_ns: int) -> None:
         """Add work that is done, and took so long."""
         self._last_ns = run_ns
-        self.run_ns += run_ns
-        if self._before_ns is not None:
+        if self._before_ns is None:  # one that is long all of a sudden is like no other
+            self.run_ns += min(run_ns, LONG_NS)
+        else:
+            self.run_ns += run_ns
             self._waited_ns += waited_ns("/proc/thread-self") - self._before_ns
             self._looked_ns += run_ns
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ def simplejpeg(data: bytes, box: Box, flip: bool) -> np.ndarray:  # noqa: FBT001
     return image.contiguous().numpy()
 
 
-class Rows:
+class Rows(ABC):
     """Sample i is `row(i % count)`."""
 
     def __init__(self, count: int) -> None:
@@ -82,9 +83,9 @@ class Rows:
             raise IndexError(index)
         return self.row(index % self.count)
 
+    @abstractmethod
     def row(self, index: int) -> Any:
         """Return one of the rows there are."""
-        raise NotImplementedError
 
 
 class Files(Rows):

@@ -183,7 +183,8 @@ class CpuClock:
         """It took `run_ns`; return how many of them were spent on a CPU."""
         self._last_ns = run_ns
         if self._begun_ns is None:
-            return int(run_ns * self._share)
+            # One that is long all of a sudden waited, or the next ones are read.
+            return int(min(run_ns, LONG_NS) * self._share)
         cpu_ns = time.thread_time_ns() - self._begun_ns
         self._cpu_ns = self._cpu_ns / 2 + cpu_ns
         self._run_ns = self._run_ns / 2 + run_ns

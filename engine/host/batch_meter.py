@@ -29,6 +29,9 @@ class BatchMeter:
         self.batches = self.rows = self._run_ns = self._collate_ns = 0
         self._clocked_ns = self._cpu_ns = self._collate_cpu_ns = 0
         """Of the batches that the CPU clock was read for."""
+        self._alike_ns = 0
+        """What all batches took, without what made others suddenly long: they waited,
+        for all that the clocked ones tell."""
         self._begun_ns = self._made_ns = 0
         self._begun_cpu_ns = self._made_cpu_ns = 0
         self._last_ns = LONG_NS
@@ -67,6 +70,7 @@ class BatchMeter:
             self._collate_cpu_ns += cpu_ns - self._made_cpu_ns
             self._clocked_ns += run_ns
             self.queue.end(run_ns)
+        self._alike_ns += run_ns if self._begun_cpu_ns else min(run_ns, LONG_NS)
         if self.batches == 0:
             self._cold = rows, run_ns
         elif run_ns > self._slowest[1]:
@@ -95,7 +99,7 @@ class BatchMeter:
         rows, run_s = self.rows, self._run_ns / 1e9
         collate_s = min(self._collate_ns / 1e9, run_s)
         alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
-        cpu_s = run_s * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
+        cpu_s = self._alike_ns / 1e9 * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
         collate_cpu_s = cpu_s * ratio(self._collate_cpu_ns, self._cpu_ns)
         nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
         work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
@@ -108,4 +112,4 @@ class BatchMeter:
     @property
     def queued_s(self) -> float:
         """Seconds that the trainer waited for a core meanwhile."""
-        return self._run_ns / 1e9 * self.queue.share
+        return self._alike_ns / 1e9 * self.queue.share
