@@ -6,7 +6,6 @@ import functools
 import multiprocessing
 import os
 import random
-import signal
 import threading
 import time
 import zipfile
@@ -23,16 +22,9 @@ import torch.utils.data
 import penstock as ps
 from penstock.engine import first_look
 from penstock.engine.movable import changed, snapshot
+from support.short_epochs import LENGTH, samples, work
 
-LENGTH = 160
 RECORD = 64
-
-
-def work() -> None:
-    """Take as much of the GIL as makes a loader look for workers."""
-    end_s = time.perf_counter() + 0.0005
-    while time.perf_counter() < end_s:
-        pass
 
 
 class Records:
@@ -181,16 +173,6 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 @pytest.fixture(autouse=True)
 def _tuned() -> None:
     ps.set_enable_autotune(True)
-
-
-def samples(loader: Any) -> list[Any]:
-    """Two epochs, as plain numbers."""
-    found = []
-    for _ in range(2):
-        for batch in loader:
-            columns = batch if isinstance(batch, (list, tuple)) else [batch]
-            found += list(zip(*(column.tolist() for column in columns), strict=True))
-    return found
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the handles are the user's
@@ -470,103 +452,6 @@ def test_rare_draws_are_the_same_for_any_number_of_workers() -> None:
         loader = ps.DataLoader(Late(), batch_size=4, num_workers=workers)
         found.append([samples(loader), float(torch.rand(()))])
     assert found[0] == found[1]
-
-
-GLOBAL: dict[str, Callable[[], float]] = {
-    "random": random.random,
-    "numpy": np.random.rand,
-    "torch": lambda: float(torch.rand((), dtype=torch.float64)),
-}
-
-
-class Draws:
-    """Draws from a global generator; may end its process once."""
-
-    def __init__(self, draw: Callable[[], float], dies: Path | None = None) -> None:
-        self.draw, self.dies = draw, dies
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> float:
-        work()
-        if self.dies is not None and index == LENGTH // 2 and not self.dies.exists():
-            self.dies.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.draw()
-
-
-def drawn(data: Draws, workers: int) -> list[float]:
-    """Two epochs of a pipeline, each with worker processes of its own."""
-    pipe = ps.Pipeline.from_dataset(
-        data, executor="process", num_parallel_workers=workers
-    ).batch(8)
-    with pipe.options(persistent_workers=False) as pipe:
-        return [row for _ in range(2) for batch in pipe for row in batch.tolist()]
-
-
-@pytest.mark.parametrize("library", GLOBAL)
-def test_no_two_worker_processes_draw_the_same(library: str, tmp_path: Path) -> None:
-    for workers in (1, 3):
-        data = Draws(GLOBAL[library], dies=tmp_path / f"{library}{workers}")
-        assert len(set(drawn(data, workers))) == 2 * LENGTH
-
-
-@pytest.mark.parametrize("library", GLOBAL)
-def test_what_one_worker_process_draws_is_repeatable(library: str) -> None:
-    ps.set_enable_autotune(False)  # tuned, there may soon be more than one
-    data = Draws(GLOBAL[library])
-    assert drawn(data, 1) == drawn(data, 1)
-
-
-@pytest.mark.parametrize("library", GLOBAL)
-def test_what_is_drawn_in_a_process_that_hosts_the_engine_is_not_the_trainers(
-    library: str,
-) -> None:
-    pipe = ps.Pipeline.from_dataset(Draws(GLOBAL[library]), executor="thread")
-    with pipe.batch(8).options(host="process") as pipe:
-        drawn = [row for (row,) in samples(pipe)]
-    assert not set(drawn) & {GLOBAL[library]() for _ in range(4 * LENGTH)}
-
-
-class OfItsWorker(Draws):
-    """Draws from a generator that `worker_init_fn` has made."""
-
-    def __init__(self) -> None:
-        self.generator: Any = None
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> float:
-        work()
-        return float(self.generator.random())
-
-
-def make_generator(number: int) -> None:
-    info: Any = torch.utils.data.get_worker_info()
-    assert (info.id, info.seed) == (number, torch.initial_seed())
-    info.dataset.generator = np.random.default_rng(info.seed)
-
-
-def test_generators_that_worker_init_fn_makes_differ_among_workers_and_epochs() -> None:
-    loader = ps.DataLoader(
-        OfItsWorker(), batch_size=8, num_workers=2, worker_init_fn=make_generator
-    )
-    drawn = samples(loader)
-    for _ in range(3):
-        drawn += next(iter(loader)).tolist()  # and among loops that are left early
-    assert len(set(drawn)) == 2 * LENGTH + 3 * 8
-
-
-@pytest.mark.parametrize("library", GLOBAL)
-def test_auto_leaves_a_pipeline_that_draws_to_the_trainer(library: str) -> None:
-    data = Draws(GLOBAL[library])
-    with ps.Pipeline.from_dataset(data).batch(8) as pipe:
-        list(pipe)
-        stats = pipe.stats()
-        assert stats is not None
-        assert {segment.executor for segment in stats.segments} == {"inline"}
 
 
 class FromQueue(torch.utils.data.IterableDataset[int]):
