@@ -73,18 +73,29 @@ def cmdline(process: psutil.Process) -> list[str]:
 def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
     round_: int,
 ) -> None:
-    dice = random.Random(round_)
-    thread_safe = round_ % 2 == 0
-    batches = KILLS + 40
+    lose_and_compare(round_, KILLS, thread_safe=round_ % 2 == 0, hosts=False)
+
+
+@pytest.mark.parametrize("round_", ROUNDS[::10])
+def test_kills_that_hit_the_host_as_well_change_no_byte(round_: int) -> None:
+    """Fewer: whoever loses the host forks it, the fork server and all workers."""
+    lose_and_compare(round_, KILLS // 4, thread_safe=True, hosts=True)
+
+
+def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -> None:
+    """Kill one process a batch and turn a knob; compare with what one process makes."""
+    dice = random.Random(seed)
+    batches = kills + 40
     killed, found = 0, []
     with described(batches, thread_safe=thread_safe) as pipe:
         for batch in pipe:
             found.append(batch)
-            killed += killed < KILLS and kill_one(dice)
+            killed += killed < kills and kill_one(dice)
             run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
             assert run is not None
-            dice.choice(run.run.knobs()).set(dice.randint(1, 6))
-    assert killed >= KILLS * 0.9
+            knobs = [k for k in run.run.knobs() if hosts or k.name != "host"]
+            dice.choice(knobs).set(dice.randint(1, 6))
+    assert killed >= kills * 0.9
     whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")
     with whole.shuffle(seed=1).map(augment).batch(BATCH) as pipe:
         assert digest(found) == digest(pipe)

@@ -22,6 +22,8 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.engine.workers.process.child import Child
+from penstock.engine.workers.process.fork_server import ForkServer
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.functions import augment, digest, pids, waits
@@ -401,6 +403,25 @@ def test_workers_that_die_idle_are_replaced() -> None:
             worker.kill()
         found.append(digest(pipe))
     assert found == epochs(2)
+
+
+def test_fork_servers_may_be_killed_before_they_are_asked_for_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = ForkServer._start  # noqa: SLF001 nobody outside can be as quick
+    doomed = iter(range(6))
+
+    def start_doomed(fork_server: ForkServer) -> Child:
+        server = start(fork_server)
+        if next(doomed, None) is not None:
+            server.kill()
+            assert server.ends_within(5)
+        return server
+
+    monkeypatch.setattr(ForkServer, "_start", start_doomed)
+    with pipe_of("3 processes") as pipe:
+        assert digest(pipe) == epochs(1)[0]
+    assert next(doomed, None) is None
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(60, marks=pytest.mark.slow)])

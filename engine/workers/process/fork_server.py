@@ -95,7 +95,11 @@ class ForkServer:
         self._server = self._start()
 
     def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:
-        """Have a worker made; return the pipe to it, its page and its generation."""
+        """Have a worker made; return the pipe to it, its page and its generation.
+
+        Where fork servers are killed faster than they can be asked, the pipe is at its
+        end at once, as that of a worker that died while it started.
+        """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
         descriptors = theirs.fileno(), status_page.descriptor
@@ -107,7 +111,8 @@ class ForkServer:
             except EOFError:  # killed: as good a one is had from the trainer as it is
                 end(self._server)
                 self._server = self._start()
-                self._server.pipe.send(message, descriptors)
+                with contextlib.suppress(EOFError):  # killed, too
+                    self._server.pipe.send(message, descriptors)
             generation = self.generation
         theirs.close()
         return ours, status_page, generation
