@@ -47,9 +47,10 @@ NOTHING = object()
 """In the place of an object that has not come whole."""
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 _kept: tuple[Pipe, ...] = ()
-_making = threading.Lock()
-"""Held while ends are made that `_ends` does not know yet, and by whoever forks: a
-child would keep the copies that it does not know of, and with them the pipe open."""
+_changing = threading.RLock()
+"""Held by whoever forks, and while an end is open that `_ends` does not know: one being
+made, copied or closed. A child would keep its copy, and with it the pipe open. A socket
+that is being closed has forgotten its descriptor before the system closes that."""
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -102,7 +103,7 @@ class Pipe:
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
         """Return two connected ends."""
-        with _making:
+        with _changing:
             ours, theirs = socket.socketpair()
             return cls(ours), cls(theirs)
 
@@ -125,8 +126,9 @@ class Pipe:
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
             # They may be closed, and their numbers used again, before they are sent.
-            own = () if sent else tuple(map(os.dup, descriptors))
-            self._leaving.append((memoryview(header + body)[sent:], own))
+            with _changing:
+                own = () if sent else tuple(map(os.dup, descriptors))
+                self._leaving.append((memoryview(header + body)[sent:], own))
 
     def flush(self) -> None:
         """Send what there is room for now."""
@@ -134,8 +136,9 @@ class Pipe:
             frame, descriptors = self._leaving[0]
             sent = self._send_now([frame], descriptors)
             if sent:
-                self._leaving[0] = frame[sent:], ()
-                close_all(descriptors)
+                with _changing:
+                    self._leaving[0] = frame[sent:], ()
+                    close_all(descriptors)
             if sent < len(frame):
                 return
             self._leaving.popleft()
@@ -193,12 +196,13 @@ class Pipe:
 
     def close(self) -> None:
         """Close this end; the other sees its end of file. Idempotent."""
-        self._socket.close()
-        close_all(self.descriptors)
-        self.descriptors.clear()
-        for _, descriptors in self._leaving:
-            close_all(descriptors)
-        self._leaving.clear()
+        with _changing:
+            self._socket.close()
+            close_all(self.descriptors)
+            self.descriptors.clear()
+            for _, descriptors in self._leaving:
+                close_all(descriptors)
+            self._leaving.clear()
 
     def _next(self) -> Any:
         """Return the next object if it has come whole, NOTHING otherwise."""
@@ -306,14 +310,14 @@ def _close_inherited() -> None:
     A child that held a copy would keep those at the other ends from ever seeing that
     the trainer has closed its own, or is gone.
     """
-    _making.release()
+    _changing.release()
     for end in list(_ends):
         if end not in _kept:
             end.close()
 
 
 os.register_at_fork(
-    before=_making.acquire,
-    after_in_parent=_making.release,
+    before=_changing.acquire,
+    after_in_parent=_changing.release,
     after_in_child=_close_inherited,
 )
