@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import multiprocessing
 import os
 import pickle
 import sys
@@ -434,6 +435,46 @@ def test_workers_may_die_at_the_moment_of_closing(times: int) -> None:
                 worker.kill()
             pipe.close()
             assert is_stopped(pipe)
+
+
+LOCK = multiprocessing.Lock()
+with LOCK:  # from here on its memory counts as this process's
+    pass
+
+
+class Locking(Numbers):
+    """Samples that are read under a lock which the processes share."""
+
+    def __getitem__(self, index: int) -> Any:
+        with LOCK:
+            time.sleep(0.01)
+            return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="processes"),
+        pytest.param({"thread_safe": True}, id="lanes"),
+        pytest.param({"host": "process"}, id="host"),
+        pytest.param({"persistent_workers": False}, id="epochs"),
+    ],
+)
+def test_workers_that_are_stopped_finish_the_sample_in_hand(
+    options: dict[str, Any],
+) -> None:
+    """One that is killed amid a sample would keep the lock for good."""
+    workers: Any = {"executor": "process", "num_parallel_workers": 6}
+    thread_safe = options.pop("thread_safe", False)
+    data = Locking(10**6)
+    pipe = ps.Pipeline.from_dataset(data, **workers, thread_safe=thread_safe).batch(2)
+    with pipe.options(**options) as stopped:
+        for _ in range(4):
+            next(iter(stopped))
+            if "persistent_workers" not in options:
+                stopped.close()
+            assert LOCK.acquire(timeout=5)
+            LOCK.release()
 
 
 def test_work_is_spread_over_the_processes() -> None:

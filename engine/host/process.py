@@ -36,7 +36,7 @@ ANSWER_S = 0.3
 """How long a question may wait: the child's user code may hold the GIL for as long."""
 DEATHS = 5
 """How often a child may die in a row, with no batch in between."""
-END_S = 0.6
+END_S = 1.0
 """How long a child may take to end once its pipes have, before it is made to."""
 STUCK_S = 0.5
 """No thread holds a lock for longer than a question takes; one that does never ends."""

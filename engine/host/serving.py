@@ -42,7 +42,7 @@ MIN_AHEAD = 3
 MAX_AHEAD = 16
 """Batches handed over that the trainer has not taken yet: as many small ones as take so
 many bytes, since what each costs the trainer is less the more come at once."""
-CLOSE_S = 0.3
+CLOSE_S = 0.6
 """How long the user's functions may take to come to their end."""
 HOSTS = 0x686F7374
 """Keeps the seeds of hosts from those of worker processes."""

@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -45,7 +46,9 @@ __all__ = [
     "main",
 ]
 
-END_S = 0.5
+LEAVE_S = 0.5
+"""How long workers may take to finish the samples in hand."""
+END_S = 1.0
 """How long the fork server may take to end when told to, before it is made to."""
 FAILED = 1 << 8
 """As waitpid tells of a process that exits with status 1."""
@@ -201,6 +204,14 @@ class ForkedWorkers:
     def end_all(self) -> None:
         """End all workers: the trainer is gone, or wants no more."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        for work in self._children.values():
+            work.shut_down()
+        until_s = time.monotonic() + LEAVE_S
+        while self._children and (left_s := until_s - time.monotonic()) > 0:
+            self.reap()
+            if self._children:
+                signal.sigtimedwait({signal.SIGCHLD}, left_s)
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._children):

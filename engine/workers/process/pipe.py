@@ -12,6 +12,7 @@ keep the GIL: `ctypes.PyDLL` makes such.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import os
@@ -22,7 +23,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Self
 
 from .handover import dumps, loads
@@ -204,6 +204,11 @@ class Pipe:
                 close_all(descriptors)
             self._leaving.clear()
 
+    def shut_down(self) -> None:
+        """Have both ends, and all copies of them, see the end of file."""
+        with contextlib.suppress(OSError):  # the other end is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def _next(self) -> Any:
         """Return the next object if it has come whole, NOTHING otherwise."""
         coming = self._coming
@@ -293,7 +298,7 @@ def close_all(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-@contextmanager
+@contextlib.contextmanager
 def kept(*ends: Pipe) -> Iterator[None]:
     """Fork within: the child keeps these ends, and no others."""
     global _kept  # noqa: PLW0603 read by the hook, in the child

@@ -161,7 +161,7 @@ class ChildSet:
         del self.children[child.pipe.fileno()]
         child.close()
 
-    def end_all(self, wait_s: float = 0.0) -> None:
+    def end_all(self, wait_s: float) -> None:
         """Stop every child; the fork server waits until they are gone.
 
         Args:
@@ -172,12 +172,11 @@ class ChildSet:
         children = list(self.children.values())
         self.children.clear()
         self.selector.close()
-        if wait_s:
-            for child in children:
-                child.pipe.close()
+        for child in children:
+            child.pipe.close()
         end_s = time.monotonic() + wait_s
         for child in children:
-            if not wait_s or not child.ends_within(end_s - time.monotonic()):
+            if not child.ends_within(end_s - time.monotonic()):
                 child.kill()
             child.close()
 
@@ -219,9 +218,11 @@ server that is killed takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
 """A child that ended by itself before it was at work counts for so many deaths: the
 next one will do the same."""
+LEAVE_S = 0.5
+"""How long all together may take at the end to finish the samples in hand. One that is
+killed amid a sample keeps the locks that it shares with other processes."""
 STORE_S = 1.0
-"""How long all together may take at the end to store what is on its way to a cache. One
-that is in the middle of a sample goes on until that is done."""
+"""How long where there is something to store, on its way to a cache."""
 
 
 class ProcessPool(ServedPool):
@@ -523,7 +524,7 @@ class ProcessPool(ServedPool):
 
     def _end_all(self) -> None:
         stores = any(isinstance(each, Cached) for each in self._program.operations)
-        self._child_set.end_all(STORE_S if stores else 0.0)
+        self._child_set.end_all(STORE_S if stores else LEAVE_S)
 
 
 def unpacked(child: WorkerChild, made: Packed | FailedBatch) -> Finished | FailedBatch:

@@ -6,6 +6,7 @@ with a task of its own. The first lane is the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -109,6 +110,8 @@ class Worker:
         self._layout: Layout | None = None
         """How the rows of the last task lie."""
         self._lanes = self._wanted = 1
+        self._beside: list[threading.Thread] = []
+        """The lanes but the first, which runs in the main thread."""
         self._looked = self._sure = not program.doubtful
         self._files = None if self._sure else read_places()
         self._watch = LoneWatch(program.watched) if program.watched else None
@@ -119,38 +122,36 @@ class Worker:
         self._leaving = threading.Lock()
 
     def run(self) -> None:
-        """Work until the trainer closes the pipe, or is gone."""
+        """Work until the trainer closes the pipe, or is gone.
+
+        A sample in hand is done first, in each lane: it may hold a lock that it shares
+        with other processes.
+        """
         write_crashes_to(self._status_page)
         self._end.send(os.getpid())
-        try:
-            self._work(0)
-        except EOFError:
+        self._work(0)
+        while self._beside:
+            self._beside.pop().join()
             self._leave()
-            raise
-        self._leave()
 
     def _work(self, lane: int) -> None:
         random = SampleRandom(self._seed)
         hand = self._status_page.hand(lane)
-        while self._serve(random, hand):
-            pass
+        with contextlib.suppress(EOFError):
+            while self._serve(random, hand):
+                pass
+        self._leave()
 
     def _work_beside(self, lane: int) -> None:
-        """Work as a further lane: what ends it ends the process."""
-        status = 1
+        """Work as a further lane: an error ends the process."""
         try:
             self._work(lane)
-            status = 0
-        except EOFError:
-            self._leave()
-            status = 0
         except BaseException:  # noqa: BLE001 the last one who can tell
             traceback.print_exc()
-        finally:
-            leave(status)
+            leave(1)
 
     def _leave(self) -> None:
-        """Let what is on its way get there; the lane that is through ends the rest."""
+        """Let what is on its way get there."""
         with self._leaving:
             self._program.leave()
 
@@ -183,9 +184,11 @@ class Worker:
         self._wanted = lanes
         while self._sure and self._lanes < lanes:
             lane, self._lanes = self._lanes, self._lanes + 1
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._work_beside, args=(lane,), name=f"lane {lane}", daemon=True
-            ).start()
+            )
+            thread.start()
+            self._beside.append(thread)
 
     def _open(self, task: Task) -> SlabSink | None:
         """Return what a task writes to, if that is a slab, mapped if it is new."""
