@@ -12,7 +12,6 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from functools import partial
 from math import isclose
 from typing import Protocol
 
@@ -105,7 +104,6 @@ class Machine:
             for at, (count, parts) in enumerate(pipeline.users())
         ]
         factors = [1.0] * (1 + max((store for *_, store in uses), default=0))
-        capacity = [self.cores, *[1.0] * (len(factors) - 1)]
         for _ in range(ROUNDS):
             used = [0.0] * len(factors)
             for count, (wait, free, held, store_s), gil, store in uses:
@@ -115,16 +113,14 @@ class Machine:
                     used[0] += count * (free + held) / whole
                     used[gil] += count * held * factors[0] / whole
                     used[store] += count * store_s / whole
-            before, factors = (
-                factors,
-                [
-                    max(1.0, factor * (amount / most) ** 0.7 if amount > 0 else 1.0)
-                    for factor, amount, most in zip(
-                        factors, used, capacity, strict=True
-                    )
-                ],
-            )
-            if all(map(partial(isclose, rel_tol=ENOUGH), before, factors)):
+            used[0] /= self.cores  # of all others there is one
+            settled = True
+            for at, amount in enumerate(used):
+                before = factors[at]
+                if amount > 1.0 or before > 1.0:
+                    factors[at] = max(1.0, before * amount**0.7)
+                    settled &= isclose(before, factors[at], rel_tol=ENOUGH)
+            if settled:
                 break
         return factors
 

@@ -15,6 +15,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import product
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
@@ -268,9 +269,9 @@ def test_circles_are_told_apart_by_what_one_sees_who_follows_them(
         ]
 
     roots = [made(at, tag) for at in range(4) for tag in (0, 1)]
-    for one in roots:
-        for other in roots:
-            assert (of(one) == of(other)) == (seen(one, 8) == seen(other, 8))
+    looks = [(of(root), seen(root, 8)) for root in roots]
+    for (one, seen_of_one), (other, seen_of_other) in product(looks, repeat=2):
+        assert (one == other) == (seen_of_one == seen_of_other)
 
 
 SPARSE = "Tensor of a special kind (torch.sparse_coo)"
