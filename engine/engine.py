@@ -446,8 +446,9 @@ class Engine:
             raise PenstockError(CLOSED)
 
     def _check_budget(self, in_flight: InFlightBatch) -> None:
-        needed = self.reservations.statistics().batch_bytes
-        self.reservations.byte_budget.check_fits(needed, in_flight.plan.n_rows)
+        reservations = self.reservations
+        needed, rows = reservations.batch_bytes, in_flight.plan.n_rows
+        reservations.byte_budget.check_fits(needed, rows)
 
     def _end_fork_server(self) -> None:
         if self._fork_server is not None:

@@ -20,7 +20,7 @@ from penstock.engine.batch.device import ToDevice
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
 
-SEEN_S = 2.0
+SEEN_S = 1.2
 DEADLINE_S = 12.0
 """A machine with other work gets more time to see the same."""
 STEP_S = 0.004

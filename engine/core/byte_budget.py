@@ -225,9 +225,14 @@ class Reservations:
             self.close(step)
         self.byte_budget.forget(self._notify)
 
+    @property
+    def batch_bytes(self) -> int:
+        """What a batch needs on its way, by those that came last; 0: none came yet."""
+        return self._batch_bytes or 0
+
     def statistics(self) -> ReservationStatistics:
         """Return what is held now, and was at most."""
-        return ReservationStatistics(self._total, self._peak, self._batch_bytes or 0)
+        return ReservationStatistics(self._total, self._peak, self.batch_bytes)
 
     def _learn(self, high: int, image_size: int | None) -> None:
         """Up at once, down by an eighth: one light batch must not let ten heavy in."""

@@ -363,7 +363,7 @@ class Connector:
         gauge = core.segments[self.segment].gauge.read(now_ns)
         if reader < len(core.segments):
             return gauge, core.segments[reader].row_bytes
-        return gauge, core.reservations.statistics().batch_bytes / core.batch_rows
+        return gauge, core.reservations.batch_bytes / core.batch_rows
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
         """Return one reading a live worker."""
