@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import penstock as ps
+from support import warm
 from support.datasets import Numbers
 from support.functions import augment, digest, indices, waits
 from support.leaks import children
@@ -155,7 +156,7 @@ except KeyboardInterrupt:
 @contextlib.contextmanager
 def trainer(*args: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """Start a training script; yield it and its processes, once it is at work."""
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-c", TRAINER, *args],
         stdout=subprocess.PIPE,
         text=True,
@@ -179,6 +180,7 @@ def test_a_killed_trainer_leaves_nothing(round_: int) -> None:
     assert set(os.listdir(SHARED_MEMORY)) <= shared
 
 
+@pytest.mark.serial  # measures time
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_ctrl_c_returns_within_a_second(round_: int) -> None:
     dice = random.Random(round_)

@@ -120,7 +120,7 @@ class Buffers:
             self.layouts.setdefault(image_size, learn(sample))
         return self.layouts[image_size]
 
-    def together(self, plan: BatchPlan, samples: list[Any]) -> Any:
+    def together(self, plan: BatchPlan, samples: Sequence[Any]) -> Any:
         """Return a batch whose samples are all there, collated as by default.
 
         Raises:
@@ -135,7 +135,7 @@ class Buffers:
                 pass
             else:
                 return layout.seal(memory)
-        return default_collate(samples)
+        return default_collate(list(samples))
 
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.

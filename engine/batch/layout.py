@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.chunk import runs
+from .array_rows import ArrayRows
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
@@ -113,6 +114,9 @@ class ArrayLeaf(Layout):
         return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        if type(samples) is ArrayRows:
+            gather(samples, memory, first, self.dtype, self.shape)
+            return
         shape, rows = self.shape, memory.numpy()[first : first + len(samples)]
         try:
             same([sample.dtype for sample in samples], self.dtype)
@@ -152,6 +156,9 @@ class TensorLeaf(Layout):
         return allocate((rows, *self.shape), self.dtype)
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        if type(samples) is ArrayRows:
+            gather(samples, memory, first, self.dtype, self.shape)
+            return
         same(list(map(type, samples)), torch.Tensor)
         same([sample.dtype for sample in samples], self.dtype)
         try:  # stack looks at all else, and refuses what is not like the first
@@ -201,6 +208,9 @@ class ScalarLeaf(Layout):
         return allocate((rows,), TORCH_DTYPES[np.dtype(self.kind)])
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        if type(samples) is ArrayRows:
+            gather(samples, memory, first, np.dtype(self.kind), ())
+            return
         same(list(map(type, samples)), self.kind)
         rows = memory.numpy()[first : first + len(samples)]
         rows[:] = np.fromiter(samples, rows.dtype, len(samples))
@@ -258,8 +268,12 @@ class SequenceNode(Layout):
         # alone.
         if type(samples[0]) is not self.kind:
             raise Misfit
+        columns: list[Any]
         try:
-            columns = list(zip(*samples, strict=True))
+            if isinstance(samples, ArrayRows):
+                columns = samples.apart()
+            else:
+                columns = list(zip(*samples, strict=True))
         except (TypeError, ValueError) as error:
             raise Misfit from error
         if len(columns) != len(self.members):
@@ -316,6 +330,22 @@ class MappingNode(Layout):
 
     def seal(self, memory: Any) -> Any:
         return {key: member.seal(memory[key]) for key, member in self.members}
+
+
+def gather(
+    samples: ArrayRows,
+    memory: torch.Tensor,
+    first: int,
+    dtype: np.dtype[Any] | torch.dtype,
+    shape: tuple[int, ...],
+) -> None:
+    """Write rows of an array of this type and shape, all by one call."""
+    (column,) = samples.columns
+    if column.dtype != dtype or column.shape[1:] != shape:
+        raise Misfit
+    if isinstance(column, torch.Tensor) and not _plain(column, column.dtype):
+        raise Misfit
+    samples.write(memory[first : first + len(samples)])
 
 
 def write_rows(

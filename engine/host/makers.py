@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ...errors import add_note
@@ -17,7 +17,7 @@ from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedFeed
 from ..movable import snapshot
 from ..plan import BatchPlan, Cursor, DrawnPlan
-from ..program.program import Work
+from ..program.program import Work, samples_of
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -129,11 +129,11 @@ class DrawnMaker:
         self._sure = True
         return made
 
-    def _samples(self, plan: BatchPlan, indices: list[Any]) -> list[Any]:
+    def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Ask the data set for them, as torch does."""
         get, get_many = self._read.get, self._read.get_many
         if get_many:
-            return list(get_many(indices))
+            return samples_of(get_many(indices))
         at: Any = None
         try:
             return [get(at := index) for index in indices]
@@ -142,7 +142,9 @@ class DrawnMaker:
             failure.annotated(plan.epoch, plan.step)
             raise
 
-    def _collated(self, plan: BatchPlan, indices: list[Any], samples: list[Any]) -> Any:
+    def _collated(
+        self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
+    ) -> Any:
         """Collate samples that drew nothing; what collate_fn draws is seeded."""
         if self._collate is None:
             return self._by(None, plan, indices, samples)
@@ -162,13 +164,13 @@ class DrawnMaker:
         collate: Collate | None,
         plan: BatchPlan,
         indices: list[Any],
-        samples: list[Any],
+        samples: Sequence[Any],
     ) -> Any:
         """Collate, by default as torch does; an error's note names the odd samples."""
         try:
             if collate is None:
                 return self._buffers.together(plan, samples)
-            return collate(samples)
+            return collate(list(samples))
         except Exception as error:
             buffer = self._buffers.of(plan)
             buffer.open(None)
@@ -180,7 +182,8 @@ class DrawnMaker:
         """Make a batch, each sample under its own seed; note what draws."""
         meter = self._meter
         meter.begin()
-        undrawn, samples, times_ns = Undrawn(), [], []
+        undrawn, times_ns = Undrawn(), []
+        samples: list[Any] = []
         for index, seed in zip(indices, self._plan.seeds(plan), strict=True):
             seed_global_generators(seed)
             if not self.drew:
@@ -205,7 +208,7 @@ class DrawnMaker:
         return self._seeded_batch(plan, indices, samples)
 
     def _seeded_batch(
-        self, plan: BatchPlan, indices: list[Any], samples: list[Any]
+        self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
     ) -> Any:
         """Collate, its draws under the batch's own seed; note whether it draws."""
         meter, undrawn = self._meter, Undrawn()

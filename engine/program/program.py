@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...errors import SampleError, add_note
+from ..batch.array_rows import ArrayRows
 from ..batch.buffer import Buffers
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome
@@ -43,7 +44,7 @@ class Work:
 
     chunk: Chunk
     random: SampleRandom
-    samples: list[Any]
+    samples: Sequence[Any]
     offsets: list[int] | None = None
     """Which rows of the chunk `samples` are for; None: all."""
     failures: list[Failure] | None = None
@@ -64,7 +65,7 @@ class Work:
             return range(first, first + len(self.chunk))
         return [first + offset for offset in self.offsets]
 
-    def keep(self, samples: list[Any], kept: Iterable[bool]) -> None:
+    def keep(self, samples: Sequence[Any], kept: Iterable[bool]) -> None:
         """Go on with those of `samples` that are `kept`."""
         flags = list(kept)
         if all(flags):
@@ -115,6 +116,11 @@ class Operation(ABC):
 
     def leave(self) -> None:  # noqa: B027 few care
         """Be told that this worker process is about to end."""
+
+
+def samples_of(many: Iterable[Any]) -> Sequence[Any]:
+    """Return what was read at once as it is to go on: a list, or rows of arrays."""
+    return many if isinstance(many, ArrayRows) else list(many)
 
 
 FAILED = object()
@@ -200,7 +206,7 @@ class Read(Calling):
         if self.get_many is not None:
             indices = work.chunk.indices.tolist()
             try:
-                samples = list(self.get_many(indices))
+                samples = samples_of(self.get_many(indices))
             except Exception:  # noqa: BLE001 one by one, the guilty sample says so itself
                 samples = []
             if len(samples) == len(indices):
@@ -529,7 +535,7 @@ class Program:
             ended=work.ended,
         )
         if sink is None:
-            outcome.outputs, outcome.offsets = work.samples, work.offsets
+            outcome.outputs, outcome.offsets = list(work.samples), work.offsets
             outcome.nbytes = size_of_all(work.samples)
         elif work.samples:
             outcome.nbytes = sink.place(work.rows(), work.samples)

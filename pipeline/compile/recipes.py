@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
@@ -85,24 +82,7 @@ def compile_recipe(
         identity_of(source.dataset),
         batch_work,
     )
-    return _collating(_plain_rows(recipe, source.dataset))
-
-
-def _plain_rows(recipe: Recipe, dataset: Any) -> Recipe:
-    """Read a memory map as the array it is, where nobody sees a row before the batch.
-
-    A row that is a memory map itself takes longer to make than to read.
-    """
-    seen = recipe.buffers.collate is not None or recipe.repack
-    if seen or len(recipe.segments) > 1 or type(dataset) is not np.memmap:
-        return recipe
-    (segment,) = recipe.segments
-    read, *others = segment.program.operations
-    if others or not isinstance(read, Read):
-        return recipe
-    read = replace(read, get=np.asarray(dataset).__getitem__)
-    program = replace(segment.program, operations=(read,))
-    return replace(recipe, segments=(replace(segment, program=program),))
+    return _collating(recipe)
 
 
 def compile_drawn(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cache.cache import Cache
+from ...engine.batch.array_rows import RowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.movable import Finding, find_unsafe
@@ -421,8 +422,9 @@ def _operation(
         case SourceStage(iterable=True):
             return ReadOn(name, stage.dataset)
         case SourceStage():
-            many = getattr(stage.dataset, "__getitems__", None)
-            return Read(name, stage.dataset.__getitem__, many)
+            data = stage.dataset
+            many = getattr(data, "__getitems__", None) or RowReader.of(data)
+            return Read(name, data.__getitem__, many)
         case FilterStage():
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)

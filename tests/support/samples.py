@@ -176,6 +176,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor, in the order of its elements."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     # Not by contiguous(): to that a lone element is in order, whatever its stride.
     whole = tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
     flat = whole.reshape(-1)

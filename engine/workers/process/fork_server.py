@@ -36,7 +36,7 @@ from ...program.seeding import mixed, seed_global_generators
 from ...recipe import StartMethod
 from .child import Child, fork_child, run_child
 from .parcel import pack, unpack
-from .pipe import Pipe
+from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
 from .worker import Worker, use_one_thread
 
@@ -206,7 +206,7 @@ class ForkedWorkers:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         for work in self._children.values():
-            work.shut_down()
+            shut_down(work)
         until_s = time.monotonic() + LEAVE_S
         while self._children and (left_s := until_s - time.monotonic()) > 0:
             self.reap()

@@ -31,6 +31,7 @@ __all__ = [
     "READ_BYTES",
     "Pipe",
     "kept",
+    "shut_down",
 ]
 
 HEADER = struct.Struct("!Q")
@@ -204,11 +205,6 @@ class Pipe:
                 close_all(descriptors)
             self._leaving.clear()
 
-    def shut_down(self) -> None:
-        """Have both ends, and all copies of them, see the end of file."""
-        with contextlib.suppress(OSError):  # the other end is gone
-            self._socket.shutdown(socket.SHUT_RDWR)
-
     def _next(self) -> Any:
         """Return the next object if it has come whole, NOTHING otherwise."""
         coming = self._coming
@@ -296,6 +292,12 @@ def close_all(descriptors: Sequence[int]) -> None:
     """Close them."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def shut_down(end: Pipe) -> None:
+    """Have both ends of a pipe, and all copies of them, see the end of file."""
+    with contextlib.suppress(OSError):  # the other end is gone
+        end._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 of this very module
 
 
 @contextlib.contextmanager

@@ -1,0 +1,96 @@
+"""Rows of arrays, as samples: they go from where they lie straight into their batch.
+
+Of a dataset that is an array, a memory map, a tensor or torch's `TensorDataset`, one
+call gathers all rows of a chunk. No sample is made unless somebody looks at one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+__all__ = ["ArrayRows", "RowReader"]
+
+Column = NDArray[Any] | torch.Tensor
+"""One row a sample, along its first axis."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayRows(Sequence[Any]):
+    """Samples that are rows of arrays, or tuples of a row of each."""
+
+    columns: tuple[Column, ...]
+    indices: NDArray[np.int64]
+    """Of the rows, each from 0 up to the length of the shortest column."""
+    single: bool = True
+    """Whether a sample is a row of the only column, and no tuple."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Any]: ...
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return list(ArrayRows(self.columns, self.indices[at], self.single))
+        row = tuple(column[int(self.indices[at])] for column in self.columns)
+        return row[0] if self.single else row
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = self.indices.tolist()
+        rows = [map(column.__getitem__, indices) for column in self.columns]
+        return rows[0] if self.single else zip(*rows, strict=True)
+
+    def apart(self) -> list[Self]:
+        """Return the rows of each column."""
+        return [type(self)((column,), self.indices) for column in self.columns]
+
+    def write(self, memory: torch.Tensor) -> None:
+        """Gather the rows of the only column into memory of their type and shape."""
+        (column,) = self.columns
+        if isinstance(column, torch.Tensor):
+            torch.index_select(column, 0, torch.from_numpy(self.indices), out=memory)
+        else:  # numpy would make a copy first, were it to look for indices beyond
+            np.take(column, self.indices, 0, memory.numpy(), mode="clip")
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Reads many samples of a dataset at once, as its `__getitems__` would."""
+
+    dataset: Any
+
+    @classmethod
+    def of(cls, dataset: Any) -> RowReader | None:
+        """Return what reads this dataset; None: its samples are no rows of arrays."""
+        return None if columns_of(dataset) is None else cls(dataset)
+
+    def __call__(self, indices: Sequence[int]) -> Sequence[Any]:
+        columns = columns_of(self.dataset) or ()  # they may be others by now
+        wanted = np.asarray(indices)
+        if columns and wanted.dtype == np.int64 and wanted.ndim == 1 and len(wanted):
+            length = min(map(len, columns))
+            if wanted.min() >= 0 and wanted.max() < length:
+                single = type(self.dataset) is not TensorDataset
+                return ArrayRows(columns, wanted, single)
+        return [self.dataset[index] for index in indices]  # as whoever asks so expects
+
+
+def columns_of(dataset: Any) -> tuple[Column, ...] | None:
+    """Return the arrays whose rows the samples of a dataset are, if they are such."""
+    kind = type(dataset)
+    if kind is TensorDataset:
+        tensors = dataset.tensors
+        plain = all(type(each) is torch.Tensor and each.ndim for each in tensors)
+        return tuple(tensors) if plain else None
+    if kind in (np.ndarray, np.memmap, torch.Tensor) and dataset.ndim:
+        return (dataset,)
+    return None

@@ -1,0 +1,192 @@
+"""Rows of arrays make the batches that torch makes of them one by one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as torchs
+from torch.utils.data import TensorDataset, default_collate
+
+import penstock as ps
+from penstock.engine.batch.array_rows import ArrayRows, RowReader
+from penstock.engine.batch.layout import describe
+from support.datasets import KINDS
+from support.samples import assert_same
+
+# It warns once in a process, so penstock or torch does.
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+LENGTH = 23
+RNG = np.random.default_rng(0)
+WIDE = RNG.random((LENGTH, 4)).astype(np.float32)
+FLAT = torch.arange(LENGTH)
+
+
+class Subclass(torch.Tensor):
+    """Of which nobody knows what its rows are."""
+
+
+class Subset(TensorDataset):
+    """Overrides what a sample is."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, super().__getitem__(index)
+
+
+DATASETS: dict[str, Any] = {
+    "array": WIDE,
+    "one dimension": np.arange(LENGTH, dtype=np.int16),
+    "three dimensions": RNG.random((LENGTH, 2, 3)),
+    "rows of nothing": np.zeros((LENGTH, 0), np.uint8),
+    "big-endian": WIDE.astype(">f4"),
+    "uint64": np.arange(LENGTH, dtype=np.uint64),
+    "text": np.array([str(number) for number in range(LENGTH)]),
+    "objects": np.array([{"a": number} for number in range(LENGTH)]),
+    "records": np.zeros(LENGTH, [("a", np.int32), ("b", np.float32)]),
+    "transposed": np.asfortranarray(WIDE),
+    "every other": np.repeat(WIDE, 2, axis=0)[::2],
+    "read-only": np.broadcast_to(WIDE[:1], (LENGTH, 4)),
+    "tensor": torch.from_numpy(WIDE),
+    "tensor of one dimension": FLAT,
+    "bfloat16": torch.from_numpy(WIDE).bfloat16(),
+    "expanded": torch.ones(1, 3).expand(LENGTH, 3),
+    "with a gradient": torch.ones(LENGTH, 3, requires_grad=True),
+    "complex, conjugated": torch.ones(LENGTH, 3, dtype=torch.complex64).conj(),
+    "sparse": torch.eye(LENGTH).to_sparse(),
+    "subclass": torch.ones(LENGTH, 3).as_subclass(Subclass),
+    "tensors": TensorDataset(torch.from_numpy(WIDE), FLAT),
+    "one tensor": TensorDataset(FLAT),
+    "tensors of two kinds": TensorDataset(FLAT, torch.eye(LENGTH).to_sparse()),
+    "subclass of tensors": Subset(FLAT),
+}
+
+
+@pytest.fixture(params=DATASETS)
+def dataset(request: pytest.FixtureRequest) -> Any:
+    return DATASETS[request.param]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def _tuned() -> Iterator[None]:
+    ps.set_enable_autotune(True)
+    return
+
+
+def outcome(loader: Any) -> list[Any]:
+    """Return the batches, or the type of what was raised."""
+    found: list[Any] = []
+    try:
+        for batch in loader:
+            kind = {list: list, dict: dict}.get(type(batch).__base__)
+            found.append(kind(batch) if kind else batch)  # without its stamp
+    except Exception as error:  # noqa: BLE001 it is compared
+        found.append(type(error))
+    return found
+
+
+def test_all_that_are_read_are_the_samples(dataset: Any) -> None:
+    indices = [3, 0, 3, LENGTH - 1]
+    reader = RowReader.of(dataset)
+    if reader is None:
+        return
+    for read in (reader, pickle.loads(pickle.dumps(reader))):  # noqa: S301 ours
+        found, expected = read(indices), [read.dataset[index] for index in indices]
+        assert len(found) == len(expected)
+        for samples in (list(found), [found[at] for at in range(4)], found[0:4]):
+            assert list(map(type, samples)) == list(map(type, expected))
+            for one, other in zip(samples, expected, strict=True):
+                assert_same(one, other)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_gives_torchs_batches(
+    dataset: Any,
+    shuffle: bool,  # noqa: FBT001
+    _tuned: None,  # noqa: PT019
+) -> None:
+    torch.manual_seed(0)
+    expected = outcome(torchs.DataLoader(dataset, 4, shuffle=shuffle))
+    torch.manual_seed(0)
+    with closing(ps.DataLoader(dataset, 4, shuffle=shuffle)) as loader:
+        found = outcome(loader)
+    assert_same(found, expected)
+
+
+def test_a_pipeline_gives_torchs_batches(dataset: Any, kind: Any) -> None:
+    expected = outcome(torchs.DataLoader(dataset, 4))
+    with ps.Pipeline.from_dataset(dataset, **kind).batch(4) as pipe:
+        found = outcome(pipe)
+    assert_same(found, expected)
+
+
+def test_a_function_sees_the_dataset_s_own_samples(dataset: Any, kind: Any) -> None:
+    expected = [seen(dataset[index]) for index in range(LENGTH)]
+    pipe = ps.Pipeline.from_dataset(dataset, **kind).map(seen, **kind)
+    with pipe.batch(4, collate_fn=list) as seen_by:
+        assert [each for batch in seen_by for each in batch] == expected
+
+
+def seen(sample: Any) -> tuple[type, str]:
+    return type(sample), describe(sample)
+
+
+def test_a_memory_map_is_read_where_it_lies(tmp_path: Path, kind: Any) -> None:
+    mapped = np.memmap(tmp_path / "rows", WIDE.dtype, "w+", shape=WIDE.shape)
+    mapped[:] = WIDE
+    for _ in range(2):
+        with ps.Pipeline.from_dataset(mapped, **kind).batch(4) as pipe:
+            assert_same(list(pipe), outcome(torchs.DataLoader(mapped, 4)))
+        mapped += 1
+    del mapped
+
+
+@pytest.mark.parametrize("indices", [[-1, 0], [LENGTH], ["a"], [[0, 1]], [True]])
+def test_a_sampler_may_draw_anything(
+    indices: list[Any],
+    _tuned: None,  # noqa: PT019
+) -> None:
+    for dataset in (WIDE, torch.from_numpy(WIDE), DATASETS["tensors"]):
+        expected = outcome(torchs.DataLoader(dataset, 2, sampler=indices))
+        with closing(ps.DataLoader(dataset, 2, sampler=indices)) as loader:
+            assert_same(outcome(loader), expected)
+
+
+def test_tensors_may_be_replaced_and_changed_between_batches(
+    _tuned: None,  # noqa: PT019
+) -> None:
+    def batches(kind: Any) -> Iterator[Any]:
+        data = TensorDataset(torch.zeros(40, 2), torch.arange(40))
+        for at, batch in enumerate(kind(data, 4)):
+            yield batch
+            if at < 4:
+                data.tensors[0][:] += 1
+            else:
+                data.tensors = (torch.ones(40, 3, requires_grad=True), torch.ones(40))
+
+    assert_same(outcome(batches(ps.DataLoader)), outcome(batches(torchs.DataLoader)))
+
+
+def test_batches_are_memory_of_their_own() -> None:
+    tensor = torch.from_numpy(WIDE.copy())
+    with ps.Pipeline.from_dataset(tensor).batch(4) as pipe:
+        for batch in pipe:
+            batch.fill_(-1)
+    assert_same(tensor, torch.from_numpy(WIDE))
+
+
+def test_rows_are_gathered_by_no_sample() -> None:
+    rows = RowReader(DATASETS["tensors"])([2, 1])
+    assert isinstance(rows, ArrayRows)
+    assert_same(default_collate(list(rows))[1], torch.tensor([2, 1]))
