@@ -26,6 +26,9 @@ GRACE_S = 5.0
 """What is on its way out gets this long. Nothing waits for it where nothing leaks."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written
+SEMAPHORES = "sem.mp-"
+"""Multiprocessing's, for what is spawned; we make none. The tracker of the process that
+did, maybe of another test, removes them some time after its end."""
 DEVICE_FILES = "/dev/nvidia"
 """The CUDA driver opens these when it is first used and keeps them."""
 
@@ -56,7 +59,11 @@ class Footprint:
                 for f in open_files()
                 if f[0] not in (tracker.descriptor, warm_descriptor())
             ),
-            segments=frozenset(entries(SHARED_MEMORY)),
+            segments=frozenset(
+                name
+                for name in entries(SHARED_MEMORY)
+                if not name.startswith(SEMAPHORES)
+            ),
             shared_kib=shared_kib(),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.core.chunk import Lease, Outcome
+from penstock.engine.core.chunk import InFlightBatch, Lease, Onward, Outcome
 from penstock.engine.core.core import (
     FAR_LEASE_NS,
     FEED,
@@ -245,6 +245,69 @@ def test_batches_leave_in_order_whatever_the_order_they_finish_in() -> None:
         one.deliver(0)
         assert one.pop() is ready
     assert [one.pop() for _ in range(3)] == [True, True, False]
+
+
+@pytest.fixture
+def two_in_hand() -> tuple[Course, Lease, Lease]:
+    """A core with a second segment that works on whole batches, in order.
+
+    It has seen one batch. The rows of the next two are in hand.
+    """
+    one = Course(Script((1,)), (1, 1), ByteBudget(WIDE), per_batch=1)
+    drive(one, 1)
+    one.set_workers(0, 3)
+    one.core.set_prefetch(1, 3)
+    (first,) = one.in_hand
+    return one, first, lease(one, 0)
+
+
+def finished(course: Course, given: Lease) -> InFlightBatch:
+    in_flight = course.core.settle(given, Outcome(done=1, nbytes=1), 0)
+    assert in_flight is not None
+    return in_flight
+
+
+def test_who_works_in_order_is_given_no_batch_before_the_one_that_is_due(
+    two_in_hand: tuple[Course, Lease, Lease],
+) -> None:
+    course, first, second = two_in_hand
+    core = course.core
+    core.deliver(finished(course, second), Onward(1, "second"), 0)
+    assert core.take(1, 0) is Wait.CREDIT
+    core.deliver(finished(course, first), Onward(1, "first"), 0)
+    given = lease(course, 1)
+    assert given.chunk.step == first.chunk.step
+    assert core.take(1, 0) is Wait.CREDIT
+    core.deliver(finished(course, given), "first", 0)
+    assert lease(course, 1).chunk.step == second.chunk.step
+
+
+def test_who_works_in_order_is_woken_for_what_follows_a_batch_that_is_not_for_it(
+    two_in_hand: tuple[Course, Lease, Lease],
+) -> None:
+    """A worker has collated that one itself, or it failed."""
+    course, first, second = two_in_hand
+    core = course.core
+    core.deliver(finished(course, second), Onward(1, "second"), 0)
+    assert core.take(1, 0) is Wait.CREDIT
+    made = finished(course, first)
+    core.wakes.clear()
+    core.deliver(made, "first", 0)
+    assert core.wakes[1] == 1
+    assert lease(course, 1).chunk.step == second.chunk.step
+
+
+@pytest.mark.parametrize(("sizes", "after"), [([4, 2], 4), ([2, 4], 4)])
+def test_a_short_tail_says_nothing_of_the_size_course_a_long_one_does(
+    sizes: list[int], after: int
+) -> None:
+    one = course(sizes)
+    drive(one, 1)
+    for _ in range(100):
+        if one.core.next_step == 2:  # the last of an epoch is open
+            break
+        assert one.move()
+    assert one.core.batch_rows == after
 
 
 def test_only_the_oldest_is_opened_while_no_batch_has_been_seen_whole() -> None:
