@@ -69,16 +69,16 @@ def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
     return type(run_of(pipe).host)
 
 
-def found_when_idle(pipe: ps.Pipeline, step: Any) -> ContentionObservation:
-    """Train until contention was measured, and some steps more; return it."""
+def host_once_measured(pipe: ps.Pipeline, step: Any) -> type:
+    """Train until contention was measured, and on; return the host then."""
     deadline_s = time.monotonic() + 50
     after = 30
     for _ in pipe:
         step()
-        found = run_of(pipe).contention.found
-        after -= found is not None
-        if found is not None and after <= 0:
-            return found
+        run = run_of(pipe)
+        after -= run.contention.found is not None
+        if after <= 0:
+            return type(run.host)
         assert time.monotonic() < deadline_s
     raise AssertionError
 
@@ -118,8 +118,7 @@ def test_a_trainer_that_computes_nothing_keeps_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
-        found_when_idle(pipe, lambda: time.sleep(0.03))
-        assert type(run_of(pipe).host) is TrainerHost
+        assert host_once_measured(pipe, lambda: time.sleep(0.03)) is TrainerHost
     assert "to new value: [process]" not in said(caplog)
 
 
