@@ -21,6 +21,8 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
+# Tests start hundreds of interpreters: each would compile all of it again.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests that do not disturb each other run side by side; `serial` ones follow, alone.
 BESIDE := -n 3 --dist worksteal
 # A slow test may compute for minutes. Python's dump of a thread that runs meanwhile can crash.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
 import penstock as ps
 
@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "arrays": {
         "penstock": [
             {"how": how, "executor": executor}
-            for how in ("getitems", "collate")
+            for how in ("getitems", "collate", "tensors")
             for executor in ("inline", "thread")
         ],
         "penstock.DataLoader, autotune": [AUTOTUNE | {"how": "batches"}],
@@ -147,6 +147,9 @@ def arrays(given: Given, *, how: str, **setting: Any) -> Iterator[Any]:
         return loaded(rows, size, **setting)
     if how == "collate":
         return loaded(range(EPOCH), size, collate=partial(taken, rows), **setting)
+    if how == "tensors":
+        tensors = map(torch.from_numpy, (rows.rows, rows.labels))
+        return loaded(TensorDataset(*tensors), size, **setting)
     ps.set_enable_autotune(setting["autotune"])
     order = BatchSampler(SequentialSampler(rows), size, drop_last=True)
     loader = ps.DataLoader(Whole(), None, sampler=order)
