@@ -1,7 +1,8 @@
 """Rows of arrays, as samples: they go from where they lie straight into their batch.
 
-Of a dataset that is an array, a memory map, a tensor or torch's `TensorDataset`, one
-call gathers all rows of a chunk. No sample is made unless somebody looks at one.
+Of a dataset that is an array, a memory map, a tensor or torch's `TensorDataset`, or a
+`Subset` of one, a single call gathers all rows of a chunk. No sample is made unless
+somebody looks at one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Self, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 __all__ = ["ArrayRows", "RowReader"]
 
@@ -71,15 +72,22 @@ class RowReader:
     @classmethod
     def of(cls, dataset: Any) -> RowReader | None:
         """Return what reads this dataset; None: its samples are no rows of arrays."""
-        return None if columns_of(dataset) is None else cls(dataset)
+        whole = dataset
+        while type(whole) is Subset:
+            whole = whole.dataset
+        return None if columns_of(whole) is None else cls(dataset)
 
     def __call__(self, indices: Sequence[int]) -> Sequence[Any]:
-        columns = columns_of(self.dataset) or ()  # they may be others by now
-        wanted = np.asarray(indices)
+        whole, places = self.dataset, indices
+        while type(whole) is Subset:
+            places = [whole.indices[at] for at in places]
+            whole = whole.dataset
+        columns = columns_of(whole) or ()  # they may be others by now
+        wanted = np.asarray(places)
         if columns and wanted.dtype == np.int64 and wanted.ndim == 1 and len(wanted):
             length = min(map(len, columns))
             if wanted.min() >= 0 and wanted.max() < length:
-                single = type(self.dataset) is not TensorDataset
+                single = type(whole) is not TensorDataset
                 return ArrayRows(columns, wanted, single)
         return [self.dataset[index] for index in indices]  # as whoever asks so expects
 

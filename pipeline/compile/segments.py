@@ -423,7 +423,7 @@ def _operation(
             return ReadOn(name, stage.dataset)
         case SourceStage():
             data = stage.dataset
-            many = getattr(data, "__getitems__", None) or RowReader.of(data)
+            many = RowReader.of(data) or getattr(data, "__getitems__", None)
             return Read(name, data.__getitem__, many)
         case FilterStage():
             return Filter(name, stage.function)

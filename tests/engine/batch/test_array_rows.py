@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils import data as torchs
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 import penstock as ps
 from penstock.engine.batch.array_rows import ArrayRows, RowReader
@@ -27,13 +27,14 @@ LENGTH = 23
 RNG = np.random.default_rng(0)
 WIDE = RNG.random((LENGTH, 4)).astype(np.float32)
 FLAT = torch.arange(LENGTH)
+PLACES: list[int] = RNG.permutation(LENGTH).tolist()
 
 
 class Subclass(torch.Tensor):
     """Of which nobody knows what its rows are."""
 
 
-class Subset(TensorDataset):
+class Numbered(TensorDataset):
     """Overrides what a sample is."""
 
     def __getitem__(self, index: int) -> Any:
@@ -64,7 +65,11 @@ DATASETS: dict[str, Any] = {
     "tensors": TensorDataset(torch.from_numpy(WIDE), FLAT),
     "one tensor": TensorDataset(FLAT),
     "tensors of two kinds": TensorDataset(FLAT, torch.eye(LENGTH).to_sparse()),
-    "subclass of tensors": Subset(FLAT),
+    "part of tensors": Subset(TensorDataset(FLAT, FLAT + 1), PLACES),
+    "part of a part": Subset(Subset(WIDE, PLACES), torch.tensor(PLACES)),
+    "part of another": Subset(list(range(LENGTH)), PLACES),
+    "from behind": Subset(torch.from_numpy(WIDE), [-1 - at for at in PLACES]),
+    "subclass of tensors": Numbered(FLAT),
 }
 
 
