@@ -247,8 +247,12 @@ class BatchBuffer:
                 pass
             else:
                 return layout.row_bytes * len(rows)
-        self._loose.update(zip(rows, samples, strict=True))
+        self.hold(rows, samples)
         return size_of_all(samples)
+
+    def hold(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
+        """Keep samples as they are, until the batch is collated."""
+        self._loose.update(zip(rows, samples, strict=True))
 
     def let_go(self) -> None:
         """Hold on to nothing: the batch is made, and goes its own way."""

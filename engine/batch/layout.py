@@ -452,6 +452,8 @@ def size_of(sample: Any, depth: int = DEEP) -> int:
 def _bytes_of(members: Sequence[Any], depth: int) -> int:
     whole = len(members)
     some = members[:: -(-whole // MANY)] if whole > MANY else members
+    if set(map(type, some)) <= NUMBERS.keys():
+        return SMALL * whole
     return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
 
 
