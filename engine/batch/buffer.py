@@ -247,10 +247,10 @@ class BatchBuffer:
                 pass
             else:
                 return layout.row_bytes * len(rows)
-        self.hold(rows, samples)
+        self.keep(rows, samples)
         return size_of_all(samples)
 
-    def hold(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
+    def keep(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
         """Keep samples as they are, until the batch is collated."""
         self._loose.update(zip(rows, samples, strict=True))
 

@@ -319,7 +319,7 @@ class PlannedMaker:
             outcome = self._program.finish(work, in_flight.buffer)
             self._meter.sample_bytes = outcome.nbytes // plan.n_rows
         else:
-            in_flight.buffer.hold(work.rows(), work.samples)
+            in_flight.buffer.keep(work.rows(), work.samples)
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
             seed = self.recipe.seed, plan.epoch, plan.batch
