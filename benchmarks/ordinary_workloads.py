@@ -1,8 +1,7 @@
 """The thirty workloads of ordinary.py: data as people have it, made from fixed seeds.
 
-Each is a data set as one would write it for torch's DataLoader, with a batch size and
-maybe a collate function and a trainer that takes its time. It declares what is slow, so
-that a verdict can be held against it. Epochs are long: the same rows come again.
+Each is a data set as one would write it for torch's DataLoader. It declares what is
+slow, so that a verdict can be held against it. Epochs are long: the rows come again.
 """
 
 from __future__ import annotations

@@ -41,13 +41,15 @@ from .status_page import StatusPage, post_status
 from .worker import Worker, use_one_thread
 
 __all__ = [
+    "LEAVE_S",
     "ForkServer",
     "Post",
     "main",
 ]
 
 LEAVE_S = 0.5
-"""How long workers may take to finish the samples in hand."""
+"""How long workers may take to finish the samples in hand. One that is killed amid a
+sample keeps the locks that it shares with other processes."""
 END_S = 1.0
 """How long the fork server may take to end when told to, before it is made to."""
 FAILED = 1 << 8

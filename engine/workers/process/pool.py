@@ -33,7 +33,7 @@ from ...recipe import SegmentRecipe
 from ..pool import PoolStatistics, ServedPool, sink_of
 from .child import Errand, Watchdog, WorkerChild
 from .deaths import LIMIT, Blame
-from .fork_server import ForkServer
+from .fork_server import LEAVE_S, ForkServer
 from .handover import Packed, dumps, recall
 from .slabs import Slab, SlabPool
 from .worker import Placement, Task, failed_outcome
@@ -218,9 +218,6 @@ server that is killed takes all those with it that it was about to make."""
 NEVER_BEGUN = 20
 """A child that ended by itself before it was at work counts for so many deaths: the
 next one will do the same."""
-LEAVE_S = 0.5
-"""How long all together may take at the end to finish the samples in hand. One that is
-killed amid a sample keeps the locks that it shares with other processes."""
 STORE_S = 1.0
 """How long where there is something to store, on its way to a cache."""
 

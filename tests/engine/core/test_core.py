@@ -248,17 +248,19 @@ def test_batches_leave_in_order_whatever_the_order_they_finish_in() -> None:
 
 
 @pytest.fixture
-def two_in_hand() -> tuple[Course, Lease, Lease]:
+def out_of_order() -> tuple[Course, Lease, Lease]:
     """A core with a second segment that works on whole batches, in order.
 
-    It has seen one batch. The rows of the next two are in hand.
+    Of the next two batches the second waits for it. The rows of the first are in hand.
     """
     one = Course(Script((1,)), (1, 1), ByteBudget(WIDE), per_batch=1)
     drive(one, 1)
     one.set_workers(0, 3)
     one.core.set_prefetch(1, 3)
     (first,) = one.in_hand
-    return one, first, lease(one, 0)
+    second = lease(one, 0)
+    one.core.deliver(finished(one, second), Onward(1, "second"), 0)
+    return one, first, second
 
 
 def finished(course: Course, given: Lease) -> InFlightBatch:
@@ -268,11 +270,10 @@ def finished(course: Course, given: Lease) -> InFlightBatch:
 
 
 def test_who_works_in_order_is_given_no_batch_before_the_one_that_is_due(
-    two_in_hand: tuple[Course, Lease, Lease],
+    out_of_order: tuple[Course, Lease, Lease],
 ) -> None:
-    course, first, second = two_in_hand
+    course, first, second = out_of_order
     core = course.core
-    core.deliver(finished(course, second), Onward(1, "second"), 0)
     assert core.take(1, 0) is Wait.CREDIT
     core.deliver(finished(course, first), Onward(1, "first"), 0)
     given = lease(course, 1)
@@ -283,12 +284,11 @@ def test_who_works_in_order_is_given_no_batch_before_the_one_that_is_due(
 
 
 def test_who_works_in_order_is_woken_for_what_follows_a_batch_that_is_not_for_it(
-    two_in_hand: tuple[Course, Lease, Lease],
+    out_of_order: tuple[Course, Lease, Lease],
 ) -> None:
     """A worker has collated that one itself, or it failed."""
-    course, first, second = two_in_hand
+    course, first, second = out_of_order
     core = course.core
-    core.deliver(finished(course, second), Onward(1, "second"), 0)
     assert core.take(1, 0) is Wait.CREDIT
     made = finished(course, first)
     core.wakes.clear()
