@@ -114,13 +114,21 @@ def main() -> None:
     pipe = ps.Pipeline.from_dataset(Work(), executor="thread", num_parallel_workers=2)
     beside = pipe.batch(BATCH).options(host="trainer")
     apart = pipe.batch(BATCH).options(host="process")
+    one: Any = {"executor": "process", "num_parallel_workers": 1}
+    worker = ps.Pipeline.from_dataset(Work(), **one).batch(BATCH)
     peer = DataLoader(Work(), BATCH, num_workers=1)  # type: ignore[arg-type]
-    loops = {"trainer": iter(beside), "process": iter(apart), "peer": iter(peer)}
+    loops = {
+        "trainer": iter(beside),
+        "process": iter(apart),
+        "worker": iter(worker),
+        "peer": iter(peer),
+    }
     candidates: dict[str, Callable[[], Iterator[Any]]] = {
         "no loading": nothing,
         "no loading, a stranger beside it": lambda: iter(stranger),
         'threads in the trainer\'s process, host="trainer"': lambda: loops["trainer"],
         'host="process"': lambda: loops["process"],
+        "one worker process": lambda: loops["worker"],
         "DataLoader num_workers=1": lambda: loops["peer"],
     }
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
@@ -136,6 +144,7 @@ def main() -> None:
         stranger.close()
         beside.close()
         apart.close()
+        worker.close()
     show(seen)
 
 

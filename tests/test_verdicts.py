@@ -58,6 +58,12 @@ class Computes(Reads):
         return self.sample
 
 
+class HoldsTheGil(Reads):
+    def __getitem__(self, index: int) -> Any:
+        sum(range(50_000))
+        return self.sample
+
+
 class Streams(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return map(Reads(0.004).__getitem__, range(100_000))
@@ -214,6 +220,11 @@ def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = ps.Pipeline.from_dataset(Reads()).batch(8).to_device("cpu")
     found = check(pipe, "to_device", "the way to the device")
     assert "(to_device " in found.line
+
+
+def test_threads_that_take_turns_at_the_gil() -> None:
+    stage = "Dataset(ID:0) HoldsTheGil"
+    check(threads(HoldsTheGil(), 4), stage, "the GIL")
 
 
 def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:
