@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-WORTH_A_THREAD_NS = 500_000
-"""Work in a batch from which handing it to a thread pays (a hand-over costs some 50 us
-and as much again of the GIL)."""
-WORTH_A_PROCESS_NS = 2_000_000
-"""The same to a process, of which some 300 us of CPU are spent on each lease."""
+WORTH_WORKERS_NS = 2_000_000
+"""Work in a batch from which handing it to workers pays: to a thread where it holds the
+GIL, as it may, or to a process, of which some 300 us of CPU are spent on each lease."""
 SOON_NS = 300_000_000
 """A batch that is done inline within this is done so: no worker would be there much
 sooner, and the first batch of all is waited for."""
@@ -45,9 +43,8 @@ def resolve(
     if 0 < left / batch_rows * batch_ns < SOON_NS:
         return None
     executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
-    worth_ns = WORTH_A_THREAD_NS if thread_safe else WORTH_A_PROCESS_NS
     cost = f"a batch takes {batch_ns / 1e6:.3g} ms"
-    line = f"{worth_ns / 1e6:g} ms from which handing it over pays"
-    if batch_ns <= worth_ns:
+    line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
+    if batch_ns <= WORTH_WORKERS_NS:
         return Resolved("inline", f"{cost}, less than the {line}")
     return Resolved(executor, f"{cost}, more than the {line}")

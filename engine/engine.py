@@ -99,7 +99,7 @@ class Engine:
         self._closed = False
         self._in_epochs = self._without_slabs = False
         self.recipe, self._begun_at = recipe, step
-        late = self._opened_late()
+        asked, late = recipe.segments, self._opened_late()
         recipe = self.recipe
         kinds = {segment.executor for segment in recipe.segments}
         # Forked first: no thread of this engine exists yet.
@@ -113,8 +113,9 @@ class Engine:
         self.segments = self._segments(core, buffers)
         self._placing = self.segments[core.placing]
         for at, finding in late.items():
-            why = OPENED_LATE.format(finding)
-            note(self.segments[at], "thread", "process", "moved", why)
+            why, before = OPENED_LATE.format(finding), asked[at].executor
+            moved: MoveOutcome = "stays" if before == "process" else "moved"
+            note(self.segments[at], before, "process", moved, why)
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         self._undrawn = Undrawn()
@@ -578,7 +579,7 @@ def on_processes(segment: SegmentRecipe) -> SegmentRecipe:
 
 
 OPENED_LATE = (
-    "since the first sample {}, which threads must not share, and each process opens"
+    "since the first sample {}, which threads must not share, and each process has"
     " its own; say from_dataset(thread_safe=True) if threads may share it"
 )
 

@@ -1,10 +1,10 @@
-"""What a dataset holds once it has made a sample, seen before one is made here.
+"""What a dataset holds once it has made samples, seen before one is made here.
 
 Many datasets open their file when they are first asked for a sample. Threads must not
 share that file, and a worker process must not inherit it. So before the engine begins,
-a child makes the first sample, says what is held then, and ends: this process has
-opened nothing. Where that shows a file, the segment has processes for workers, each of
-which opens its own.
+a child makes the first sample and another, says what is held then, and ends: this
+process has opened nothing. Where that shows a file, or anything else that has changed,
+the segment has processes for workers, each of which has its own, and works by itself.
 
 Nobody looks where the sample would be missed: where it comes from an iterable, or where
 a dataset shares a queue or a counter with other processes. There, and where the child
@@ -13,21 +13,21 @@ does not answer, threads look again after their first lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
-from ..system.descriptors import read_places
 from ..system.forking import FORKS
 from .core.chunk import Chunk
-from .movable import HANDLE, POSITION, SEEKS, Finding, leads_away
+from .movable import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
 from .plan import Plan
 from .program.cached import Cached, Stored
 from .program.program import Operation, Program, Work
 from .program.randomness import SampleRandom
 from .recipe import Recipe, SegmentRecipe
-from .workers.pool import unshared
+from .workers.pool import FirstUse
 
 if TYPE_CHECKING:
     from .workers.process.pipe import Pipe
@@ -38,10 +38,10 @@ END_S = 1.0
 
 
 def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
-    """Return what threads must not share once the first sample is made, by segment.
+    """Return what threads must not share once samples are made, by segment.
 
-    Only what each worker process has for itself, as it would with torch: a file, but no
-    generator, as each of their streams would have the same draws.
+    Only what each worker process has for itself, as it would with torch: a file, or
+    what was read last, but no generator, as each of their streams would have the same draws.
 
     Args:
         recipe: of the pipeline; its workers are started by fork.
@@ -56,10 +56,7 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         return {}
     from .workers.process.child import Child
 
-    batch = plan.batch(step)
-    rows = plan.rows(batch)
-    chunk = Chunk(step, 0, rows.indices, rows.rounds, batch.ctx).part(0, 1)
-    look = partial(_look, segments, doubted, chunk, recipe.seed)
+    look = partial(_look, segments, doubted, _samples(plan, step), recipe.seed)
     try:
         child = Child(*Child.fork(look))
     except OSError:  # no more processes, or descriptors
@@ -75,13 +72,30 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     return {}
 
 
-OWN = (POSITION, HANDLE, SEEKS)
-"""What each worker process may open for itself."""
+def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
+    """Yield the first sample that is wanted, and one from far away.
+
+    What keeps a group of rows may hold the first one's already.
+    """
+    first = plan.batch(step)
+    far = plan.batch_at(first.epoch, plan.steps_in(first.epoch) // 2)
+    for batch in (first, far):
+        rows = plan.rows(batch)
+        chunk = Chunk(batch.step, 0, rows.indices, rows.rounds, batch.ctx)
+        yield chunk.part(0, 1)
+
+
+OWN = (POSITION, HANDLE, SEEKS, STATE)
+"""What each worker process may have for itself."""
 
 
 def _is_doubted(segment: SegmentRecipe) -> bool:
     several = segment.num_parallel_workers > 1 and not segment.per_batch
-    return bool(segment.program.doubtful) and segment.executor == "thread" and several
+    # A worker process has threads, too, where it is to carry several leases.
+    threads = segment.executor == "thread" or (
+        segment.executor == "process" and segment.thread_safe
+    )
+    return bool(segment.program.doubtful) and threads and several
 
 
 # In the child
@@ -90,22 +104,22 @@ def _is_doubted(segment: SegmentRecipe) -> bool:
 def _look(
     segments: tuple[SegmentRecipe, ...],
     doubted: list[int],
-    chunk: Chunk,
+    chunks: Iterable[Chunk],
     seed: int,
     pipe: Pipe,
 ) -> None:
-    """Make the first sample; tell what is held then."""
+    """Make these samples; tell what is held then, or has changed."""
     from .workers.process.worker import use_one_thread
 
     use_one_thread()
-    work = Work(chunk, SampleRandom(seed), [])
+    works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
     held: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
-        before = read_places()
-        for operation in _uncached(segment.program):
+        use = FirstUse(segment.program, alone=True)
+        for operation, work in product(_uncached(segment.program), works):
             operation.run(work)
         if at in doubted:
-            held[at] = unshared(segment.program, before)
+            held[at] = use.finding()
     pipe.send({at: finding for at, finding in held.items() if finding is not None})
 
 

@@ -30,6 +30,7 @@ HANDLE = "may be used by one thread at a time"
 ITERATOR = "hands out what it holds once, in order"
 STREAM = "draws from one stream, in order"
 SEEKS = "moves the position of a descriptor, of which there is one"
+STATE = "changes while samples are made"
 
 TYPES: Mapping[str, str] = {
     "random.Random": STREAM,

@@ -177,7 +177,7 @@ class Run:
             return
         segment = replace(direct.segments[0], executor=kind)
         self._recipe = replace(direct, segments=(segment,))
-        if kind == "process" and host.collate_moves:
+        if host.collate_moves:  # those that it has now, or is moved to
             self._recipe = self._recipe.collating()
         self._s_per_row = host.s_per_row
         try:
@@ -338,10 +338,14 @@ class Run:
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were."""
-        era = self._now
-        readings = [reading for at, reading in list(self._history) if at == era]
+        era, history = self._now, list(self._history)
+        readings = [reading for at, reading in history if at == era]
         if self._trainer.training or not readings:
             readings.append(self.host.read())
+        before = [at for at, _ in history if at != era]
+        if before and readings[0].trainer.steps == readings[-1].trainer.steps:
+            era = before[-1]  # the engine has just moved: nothing is known where it is
+            readings = [reading for at, reading in history if at == era]
         first, last = readings[0], readings[-1]
         begun, warm = self._warm
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS

@@ -146,6 +146,23 @@ def test_a_batch_that_cannot_be_sent_is_collated_in_the_trainer() -> None:
     assert found == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
 
 
+def test_workers_that_are_moved_to_processes_collate_there() -> None:
+    pipe = ps.Pipeline.from_dataset(Ragged(), num_parallel_workers=2)
+    expected = list(map(without_process, pipe.batch(4, collate_fn=padded)))
+    pids = []
+    with pipe.repeat(4).batch(4, collate_fn=padded) as pipe:
+        for number, batch in enumerate(pipe):
+            assert without_process(batch) == expected[number % len(expected)]
+            pids.append(batch["process"])
+            if number == 3:
+                run = pipe._slot.run  # noqa: SLF001 no other way to its knobs
+                assert run is not None
+                knobs = {knob.name: knob for knob in run.run.knobs()}
+                knobs["executor"].set("process")
+    assert pids[0] == os.getpid()
+    assert len({*pids[-20:]} - {os.getpid()}) == 2
+
+
 def test_one_that_counts_is_called_by_the_trainer_batch_after_batch() -> None:
     class Counting:
         calls = 0

@@ -242,6 +242,38 @@ def test_several_workers_open_a_file_each_that_is_out_of_sight(
         assert os.getpid() not in {pid for _, pid in found}
 
 
+class KeepsLast:
+    """Reads rows in groups, and keeps the group that it read last."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[int, list[int]] = (-1, [])
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        number, offset = divmod(index, 4)
+        if self.kept[0] != number:
+            self.kept = number, [*range(4 * number, 4 * number + 4)]
+        time.sleep(0.001)  # another thread's turn
+        return self.kept[1][offset], os.getpid()
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("executor", ["auto", "process"])
+def test_several_workers_keep_what_they_read_last_each_for_itself(
+    executor: Any, cpus: int
+) -> None:
+    ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
+    data = KeepsLast()
+    data[0]  # the first sample finds its group there
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=4, executor=executor)
+    with pipe.batch(8) as pipe:
+        found = samples(pipe)
+    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in found}
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_several_workers_open_a_file_each_for_a_function(tmp_path: Path) -> None:
     Records(tmp_path, buffered=False)  # its file is there

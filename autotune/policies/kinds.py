@@ -28,6 +28,7 @@ BUSY_SHARE = 0.85
 """Share of the cores allowed in use, from which none is to spare."""
 HELD_SHARE = 0.45
 """Share of moments with the GIL held, from which threads stand in each other's way."""
+MOSTLY = 0.5
 JOSTLED = (0.12, 0.6)
 """Share of the time blocked that may come of short calls, each of which lets go of the
 GIL and has to get it back: the probe, which seldom meets it held, does not see that.
@@ -39,6 +40,8 @@ MAX_GAIN = 2.0
 """No more is promised of idle cores."""
 WORTH_WORKERS_S = 0.002
 """Work in a batch from which handing it to workers may pay."""
+WORTH_COLLATING_S = 0.0005
+"""The same of collating, where workers are there."""
 ALONE_NOW = 1.3
 """So many times faster the trainer must have been alone to have it back at once."""
 ALONE_LAST = 1.03
@@ -104,7 +107,7 @@ class Kinds:
             knob = situation.knobs.get((segment.name, "executor"))
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
-            new = other_kind(segment.executor, knob.choices)
+            new = other_kind(seen, segment, knob.choices)
             reason = self._reason(situation, segment) if new else None
             if reason is None or new is None:
                 continue
@@ -178,6 +181,8 @@ class Kinds:
                 continue
             if found is None or not found.certain or found.growth < MIN_GROWTH:
                 return
+            if found.loading_s - found.paused_s < MIN_GROWTH * seen.trainer.step_s:
+                return  # its own part is next to nothing of a step
             past = dict(self.pasts).get(key)
             if past is not None and past.speaks(seen.time_s, _cpu_s(seen, "")):
                 return
@@ -214,9 +219,17 @@ NO_KINDS = Kinds()
 
 def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
     seen, allowed = situation.observation, situation.budget.cpu_cores
-    if seen.gil_held is None or seen.used_cores >= BUSY_SHARE * allowed:
+    if seen.used_cores >= BUSY_SHARE * allowed:
         return None
     cores = f"{seen.used_cores:.2f} of {allowed:g} cores are used"
+    collate_s = collating(seen, segment)
+    if collate_s >= WORTH_COLLATING_S:
+        return (
+            f"putting samples together takes the trainer {1e3 * collate_s:.3g} ms a"
+            f" step while {cores}: processes collate in its place"
+        )
+    if seen.gil_held is None:
+        return None
     if seen.gil_held >= HELD_SHARE:
         return (
             f"the GIL is held {seen.gil_held:.0%} of the time while {cores}: processes"
@@ -231,12 +244,28 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
     return None
 
 
-def other_kind(kind: str, choices: tuple[str, ...]) -> str | None:
+def other_kind(
+    seen: Observation, segment: SegmentObservation, choices: tuple[str, ...]
+) -> str | None:
     """Return what to try instead; None: nothing else can be had."""
     tried = {"inline": ("thread", "process"), "thread": ("process",)}
-    return next(
-        (other for other in tried.get(kind, ("thread",)) if other in choices), None
-    )
+    kinds = tried.get(segment.executor, ("thread",))
+    if collating(seen, segment):
+        kinds = kinds[::-1]
+    return next((other for other in kinds if other in choices), None)
+
+
+def collating(seen: Observation, segment: SegmentObservation) -> float:
+    """Return how long the trainer collates in a step, if that is most of its wait.
+
+    Only worker processes can do that for it.
+    """
+    trainer = seen.trainer
+    collate_s = trainer.collate_s
+    if segment.executor == "inline" and len(segment.parts) > 1:
+        collate_s = segment.parts[-1].run_s_per_row * trainer.rows
+    most = collate_s >= MOSTLY * trainer.wait_s > 0.0
+    return ratio(collate_s, trainer.steps) if most else 0.0
 
 
 def _of_trainer(seen: Observation, segment: SegmentObservation) -> str | None:

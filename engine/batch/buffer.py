@@ -126,15 +126,12 @@ class Buffers:
         Raises:
             Exception: as `default_collate`.
         """
-        layout, rows = self.layout(plan.image_size, samples[0]), len(samples)
+        layout = self.layout(plan.image_size, samples[0])
         if layout is not None:
-            memory = layout.open(rows, self.lend(layout, rows)[1])
             try:
-                layout.write(memory, 0, samples)
+                return layout.together(samples, _allocate)
             except Misfit:
                 pass
-            else:
-                return layout.seal(memory)
         return default_collate(list(samples))
 
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:

@@ -81,6 +81,12 @@ class Layout(ABC):
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
         """Put samples into rows `first`, `first` + 1, ... of `memory`."""
 
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        """Return the batch of these samples, which are all there."""
+        memory = self.open(len(samples), allocate)
+        self.write(memory, 0, samples)
+        return self.seal(memory)
+
     def read(self, memory: Any, row: int) -> Any:
         """Return the sample that lies in `row` (a view)."""
         return memory[row]
@@ -165,6 +171,15 @@ class TensorLeaf(Layout):
             if samples[0].shape != self.shape:
                 raise Misfit
             torch.stack(list(samples), out=memory[first : first + len(samples)])
+        except RuntimeError as error:
+            raise Misfit from error
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        if type(samples) is ArrayRows:
+            return Layout.together(self, samples, allocate)
+        same(list(map(type, samples)), torch.Tensor)
+        try:
+            return torch.stack(samples)  # type: ignore[arg-type]
         except RuntimeError as error:
             raise Misfit from error
 
@@ -261,9 +276,19 @@ class SequenceNode(Layout):
         return all(member.solid for member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> Any:
-        return self._together([each.open(rows, allocate) for each in self.members])
+        return self._with([each.open(rows, allocate) for each in self.members])
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        columns = self._columns(samples)
+        for member, part, column in zip(self.members, memory, columns, strict=True):
+            member.write(part, first, column)
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        columns = zip(self.members, self._columns(samples), strict=True)
+        return self._sealed([each.together(one, allocate) for each, one in columns])
+
+    def _columns(self, samples: Sequence[Any]) -> list[Any]:
+        """Return the members of all samples, by member."""
         # Like default_collate, by the first sample's type: others need its length
         # alone.
         if type(samples[0]) is not self.kind:
@@ -278,25 +303,28 @@ class SequenceNode(Layout):
             raise Misfit from error
         if len(columns) != len(self.members):
             raise Misfit
-        for member, part, column in zip(self.members, memory, columns, strict=True):
-            member.write(part, first, column)
+        return columns
 
     def read(self, memory: Any, row: int) -> Any:
         parts = zip(self.members, memory, strict=True)
-        read = self._together([member.read(part, row) for member, part in parts])
+        read = self._with([member.read(part, row) for member, part in parts])
         return tuple(read) if self.kind is tuple else read
 
     def seal(self, memory: Any) -> Any:
         parts = zip(self.members, memory, strict=True)
-        # default_collate hands on the columns of a sequence as zip makes them.
-        return self._together(
-            [
-                tuple(part) if isinstance(member, ObjectLeaf) else member.seal(part)
-                for member, part in parts
-            ]
-        )
+        return self._sealed([member.seal(part) for member, part in parts])
 
-    def _together(self, parts: list[Any]) -> Any:
+    def _sealed(self, parts: list[Any]) -> Any:
+        """Return a batch of these parts, sealed.
+
+        default_collate hands on columns of text as zip makes them.
+        """
+        pairs = zip(self.members, parts, strict=True)
+        parts = [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
+        return self._with(parts)
+
+    def _with(self, parts: list[Any]) -> Any:
+        """Return these members as one: a namedtuple, or a list."""
         return self.kind(*parts) if hasattr(self.kind, "_fields") else parts
 
 
@@ -318,12 +346,22 @@ class MappingNode(Layout):
         return {key: member.open(rows, allocate) for key, member in self.members}
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        for (key, member), column in zip(
+            self.members, self._columns(samples), strict=True
+        ):
+            member.write(memory[key], first, column)
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        columns = zip(self.members, self._columns(samples), strict=True)
+        return {key: each.together(one, allocate) for (key, each), one in columns}
+
+    def _columns(self, samples: Sequence[Any]) -> Iterator[list[Any]]:
+        """Yield the values of all samples, key by key."""
         same(list(map(type, samples)), dict)
         if set(map(tuple, samples)) != {tuple(key for key, _ in self.members)}:
             raise Misfit
-        for key, member in self.members:
-            column = [sample[key] for sample in samples]
-            member.write(memory[key], first, column)
+        for key, _ in self.members:
+            yield [sample[key] for sample in samples]
 
     def read(self, memory: Any, row: int) -> Any:
         return {key: member.read(memory[key], row) for key, member in self.members}

@@ -21,7 +21,7 @@ class Signal(Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Consecutive rows of one batch of one rank. Never crosses a batch."""
 

@@ -113,11 +113,13 @@ class DirectHost:
         """
         if not self.undecided:
             return None
-        meter, rows = self._meter, self._batch_rows
-        tally = meter.tally if self.collate_moves else meter.samples_tally
+        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
+        # Threads leave a `collate_fn` to the trainer.
+        collates = threads or not self.collate_moves
+        tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
-        found = resolve(*tally, 0, rows, thread_safe=self.segment.thread_safe)
+        found = resolve(*tally, 0, rows, thread_safe=threads)
         if found is None:
             return None
         self.undecided = False

@@ -65,6 +65,8 @@ class DrawnMaker:
     Each sample of what draws from the global generators has a seed of its own, and so
     has each batch of a `collate_fn` that draws: the bytes are those that workers make,
     and the trainer's own draws are undisturbed. Both are found out by the first batch.
+    What is not to be made twice, and begins to draw later than its epoch's first batch,
+    has drawn from the trainer's stream for once, as it does in torch.
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
@@ -105,18 +107,21 @@ class DrawnMaker:
         if not self._sure:
             return Delivery(self._first(plan, indices), plan)
         undrawn = self._undrawn
-        if not self.drew and not self._once:
+        begins = self._once and plan.batch == 0
+        if not self.drew and not begins:
             undrawn.look()
             meter = self._meter
             meter.begin()
             samples = self._samples(plan, indices)
-            if not undrawn.drawn:
+            drew = undrawn.drawn
+            if drew:
+                self.drew = self._read.seeds = True
+                undrawn.put_back()
+            if not drew or self._once:
                 meter.collating()
                 data = self._collated(plan, indices, samples)
                 meter.end(len(indices))
                 return Delivery(data, plan)
-            self.drew = self._read.seeds = True
-            undrawn.put_back()
         with undisturbed():
             make = self._seeded if self.drew else self._fenced
             return Delivery(make(plan, indices), plan)

@@ -20,7 +20,7 @@ from ...errors import SpecError, check, checked_seed
 LONGEST = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Rows:
     """Samples to load, in order. Both arrays may be read-only views."""
 

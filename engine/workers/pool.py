@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from ...system.descriptors import Place, read_since
+from ...system.descriptors import read_places, read_since
 from ...system.printing import name_of
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
 from ..core.connector import Connector
-from ..movable import POSITION, Finding, find_unsafe
+from ..movable import POSITION, STATE, Finding, changed, find_unsafe, snapshot
 from ..program.program import Program
 
 
@@ -158,19 +158,32 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     return lease.in_flight.buffer
 
 
-def unshared(
-    program: Program, before: Mapping[int, Place] | None = None
-) -> Finding | None:
-    """Return what threads must not share of what a program has used, if anything.
+class FirstUse:
+    """Tells what threads must not share of a program, once it has made samples.
 
-    Many datasets open their files when they are first asked for a sample.
+    Many datasets open their files when they are first asked for a sample, and some keep
+    what they read last: two threads would take one another's.
 
     Args:
-        program: has made samples.
-        before: where files stood when it had not, if nobody else has read any since:
-            one that is held where no walk comes by was read all the same.
+        program: is about to make its first samples here, by one thread.
+        alone: whether nobody else reads files meanwhile. One that is held where no walk
+            comes by was read all the same.
     """
-    found = (find_unsafe(each, name_of(each)) for each in program.doubtful)
-    path = None if before is None else read_since(before)
-    hidden = None if path is None else Finding(path, "file", POSITION)
-    return next(filter(None, found), hidden)
+
+    def __init__(self, program: Program, *, alone: bool) -> None:
+        self._things = program.doubtful
+        self._held = [snapshot([each]) for each in self._things]
+        self._files = read_places() if alone else None
+
+    def finding(self) -> Finding | None:
+        """Return the nearest thing that threads must not share, if there is one."""
+        return next(filter(None, self._findings()), None)
+
+    def _findings(self) -> Iterator[Finding | None]:
+        yield from (find_unsafe(each, name_of(each)) for each in self._things)
+        file = None if self._files is None else read_since(self._files)
+        yield None if file is None else Finding(file, "file", POSITION)
+        for each, held in zip(self._things, self._held, strict=True):
+            path = changed(held, [each])
+            name = f"{name_of(each)}{path}"
+            yield None if path is None else Finding(name, "value", STATE)

@@ -14,7 +14,7 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, beginning, join_all, sink_of, unshared
+from .pool import FirstUse, PoolStatistics, beginning, join_all, sink_of
 
 # Taken around a fork: the child would wait forever for who is not there.
 LOGGER = logging.getLogger("penstock")
@@ -148,17 +148,18 @@ class Threads:
 
     def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
         sink = sink_of(self._program, lease)
+        use = None if self._sure else FirstUse(self._program, alone=False)
         outcome = self._program.run(
             lease.chunk, lease.inputs, sink, random, clock=meter.clock
         )
-        if not self._sure:
-            self._look()
+        if use is not None:
+            self._look(use)
         self._connector.settle(lease, outcome, meter)
 
-    def _look(self) -> None:
+    def _look(self, use: FirstUse) -> None:
         """Let others work beside the first thread, if they may share what it used."""
         self._sure = True
-        finding = unshared(self._program)
+        finding = use.finding()
         if finding is None:
             self._adjust(most=inf)
         else:

@@ -121,9 +121,10 @@ def compile_drawn(
 
 
 def _collating(recipe: Recipe) -> Recipe:
-    """Have worker processes that the user asked for collate, as torch's do."""
-    asked = recipe.segments[0].executor == "process"
-    return recipe.collating() if asked else recipe
+    """Have worker processes collate, as torch's do: those asked for, or moved to."""
+    first = recipe.segments[0]
+    may = first.executor == "process" or (first.executor == "thread" and first.movable)
+    return recipe.collating() if may else recipe
 
 
 def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:

@@ -20,7 +20,11 @@ from penstock.autotune.situation import (
 )
 from penstock.autotune.trial import Trial, Verdict
 from penstock.autotune.tuner import Tuner
-from penstock.engine.observe.observation import ContentionObservation, Observation
+from penstock.engine.observe.observation import (
+    ContentionObservation,
+    Observation,
+    PartObservation,
+)
 from penstock.system.resources import Budget
 from support.windows import DECODE, computing, eased_situation, situation
 
@@ -187,8 +191,9 @@ def test_processes_must_gain_and_threads_must_not_lose(
 
 def contended(loading_s: float, paused_s: float, *, certain: bool = True) -> Situation:
     case = eased_situation()
-    found = ContentionObservation(loading_s, paused_s, certain)
-    seen = replace(case.observation, contention=found)
+    found, steps = ContentionObservation(loading_s, paused_s, certain), 100
+    trainer = replace(case.observation.trainer, steps=steps, gap_s=steps * loading_s)
+    seen = replace(case.observation, contention=found, trainer=trainer)
     return replace(case, observation=seen, knobs={HOST: kind("trainer")})
 
 
@@ -202,6 +207,44 @@ def test_an_engine_that_is_in_the_trainers_way_is_tried_elsewhere() -> None:
 def test_a_small_or_doubtful_growth_is_not_worth_a_host() -> None:
     assert list(NO_KINDS.other_host(contended(0.0051, 0.005))) == []
     assert list(NO_KINDS.other_host(contended(0.0072, 0.005, certain=False))) == []
+
+
+def test_a_part_of_a_step_that_is_next_to_nothing_is_not_worth_a_host() -> None:
+    case = contended(0.000_04, 0.000_03)
+    trainer = replace(case.observation.trainer, wait_s=0.2)
+    seen = replace(case.observation, trainer=trainer)
+    assert list(NO_KINDS.other_host(replace(case, observation=seen))) == []
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(0.9, ["process"]), (0.1, [])])
+def test_processes_are_tried_where_the_trainer_collates_most_of_its_wait(
+    share: float, kinds: list[str]
+) -> None:
+    case = bound(gil_held=0.0)
+    waits_s = case.observation.trainer.wait_s
+    trainer = replace(case.observation.trainer, collate_s=share * waits_s)
+    case = replace(case, observation=replace(case.observation, trainer=trainer))
+    assert [new for new, knob in tried(case) if knob == "executor"] == kinds
+
+
+@pytest.mark.parametrize(("share", "new"), [(0.9, "process"), (0.1, "thread")])
+def test_what_the_trainer_collates_inline_goes_to_processes_first(
+    share: float, new: str
+) -> None:
+    case = bound(executor="inline")
+    seen = case.observation
+    read, decode = seen.segments
+    made, collate = (
+        PartObservation(name, part * decode.run_s_per_row, 0.0, None)
+        for name, part in ((DECODE, 1.0 - share), ("Batch(ID:3)", share))
+    )
+    decode = replace(decode, parts=(made, collate))
+    wait_s = decode.run_s_per_row * seen.trainer.rows
+    trainer = replace(seen.trainer, wait_s=wait_s)
+    seen = replace(seen, segments=(read, decode), trainer=trainer)
+    choices = replace(kind("inline"), choices=("inline", "thread", "process"))
+    case = replace(case, observation=seen, knobs={**case.knobs, EXECUTOR: choices})
+    assert tried(case)[0] == (new, "executor")
 
 
 def test_the_law_waits_for_the_gil_probe_before_it_adds_threads_that_compute() -> None:

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ....errors import SampleError
-from ....system.descriptors import read_places
 from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
 from ...movable import changed, snapshot
 from ...plan import BatchPlan
 from ...program.program import Program
 from ...program.randomness import SampleRandom
-from ..pool import unshared
+from ..pool import FirstUse
 from .child import leave, write_crashes_to
 from .collator import Collator
 from .handover import Returned, dumps, loads, travel
@@ -112,8 +111,8 @@ class Worker:
         self._lanes = self._wanted = 1
         self._beside: list[threading.Thread] = []
         """The lanes but the first, which runs in the main thread."""
-        self._looked = self._sure = not program.doubtful
-        self._files = None if self._sure else read_places()
+        self._sure = not program.doubtful
+        self._use = None if self._sure else FirstUse(program, alone=True)
         self._watch = LoneWatch(program.watched) if program.watched else None
         batches = program.batches
         self._collator = None if batches is None else Collator(batches)
@@ -173,9 +172,8 @@ class Worker:
             outcome.changed = self._watch.look()
         self._reply(task, outcome, descriptors)
         hand.end()
-        if not self._looked:
-            self._looked = True
-            self._sure = unshared(self._program, self._files) is None
+        if self._use is not None:
+            self._sure, self._use = self._use.finding() is None, None
             self._widen(self._wanted)
         return True
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import Change, ConstantSchedule, Place, Setting
@@ -67,7 +67,13 @@ def schedules(draw: st.DrawFn) -> tuple[Stages, int]:
     return Stages(unit, tuple(zip([0, *starts], sizes, strict=True))), length
 
 
+PAST_THE_END = Stages("samples", ((0, 4), (9, 3)))
+"""Of ten samples: the next batch after the change would begin at the twelfth."""
+
+
 @given(schedules(), st.booleans())
+@example((PAST_THE_END, 10), False)  # noqa: FBT003 - drawn
+@example((PAST_THE_END, 10), True)  # noqa: FBT003 - drawn
 def test_every_batch_stands_where_a_walk_finds_it(
     case: tuple[Stages, int],
     drop_last: bool,  # noqa: FBT001 - drawn
