@@ -41,6 +41,8 @@ os.environ["PENSTOCK_BENCH_MS"] = str(MS)
 Slow = Literal["read", "collate", "trainer"]
 
 COMPUTES = ("CPU", "the GIL")
+ITERATED = (*COMPUTES, "torch's own workers load", "the trainer itself loads")
+"""Of an iterable, of which penstock's DataLoader can say no more."""
 WAITS = ("waiting reads",)
 
 
@@ -100,7 +102,6 @@ class Listed(Rows):
 
 
 def generator() -> np.random.Generator:
-    """Return the one that all data are drawn from."""
     return np.random.default_rng(19)
 
 
@@ -527,7 +528,7 @@ WORKLOADS = {
         TokenBlocks, 32, ("read", "collate"), COMPUTES, write=write_tokens
     ),
     "csv_iterable": Workload(
-        CsvLines, 64, ("read",), COMPUTES, write=write_lines, shuffle=False
+        CsvLines, 64, ("read",), ITERATED, write=write_lines, shuffle=False
     ),
     "table_rows": Workload(table_rows, 64, ("collate",)),
     "arrow_rows": Workload(
@@ -544,9 +545,9 @@ WORKLOADS = {
     ),
     "hf_map": Workload(hugging_face, 64, ("read",), COMPUTES, needs="datasets"),
     "hf_iterable": Workload(
-        hugging_face_iterable, 64, ("read",), COMPUTES, shuffle=False, needs="datasets"
+        hugging_face_iterable, 64, ("read",), ITERATED, shuffle=False, needs="datasets"
     ),
-    "detection": Workload(Detection, 8, ("read",), COMPUTES, collate=listed),
+    "detection": Workload(Detection, 8, ("read", "collate"), collate=listed),
     "pil_images": Workload(
         Photographs, 16, ("read",), COMPUTES, write=write_photographs
     ),
@@ -565,7 +566,7 @@ WORKLOADS = {
         web_dataset,
         32,
         ("read",),
-        COMPUTES,
+        ITERATED,
         write=write_shards,
         shuffle=False,
         needs="webdataset",

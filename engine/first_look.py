@@ -41,7 +41,8 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     """Return what threads must not share once samples are made, by segment.
 
     Only what each worker process has for itself, as it would with torch: a file, or
-    what was read last, but no generator, as each of their streams would have the same draws.
+    what was read last, but no generator, as each of their streams would have the same
+    draws.
 
     Args:
         recipe: of the pipeline; its workers are started by fork.

@@ -346,22 +346,27 @@ class MappingNode(Layout):
         return {key: member.open(rows, allocate) for key, member in self.members}
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        for (key, member), column in zip(
-            self.members, self._columns(samples), strict=True
-        ):
-            member.write(memory[key], first, column)
-
-    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        columns = zip(self.members, self._columns(samples), strict=True)
-        return {key: each.together(one, allocate) for (key, each), one in columns}
-
-    def _columns(self, samples: Sequence[Any]) -> Iterator[list[Any]]:
-        """Yield the values of all samples, key by key."""
         same(list(map(type, samples)), dict)
         if set(map(tuple, samples)) != {tuple(key for key, _ in self.members)}:
             raise Misfit
-        for key, _ in self.members:
-            yield [sample[key] for sample in samples]
+        for key, member in self.members:
+            column = [sample[key] for sample in samples]
+            member.write(memory[key], first, column)
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        # Like default_collate, by the keys of the first sample: others need have them.
+        if type(samples[0]) is not dict:
+            raise Misfit
+        if tuple(samples[0]) != tuple(key for key, _ in self.members):
+            raise Misfit
+        made = {}
+        for key, member in self.members:
+            try:
+                column = [sample[key] for sample in samples]
+            except Exception as error:
+                raise Misfit from error
+            made[key] = member.together(column, allocate)
+        return made
 
     def read(self, memory: Any, row: int) -> Any:
         return {key: member.read(memory[key], row) for key, member in self.members}
