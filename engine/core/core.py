@@ -128,16 +128,19 @@ class SegmentState:
 
         What pays for the hand-over is CPU time. So rows that mostly wait may make a
         longer lease, as long as all workers still find one in what may be prefetched.
+        A worker by itself shares a batch with nobody, so its leases are long.
         """
         if self.per_batch or (self.collates and self.whole):
             return rows
         if self.ns_per_row is None:
             return 1
-        per_row = max(self.ns_per_row, 1.0)
-        paid = self.lease_ns / max(self.cpu_ns_per_row, 1.0)
+        per_row, lease_ns = max(self.ns_per_row, 1.0), self.lease_ns
+        if self.workers == 1 and not self.inline:
+            lease_ns = FAR_LEASE_NS
+        paid = lease_ns / max(self.cpu_ns_per_row, 1.0)
         share = self.prefetch * rows // self.workers
         longer = min(paid, PATIENCE_NS / per_row, share)
-        return max(1, min(rows, int(max(self.lease_ns / per_row, longer))))
+        return max(1, min(rows, int(max(lease_ns / per_row, longer))))
 
     def window(self, rows: int) -> int:
         """Batches it may be ahead: as asked, and those its workers have in hand."""

@@ -41,11 +41,21 @@ def drive(course: Course, until: int) -> None:
 
 
 def test_the_first_lease_of_a_segment_is_one_row_the_next_as_many_as_pay() -> None:
-    state = SegmentState(0, 1, 1, Gauge(1, 0))
+    state = SegmentState(0, 1, 2, Gauge(1, 0))
     assert state.lease_rows(64) == 1
     state.learn(LEASE_NS // 10 * 4, LEASE_NS // 10 * 4, 4)
     assert state.lease_rows(64) == 10
     assert state.lease_rows(4) == 4
+
+
+@pytest.mark.parametrize(("inline", "rows"), [(False, 64), (True, 10)])
+def test_a_worker_by_itself_has_the_rows_of_a_batch_to_itself(
+    inline: bool,  # noqa: FBT001
+    rows: int,
+) -> None:
+    state = SegmentState(0, 1, 1, Gauge(1, 0), inline=inline)
+    state.learn(LEASE_NS // 10 * 4, LEASE_NS // 10 * 4, 4)
+    assert state.lease_rows(64) == rows
 
 
 def test_a_lease_never_has_less_than_a_row() -> None:
