@@ -85,9 +85,9 @@ def test_what_is_left_of_a_batch_is_no_batch_for_its_worker_to_collate(
         (19, 0.05, 1, 10),  # a fifth of a second
         (20, 0.05, 16, 4),  # its share of two batches of 32
         (20, 0.05, 128, 1),
-        (20, 0.5, 1, 3),  # what pays for a hand-over
+        (20, 0.5, 2, 3),  # what pays for a hand-over
         (0, 20, 1, 1),
-        (0, 0.1, 1, 15),
+        (0, 0.1, 2, 15),
     ],
 )
 def test_rows_that_wait_make_longer_leases_if_there_is_one_for_everybody(
@@ -172,6 +172,7 @@ def test_a_gap_ends_a_joined_lease() -> None:
 
 def test_a_long_piece_is_split_and_its_rest_comes_next() -> None:
     one = course([6])
+    one.set_workers(1, 2)
     one.core.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
@@ -213,6 +214,7 @@ def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None
 
 def test_unfinished_rows_go_back_to_the_front() -> None:
     one = course([6], [1])
+    one.set_workers(0, 2)
     one.core.segments[0].learn(LEASE_NS // 3, LEASE_NS // 3, 1)
     one.take(0)
     one.settle(0, Settling(done=1, ns_per_row=LEASE_NS // 3))
