@@ -40,10 +40,9 @@ os.environ["PENSTOCK_BENCH_MS"] = str(MS)
 
 Slow = Literal["read", "collate", "trainer"]
 
-COMPUTES = ("CPU", "the GIL")
+COMPUTES, WAITS = ("CPU", "the GIL"), ("waiting reads",)
 ITERATED = (*COMPUTES, "torch's own workers load", "the trainer itself loads")
 """Of an iterable, of which penstock's DataLoader can say no more."""
-WAITS = ("waiting reads",)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Computes(Reads):
         return self.sample
 
 
-class HoldsTheGil(Reads):
+class NeedsTheGil(Reads):
     def __getitem__(self, index: int) -> Any:
         sum(range(50_000))
         return self.sample
@@ -223,8 +223,8 @@ def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_take_turns_at_the_gil() -> None:
-    stage = "Dataset(ID:0) HoldsTheGil"
-    check(threads(HoldsTheGil(), 4), stage, "the GIL")
+    stage = "Dataset(ID:0) NeedsTheGil"
+    check(threads(NeedsTheGil(), 4), stage, "the GIL")
 
 
 def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:

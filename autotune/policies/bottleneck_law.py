@@ -122,7 +122,8 @@ class BottleneckLaw:
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)
-        if moved := tuple(kinds.other_host(situation)):
+        moved = tuple(kinds.collated_elsewhere(situation))
+        if moved or (moved := tuple(kinds.other_host(situation))):
             return moved, known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared: tuple[Decision, ...] = ()

@@ -126,6 +126,15 @@ class Kinds:
                 yield from _one_a_core(situation, segment)
             return
 
+    def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
+        """Try worker processes where the trainer waits for its own collating.
+
+        No connector shows that: samples are there all the time.
+        """
+        seen = situation.observation
+        if any(collating(seen, segment) for segment in seen.segments):
+            yield from self.other_executor(situation)
+
     def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
         """Let the trainer make the batches, where that was so much faster.
 
@@ -203,9 +212,8 @@ class Kinds:
         if past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row):
             return None
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
-        if wait_share(seen) < MIN_WAIT or (
-            ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
-        ):
+        little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
+        if wait_share(seen) < MIN_WAIT or (little and not collating(seen, segment)):
             return None
         if segment.executor == "inline":
             return _of_trainer(seen, segment)
