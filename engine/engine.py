@@ -419,7 +419,10 @@ class Engine:
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; where it may not or cannot be done, leave it for good."""
-        if why := segment.why_not():
+        why = segment.why_not()
+        if segment.recipe.iterable and not segment.drew:
+            why = ""  # a thread goes on with the iterator that there is
+        if why:
             segment.movable = False
             note(segment, segment.executor, segment.executor, "stays", why)
             return False

@@ -66,7 +66,7 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     said: Executor = next((each for each in asked if each != "auto"), "auto")
     source = stages[0]
     if _is_read_on(source):  # by one worker
-        return Kind("thread" if said == "auto" else said)
+        return Kind(said)
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
@@ -166,6 +166,8 @@ def fused(
             samples = samples if is_repeatable(operation) else None
             storable.append(samples)
         segments.append(replace(segment, storable=tuple(storable)))
+    if source.iterable and last and segments[0].executor == "auto":
+        segments[0] = replace(segments[0], executor="thread")  # the others wait for it
     return tuple(segments)
 
 
