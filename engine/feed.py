@@ -85,18 +85,14 @@ class Faults:
             raise error
 
 
-class Popped(Protocol):
-    """What hands the batches of a plan to its feed, in order."""
+class Making(Protocol):
+    """What makes the batches of a plan, in order."""
 
     recipe: Recipe
 
     @property
     def head(self) -> int:
-        """The step that `pop` returns next."""
-        ...
-
-    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Return the next batch; waits until it is ready."""
+        """The step that is due next."""
         ...
 
     def begin_epoch(self, epoch: int) -> None:
@@ -112,10 +108,10 @@ class Popped(Protocol):
         ...
 
 
-class PlannedFeed:
-    """The feed of a pipeline whose batches are all known in the plan."""
+class PlannedBatches:
+    """Delivers the batches of a pipeline that are all known in its plan."""
 
-    def __init__(self, engine: Popped, cursor: Cursor) -> None:
+    def __init__(self, engine: Making, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
         self._plan = recipe.planned
@@ -123,7 +119,8 @@ class PlannedFeed:
         self.faults = Faults(recipe.batch.error_budget, length)
         self._start = cursor
         self._last: BatchPlan | None = None
-        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        """Batches of the epoch."""
 
     @property
     def cursor(self) -> Cursor:
@@ -136,13 +133,19 @@ class PlannedFeed:
         if cursor.step != self._engine.head:
             self._engine.restart(cursor.step)
         self._start, self._last = cursor, None
-        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
 
-    def next(self) -> Delivery | None:
-        if self._left == 0:
-            return None
-        in_flight, finished = self._engine.pop()
-        self._left -= 1
+    def whole(self, data: Any, plan: BatchPlan) -> Delivery:
+        """Deliver a batch of which nothing failed."""
+        self.left -= 1
+        self._last = plan
+        return Delivery(data, plan)
+
+    def deliver(
+        self, in_flight: InFlightBatch, finished: Finished | FailedBatch
+    ) -> Delivery:
+        """Deliver what came of a batch; raise the error of one that cannot be had."""
+        self.left -= 1
         plan = in_flight.plan
         if isinstance(finished, FailedBatch) and finished.failures:
             finished = self._filled(in_flight, finished)
@@ -212,6 +215,17 @@ class PlannedFeed:
         self.faults.add(finished.failures, plan)
         rows = tuple(failure.row for failure in finished.failures)
         return plan._replace(substituted=rows)
+
+
+class PlannedFeed(PlannedBatches):
+    """The same of an engine, which has them ready."""
+
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+        super().__init__(engine, cursor)
+        self._pop = engine.pop
+
+    def next(self) -> Delivery | None:
+        return self.deliver(*self._pop()) if self.left else None
 
 
 class RepackFeed:

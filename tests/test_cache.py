@@ -124,8 +124,10 @@ def test_each_sample_is_computed_once_but_for_the_few_that_are_compared(
     reads = Noted(LENGTH, log).reads()
     twice = [index for index, count in reads.items() if count > 1]
     assert sorted(reads) == list(range(LENGTH))
-    assert max(reads.values()) == 2
-    assert REPEATED <= len(twice) <= REPEATED + 4  # of workers that began at once
+    looked = 2 if "process" in executor else 0  # to see what workers must not share
+    assert max(reads.values()) <= 2 + min(looked, 1)
+    most = REPEATED + 4 + looked  # four of workers that began at once
+    assert REPEATED <= len(twice) <= most
     assert told.misses == LENGTH
 
 

@@ -10,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import cycle
 from typing import Any, Protocol
 
 from ...errors import add_note
 from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
-from ..feed import Delivery, PlannedFeed
+from ..feed import Delivery, PlannedBatches
 from ..movable import snapshot
 from ..plan import BatchPlan, Cursor, DrawnPlan, Rows
 from ..program.program import Work, samples_of
@@ -249,25 +249,51 @@ class PlannedMaker:
         self._ahead: deque[tuple[BatchPlan, Rows]] = deque()
         self._program = recipe.segments[0].program
         self._by_default = recipe.buffers.collate is None
-        self._batches = count()
+        self._weighs = cycle([True] + [False] * (WEIGHED - 1))
+        """Whether the samples of a batch are looked at for their bytes."""
         self._size: int | None = 0
         """Of images, in the latest batch; 0: there was none."""
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
-        self._feed = PlannedFeed(self, cursor)
+        self._batches = PlannedBatches(self, cursor)
 
     @property
     def cursor(self) -> Cursor:
-        return self._feed.cursor
+        return self._batches.cursor
 
     def begin(self, cursor: Cursor) -> None:
-        self._feed.begin(cursor)
+        self._batches.begin(cursor)
 
     def next(self) -> Delivery | None:
-        return self._feed.next()
+        batches, meter = self._batches, self._meter
+        if not batches.left:
+            return None
+        if not self._ahead:
+            self._look_ahead(batches.left)
+        plan, rows = self._ahead.popleft()
+        self.head += 1
+        if not self.drew:
+            self._undrawn.look()
+        meter.begin()
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        work, parts = self._program.work(chunk, None, self._random, meter.share)
+        self.drew = self.drew or self._undrawn.drawn
+        if parts:
+            meter.parts.add(parts, plan.n_rows)
+        meter.collating()
+        finished = None
+        if work.failures is None:
+            finished = self._together(plan, rows, work.samples)
+        if isinstance(finished, Finished):
+            meter.end(plan.n_rows)
+            return batches.whole(finished.data, plan)
+        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
+        finished = finished or self._finished(in_flight, work)
+        meter.end(plan.n_rows)
+        return batches.deliver(in_flight, finished)
 
-    # For its feed
+    # For what delivers them
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing is begun ahead."""
@@ -282,68 +308,51 @@ class PlannedMaker:
         """Nobody else is at work."""
         yield
 
-    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Make the next batch."""
-        meter = self._meter
-        if not self._ahead:
-            self._look_ahead()
-        plan, rows = self._ahead.popleft()
-        self.head += 1
-        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
-        if not self.drew:
-            self._undrawn.look()
-        meter.begin()
-        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
-        work, parts = self._program.work(chunk, None, self._random, meter.share)
-        self.drew = self.drew or self._undrawn.drawn
-        if parts:
-            meter.parts.add(parts, len(chunk))
-        meter.collating()
-        finished = self._together(in_flight, work) or self._finished(in_flight, work)
-        meter.end(len(chunk))
-        return in_flight, finished
-
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, left: int) -> None:
         """Plan some batches at once: one at a time takes three times as long."""
         planned = self._planned
-        for step in range(self.head, self.head + LOOKED_AHEAD):
-            plan = planned.batch(step)
-            self._ahead.append((plan, planned.rows(plan)))
+        for step in range(self.head, self.head + min(left, LOOKED_AHEAD)):
+            try:
+                plan = planned.batch(step)
+                self._ahead.append((plan, planned.rows(plan)))
+            except Exception:
+                if step == self.head:
+                    raise
+                break  # a schedule may be wrong there: it is raised when that is due
 
     def _together(
-        self, in_flight: InFlightBatch, work: Work
+        self, plan: BatchPlan, rows: Rows, samples: Sequence[Any]
     ) -> Finished | FailedBatch | None:
-        """Collate a batch whose samples are all there; None where that is not all."""
-        if work.failures:
-            return None
-        plan, buffers = in_flight.plan, self.recipe.buffers
+        """Collate samples that are all there; None where that is not all there is."""
+        buffers = self.recipe.buffers
         if not self._by_default:
-            make = partial(self._collated, in_flight, work.samples)
+            make = partial(self._collated, plan, rows, samples)
             return self._calls.call(make, self.recipe.seed, plan.epoch, plan.batch)
         try:
-            data = buffers.together(plan, work.samples)
+            data = buffers.together(plan, samples)
         except Exception:  # noqa: BLE001 it is raised again, with the odd samples named
             return None
         if plan.image_size != self._size:
-            self._size, sample = plan.image_size, work.samples[0]
-            layout = buffers.layout(self._size, sample)
-            self._meter.sample_bytes = layout.row_bytes if layout else size_of(sample)
+            self._size = plan.image_size
+            layout = buffers.layout(self._size, samples[0])
+            known = layout.row_bytes if layout else size_of(samples[0])
+            self._meter.sample_bytes = known
         return Finished(data)
 
     def _collated(
-        self, in_flight: InFlightBatch, samples: Sequence[Any]
+        self, plan: BatchPlan, rows: Rows, samples: Sequence[Any]
     ) -> Finished | FailedBatch:
         """Make a batch by the user's `collate_fn`."""
-        plan, buffer = in_flight.plan, in_flight.buffer
-        assert isinstance(buffer, BatchBuffer)
-        assert buffer.maker.collate is not None
-        if next(self._batches) % WEIGHED == 0:
+        buffers = self.recipe.buffers
+        assert buffers.collate is not None
+        if next(self._weighs):
             self._meter.sample_bytes = size_of_all(samples) // plan.n_rows
         try:
-            return Finished(buffer.maker.collate(list(samples)))
+            return Finished(buffers.collate(list(samples)))
         except Exception as error:  # noqa: BLE001 the trainer is to see it
+            buffer = buffers.of(plan)
             buffer.keep(range(len(samples)), samples)
-            add_note(error, buffer.blame(plan, in_flight.rows.indices))
+            add_note(error, buffer.blame(plan, rows.indices))
             return FailedBatch(error)
 
     def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
