@@ -43,6 +43,8 @@ MIN_GROWTH = 0.05
 """Of the trainer's own part of a step from which it is worth a word."""
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """Within such a window the run queue was looked at twice, so its waits are known."""
+SHORT_READ_S = 0.000_05
+"""Of a sample: a disk takes longer, and what memory holds of a file computes."""
 COLLATE = "Batch("
 """What the names of parts and segments that collate begin with."""
 DEVICE = "to_device"
@@ -353,6 +355,11 @@ def _spent(window: Window) -> str:
         )
     if window.computes:
         return f"CPU: {name} computes {1000 * part.cpu_s_per_row:.2f} ms a sample"
+    if _takes_turns(window):
+        return (
+            f"the GIL: {name} computes {1000 * part.cpu_s_per_row:.3f} of {run_ms:.3f}"
+            " ms a sample, in short calls that let go of it and have to get it back"
+        )
     inline = segment.executor == "inline"
     told = inline or window.seen.window_s >= QUEUE_TOLD_S
     what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
@@ -361,6 +368,14 @@ def _spent(window: Window) -> str:
         f"waiting {what}: {name} is blocked for {blocked_ms:.2f} of {run_ms:.2f} ms a"
         " sample"
     )
+
+
+def _takes_turns(window: Window) -> bool:
+    """Whether what blocks a thread is the GIL: no read waits for so short a time."""
+    part = window.part
+    blocked_s = part.run_s_per_row - part.cpu_s_per_row
+    threads = window.segment.executor == "thread"
+    return threads and blocked_s < SHORT_READ_S and blocked_s < 3 * part.cpu_s_per_row
 
 
 def _on_whom(window: Window) -> str:

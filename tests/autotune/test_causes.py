@@ -50,6 +50,23 @@ def test_of_fused_operations_the_longest_is_to_blame_for_what_it_does() -> None:
     assert "(decode 54%, Folder(ID:0) 36%)" in explain(decodes).line
 
 
+@pytest.mark.parametrize(
+    ("run_us", "cpu_us", "cause"),
+    [
+        (50.0, 30.0, "the GIL: decode computes 0.030 of 0.050 ms a sample"),
+        (50.0, 5.0, "waiting reads"),  # of which little is computed
+        (500.0, 300.0, "waiting reads"),  # for longer than the GIL is held
+    ],
+)
+def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
+    run_us: float, cpu_us: float, cause: str
+) -> None:
+    took = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
+    found = explain(with_last(computing(), parts=(took,)))
+    assert found.bottleneck == DECODE
+    assert found.cause.startswith(cause)
+
+
 def test_a_trainer_that_loading_slows_down_is_told_by_how_much() -> None:
     found = ContentionObservation(0.012, 0.010, certain=True)
     seen = replace(at_ease(), contention=found)
