@@ -291,7 +291,9 @@ def test_a_sample_that_fails_is_substituted_and_not_stored(
             assert sorted(set(range(LENGTH)) - set(rows)) == [21]
             assert data.reads()[21] >= epoch + 1
         assert statistics(pipe).tiers[0].records == LENGTH - 1
-    assert max(count for index, count in data.reads().items() if index != 21) == 2
+    looked = kind["executor"] == "process"  # at two samples, for what cannot be shared
+    most = max(count for index, count in data.reads().items() if index != 21)
+    assert most <= 2 + looked
 
 
 # What is of two kinds
