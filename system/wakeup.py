@@ -12,6 +12,9 @@ import os
 
 from ..errors import check
 
+NOTICE_S = 1.0
+"""The main thread waits no longer at once. Python does not see a Ctrl-C that comes in
+the microsecond between its last look for signals and a system call that waits."""
 _libc = ctypes.PyDLL(None)
 
 

@@ -8,13 +8,15 @@ event; one that must not block (a selector) adds a listener and uses `try_take`.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 from ...system.run_queue import OwnQueue
+from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import ALL, FEED, LEASE_NS, Core, State
 from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
@@ -39,7 +41,7 @@ class Waiters:
         """By segment: called with the lock held, so they must not wait for anything."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
-        self._trainer: SimpleQueue[None] = SimpleQueue()
+        self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
         """Wake those who may find something to do. The lock is held."""
@@ -67,7 +69,8 @@ class Waiters:
         No condition: Ctrl-C could come while one takes its lock back, and leave it not
         taken. Where Ctrl-C came first the wake-up stays, and ends a later sleep.
         """
-        self._trainer.get()
+        with contextlib.suppress(queue.Empty):
+            self._trainer.get(timeout=NOTICE_S)
 
     def wake_trainer(self) -> None:
         """Wake the trainer if it waits. The lock is held."""

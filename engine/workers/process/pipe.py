@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from ....system.wakeup import NOTICE_S
 from .handover import dumps, loads
 
 __all__ = [
@@ -228,7 +229,11 @@ class Pipe:
             raise EOFError
         poll = select.poll()
         poll.register(self, events)
-        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        if timeout_s is not None:
+            return bool(poll.poll(timeout_s * 1000))
+        while not poll.poll(NOTICE_S * 1000):
+            pass  # a look for signals that Python missed
+        return True
 
     def _read_now(self) -> int:
         """Read what has come; return how many bytes."""

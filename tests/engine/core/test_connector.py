@@ -297,6 +297,10 @@ def test_a_fault_of_the_engine_wakes_the_trainer_with_the_first_error() -> None:
     assert site.engine_lock.broken is first
 
 
+def test_the_trainer_wakes_by_itself_where_a_signal_was_missed() -> None:
+    Site().engine_lock.sleep()  # comes back, though nobody wakes it
+
+
 def test_one_who_must_not_wait_is_rung_instead() -> None:
     site = Site()
     rung: list[str] = []
