@@ -212,6 +212,20 @@ def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None
     assert one.asleep == [0]
 
 
+@pytest.mark.parametrize("rows_wait", [False, True])
+def test_a_segment_that_may_go_further_wakes_those_whose_limits_follow(
+    rows_wait: bool,  # noqa: FBT001
+) -> None:
+    """These are the source, the one before it, and all that have rows to work on."""
+    one = course([6], [1, 1, 1, 1])
+    if rows_wait:
+        one.take(0)
+        one.settle(0, Settling())
+    one.core.wakes.clear()
+    one.core.set_prefetch(3, 5)
+    assert set(one.core.wakes) == ({0, 1, 2, 3} if rows_wait else {0, 2, 3})
+
+
 def test_unfinished_rows_go_back_to_the_front() -> None:
     one = course([6], [1])
     one.set_workers(0, 2)
