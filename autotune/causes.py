@@ -283,10 +283,10 @@ def _of_others(window: Window) -> Cause | None:
     part, queued = window.part, window.queued
     if queued < QUEUED:
         return None
-    run_ms = 1000 * part.run_s_per_row
+    run_s = part.run_s_per_row
     return Cause(
-        f"CPU: {window.name} waits for a core for {queued * run_ms:.2f} of"
-        f" {run_ms:.2f} ms a sample, while others use them.",
+        f"CPU: {window.name} waits for a core for {phrases.ms(queued * run_s)} of"
+        f" {phrases.ms(run_s)} ms a sample, while others use them.",
         _of_fused(window),
     )
 
@@ -346,28 +346,25 @@ def _of_work(window: Window) -> Cause:
 
 def _spent(window: Window) -> str:
     part, segment, name = window.part, window.segment, window.name
-    run_ms = 1000 * part.run_s_per_row
+    run_ms, cpu_ms = phrases.ms(part.run_s_per_row), phrases.ms(part.cpu_s_per_row)
     if part.name.startswith(COLLATE):
-        whole_ms = 1000 * segment.run_s_per_row
+        whole_ms = phrases.ms(segment.run_s_per_row)
         return (
-            f"collate: putting samples together takes {run_ms:.2f} of {whole_ms:.2f} ms"
-            " a sample"
+            f"collate: putting samples together takes {run_ms} of {whole_ms} ms a"
+            " sample"
         )
     if window.computes:
-        return f"CPU: {name} computes {1000 * part.cpu_s_per_row:.2f} ms a sample"
+        return f"CPU: {name} computes {cpu_ms} ms a sample"
     if _takes_turns(window):
         return (
-            f"the GIL: {name} computes {1000 * part.cpu_s_per_row:.3f} of {run_ms:.3f}"
-            " ms a sample, in short calls that let go of it and have to get it back"
+            f"the GIL: {name} computes {cpu_ms} of {run_ms} ms a sample, in short calls"
+            " that let go of it and have to get it back"
         )
     inline = segment.executor == "inline"
     told = inline or window.seen.window_s >= QUEUE_TOLD_S
     what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
-    blocked_ms = run_ms - 1000 * part.cpu_s_per_row
-    return (
-        f"waiting {what}: {name} is blocked for {blocked_ms:.2f} of {run_ms:.2f} ms a"
-        " sample"
-    )
+    blocked_ms = phrases.ms(part.run_s_per_row - part.cpu_s_per_row)
+    return f"waiting {what}: {name} is blocked for {blocked_ms} of {run_ms} ms a sample"
 
 
 def _takes_turns(window: Window) -> bool:

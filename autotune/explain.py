@@ -362,8 +362,8 @@ def cache_points(observation: Observation) -> tuple[str, ...]:
 def point(part: PartObservation, spared_s: float, whole_s: float, count: int) -> str:
     """Say what a cache behind an operation would spare, and take."""
     return (
-        f"a cache behind {part.name} would spare {1000 * spared_s:.2f} of"
-        f" {1000 * whole_s:.2f} ms of work a sample, and need"
+        f"a cache behind {part.name} would spare {phrases.ms(spared_s)} of"
+        f" {phrases.ms(whole_s)} ms of work a sample, and need"
         f" {phrases.size(part.bytes_per_row * count)} ({count:,} samples of"
         f" {phrases.size(part.bytes_per_row)})"
     )

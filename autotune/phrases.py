@@ -11,6 +11,7 @@ from .situation import Decision, DecisionOutcome
 TENS_FROM = 20
 """From here on a tenth of a worker is not worth saying."""
 ROUND_FROM = 100
+FEW_MS = 0.1
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -43,7 +44,7 @@ def cpu_low(operator: str, share: float, threshold: float) -> str:
 def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
     """It computes, and has too few workers for the trainer."""
     return (
-        f"Op ({operator}) is the bottleneck: CPU {1000 * cpu_s:.2f} ms a sample, needs"
+        f"Op ({operator}) is the bottleneck: CPU {ms(cpu_s)} ms a sample, needs"
         f" {count(needed)} workers for this trainer, has {workers}."
     )
 
@@ -53,8 +54,8 @@ def blocked_bottleneck(
 ) -> str:
     """It waits for a disk, a network or a lock, and has too few workers."""
     return (
-        f"Op ({operator}) is the bottleneck: blocked {1000 * blocked_s:.2f} of"
-        f" {1000 * run_s:.2f} ms a sample, needs {count(needed)} workers for this"
+        f"Op ({operator}) is the bottleneck: blocked {ms(blocked_s)} of"
+        f" {ms(run_s)} ms a sample, needs {count(needed)} workers for this"
         f" trainer, has {workers}."
     )
 
@@ -62,7 +63,7 @@ def blocked_bottleneck(
 def law(operator: str, run_s: float, busy: float, rate: float, workers: int) -> str:
     """A rate that is possible keeps more workers busy than it has (Little's law)."""
     return (
-        f"Op ({operator}) takes {1000 * run_s:.2f} ms a sample: {rate:.0f} samples/s"
+        f"Op ({operator}) takes {ms(run_s)} ms a sample: {rate:.0f} samples/s"
         f" keep {busy:.1f} workers busy, and it has {workers}."
     )
 
@@ -143,6 +144,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes / MIB:.1f} MiB" if nbytes >= MIB else f"{nbytes / 1024:.1f} KiB"
 
 
+def ms(seconds: float) -> str:
+    """Milliseconds, without the unit; of very few, more digits."""
+    value = 1000 * seconds
+    return f"{value:.2f}" if value >= FEW_MS else f"{value:.4f}".rstrip("0").rstrip(".")
+
+
 def short_name(operator: str) -> str:
     """`decode` from `Map(ID:2) decode`; an operator without a name stays as it is."""
     return operator.partition(") ")[2] or operator
@@ -151,7 +158,7 @@ def short_name(operator: str) -> str:
 def peak(operator: str, run_s: float, old: int, new: int) -> str:
     """More workers did not bring what they should: others are tried."""
     return (
-        f"Op ({operator}) takes {1000 * run_s:.2f} ms a sample with {old} workers,"
+        f"Op ({operator}) takes {ms(run_s)} ms a sample with {old} workers,"
         f" which may get in each other's way: trying {new}."
     )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import add_note
-from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
@@ -323,18 +323,15 @@ class RepackFeed:
         return Delivery(data, plan)
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
-        buffer: BatchBuffer = self._buffers.of(plan)
-        buffer.place(range(len(samples)), samples)
-        users = self._buffers.collate is not None
-        seed = self._engine.recipe.seed
+        buffers, seed = self._buffers, self._engine.recipe.seed
         try:
-            if not users:
-                return buffer.collect(())
-            collect = partial(buffer.collect, ())
-            return self._calls.call(collect, seed, plan.epoch, plan.batch, alone=False)
-        except (
-            Exception
-        ) as error:  # whatever collate raises, with the odd samples named
+            if buffers.collate is None:
+                return buffers.together(plan, samples)
+            make = partial(buffers.collate, list(samples))
+            return self._calls.call(make, seed, plan.epoch, plan.batch, alone=False)
+        except Exception as error:
+            buffer = buffers.of(plan)
+            buffer.keep(range(len(samples)), samples)
             add_note(error, buffer.blame(plan, None))
             raise
 

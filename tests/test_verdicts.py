@@ -60,7 +60,7 @@ class Computes(Reads):
 
 class NeedsTheGil(Reads):
     def __getitem__(self, index: int) -> Any:
-        sum(range(50_000))
+        sum(range(200_000))
         return self.sample
 
 

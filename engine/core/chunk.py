@@ -130,6 +130,11 @@ class Lease:
     """Whether it is a batch that its worker is to collate."""
 
 
+Parts = tuple[tuple[int, int, int], ...]
+"""Of several stages each: the nanoseconds it took, those on a CPU, and the bytes of a
+sample that it made."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of the first `done` rows of a lease; the rest were not touched."""
@@ -150,9 +155,8 @@ class Outcome:
     cpu_ns: int = 0
     made: Any = None
     """The batch, where the lease was all of it and the worker has collated it."""
-    parts: tuple[tuple[int, int, int], ...] = ()
-    """Of several operations each: the nanoseconds it took, those on a CPU, and the
-    bytes of a sample that it made."""
+    parts: Parts = ()
+    """What each stage took of it; empty where there is one."""
     changed: str | None = None
     """What changed of the data in its worker's process, if that has one worker by the
     user's word: a path, empty where nothing did; None where nobody has looked."""

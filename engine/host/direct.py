@@ -63,8 +63,6 @@ class DirectHost:
         make = DrawnMaker if drawn else PlannedMaker
         self._maker = make(recipe, cursor, self._meter)
         self._next = self._maker.next
-        operations = self.segment.program.operations
-        self._stages = *(each.stage for each in operations), recipe.buffers.stage
         self._batch_rows = 0
         self.undecided = self.segment.executor == "auto"
         """Whether it is still to be seen if workers would pay."""
@@ -166,7 +164,7 @@ class DirectHost:
             tuple(self.moves),
             queued_s=self._meter.queued_s,
             parts=parts,
-            names=self._stages,
+            names=segment.program.stages,
             storable=(*segment.storable, None),
             max_workers=segment.bounds[1],
         )

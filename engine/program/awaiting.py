@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.chunk import Chunk, Outcome
+from ..batch.layout import size_of
+from ..core.chunk import Chunk, Outcome, Parts
 from .program import FAILED, Calling, Calls, Program, Sink, Work
 from .randomness import SampleRandom
 
@@ -45,13 +46,19 @@ class Awaiting:
         """
         start_ns = time.perf_counter_ns()
         work = Work(chunk, random, inputs or [])
+        parts: Parts = ()
+        made_ns = 0
         for operation in self.program.operations:
             assert isinstance(operation, Calling)
             calls = operation.begin(work)
             await self._make(calls, operation.stage)
             operation.finish(work, calls.results)
+            before_ns, made_ns = made_ns, time.perf_counter_ns() - start_ns
+            nbytes = size_of(work.samples[0]) if work.samples else 0
+            parts += ((made_ns - before_ns, 0, nbytes),)
         outcome = self.program.finish(work, sink)
         outcome.run_ns = time.perf_counter_ns() - start_ns
+        outcome.parts = self.program.parted(parts, outcome, made_ns)
         return outcome
 
     async def _make(self, calls: Calls, stage: str) -> None:

@@ -19,7 +19,7 @@ from ...errors import SampleError, add_note
 from ..batch.array_rows import ArrayRows
 from ..batch.buffer import Buffers
 from ..batch.layout import size_of, size_of_all
-from ..core.chunk import Chunk, Failure, Outcome
+from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import CpuClock
 from .randomness import SampleRandom
 
@@ -442,7 +442,8 @@ class Program:
 
     Args:
         operations: at least one; the first of the pipeline's first segment reads.
-        places: whether the results go into the batch, rather than on to a next segment.
+        places: the stage whose batches the results go into; empty: they go on to a next
+            segment.
         doubtful: objects of the user's which nobody said that threads may share. One
             thread of a process uses them first; then they are looked at.
         batches: collates the rows of a batch in the worker process that has made all
@@ -452,7 +453,7 @@ class Program:
     """
 
     operations: tuple[Operation, ...]
-    places: bool
+    places: str = ""
     doubtful: tuple[Any, ...] = ()
     batches: Buffers | None = None
     watched: tuple[Any, ...] = ()
@@ -461,7 +462,7 @@ class Program:
     def stages(self) -> tuple[str, ...]:
         """What is done to samples, and to batches, as the log names it."""
         stages = tuple(operation.stage for operation in self.operations)
-        return stages if self.batches is None else (*stages, self.batches.stage)
+        return (*stages, self.places) if self.places else stages
 
     def enter(self, number: int) -> None:
         """Run in worker process `number` from here on."""
@@ -495,10 +496,11 @@ class Program:
         clock, start_ns = clock or CpuClock(), time.perf_counter_ns()
         share = clock.begin()
         work, parts = self.work(chunk, inputs, random, share, watch)
+        made_ns = time.perf_counter_ns() - start_ns
         outcome = self.finish(work, sink)
-        outcome.parts = parts
         outcome.run_ns = time.perf_counter_ns() - start_ns
         outcome.cpu_ns = clock.end(outcome.run_ns)
+        outcome.parts = self.parted(parts, outcome, made_ns)
         return outcome
 
     def work(
@@ -508,7 +510,7 @@ class Program:
         random: SampleRandom,
         share: float | None = None,
         watch: Watch | None = None,
-    ) -> tuple[Work, tuple[tuple[int, int, int], ...]]:
+    ) -> tuple[Work, Parts]:
         """Do it to a chunk; return what became of it, and its parts as an `Outcome`.
 
         Args:
@@ -519,12 +521,27 @@ class Program:
             watch: of the samples.
         """
         work = Work(chunk, random, inputs or [], watch=watch)
-        if len(self.operations) == 1 and self.batches is None:
+        if len(self.operations) == 1:
             self.operations[0].run(work)  # what it takes is what all of it takes
             return work, ()
-        parts = [timed(operation, work, share) for operation in self.operations]
-        parts += [(0, 0, 0)] * (self.batches is not None)
-        return work, tuple(parts)
+        return work, tuple(timed(each, work, share) for each in self.operations)
+
+    def parted(self, parts: Parts, outcome: Outcome, made_ns: int) -> Parts:
+        """Return what each stage took, that of placing included; empty: there is one.
+
+        Args:
+            parts: of the operations; empty: there is one.
+            outcome: of all of it.
+            made_ns: after so many nanoseconds the samples were made.
+        """
+        if not self.places:
+            return parts
+        placing_ns = outcome.run_ns - made_ns
+        computing_ns = min(placing_ns, outcome.cpu_ns)  # copies wait for nothing
+        if not parts:
+            nbytes = outcome.nbytes // max(outcome.done, 1)
+            parts = ((made_ns, outcome.cpu_ns - computing_ns, nbytes),)
+        return *parts, (placing_ns, computing_ns, 0)
 
     def finish(self, work: Work, sink: Sink | None) -> Outcome:
         """Place what is left of the rows, or return it; their times are not known."""

@@ -110,8 +110,8 @@ def compile_drawn(
     assert isinstance(read, Read)
     if start is not None:
         operation = SeededRead(read.stage, read.get, read.get_many, start)
-        watched = segment.program.watched
-        program = Program((operation,), places=True, watched=watched)
+        places, watched = segment.program.places, segment.program.watched
+        program = Program((operation,), places, watched=watched)
         segment = replace(segment, program=program)
     if source.executor == "auto" and source.num_parallel_workers is None:
         kind = found_kind(segment.name, source.dataset)

@@ -218,7 +218,7 @@ def collating(buffers: Buffers, seed: int) -> SegmentRecipe:
     return SegmentRecipe(
         f"{buffers.stage} collate",
         buffers.stage,
-        Program((Collate(buffers.stage, buffers.collate, seed),), places=False),
+        Program((Collate(buffers.stage, buffers.collate, seed),)),
         "inline",
         num_parallel_workers=1,
         bounds=(1, 1),
@@ -304,7 +304,7 @@ def _segment(
     return SegmentRecipe(
         names[lead],
         batch_name or names[-1],
-        Program(operations, batch_name is not None, doubtful, watched=watched),
+        Program(operations, batch_name or "", doubtful, watched=watched),
         kind.executor,
         workers,
         bounds,

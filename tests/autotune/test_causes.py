@@ -53,7 +53,7 @@ def test_of_fused_operations_the_longest_is_to_blame_for_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("run_us", "cpu_us", "cause"),
     [
-        (50.0, 30.0, "the GIL: decode computes 0.030 of 0.050 ms a sample"),
+        (50.0, 30.0, "the GIL: decode computes 0.03 of 0.05 ms a sample"),
         (50.0, 5.0, "waiting reads"),  # of which little is computed
         (500.0, 300.0, "waiting reads"),  # for longer than the GIL is held
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ def chunk(indices: Sequence[int], first_row: int = 0, epoch: int = 0) -> Chunk:
 
 def run(*operations: Operation, indices: Sequence[int] = range(4)) -> Outcome:
     """Run operations on a chunk that stands at row 10 of its batch."""
-    program = Program(operations, places=False)
+    program = Program(operations)
     return program.run(chunk(indices, 10), None, None, SampleRandom(7))
 
 
@@ -73,15 +74,36 @@ def test_samples_pass_through_the_operations_in_order() -> None:
 
 def test_results_go_into_the_batch_if_the_segment_is_the_last() -> None:
     shelf = Shelf()
-    program = Program((read(),), places=True)
+    program = Program((read(),), places="Batch(ID:3)")
     outcome = program.run(chunk([5, 6], 10), None, shelf, SampleRandom(0))
     assert shelf.rows == {10: 5, 11: 6}
     assert outcome.outputs is None
     assert outcome.nbytes == 200
 
 
+class SlowShelf(Shelf):
+    """Takes its time over each row."""
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        until_s = time.perf_counter() + 0.002 * len(rows)
+        while time.perf_counter() < until_s:
+            pass
+        return super().place(rows, samples)
+
+
+@pytest.mark.parametrize("operations", [(read(),), (read(), mapped(int))])
+def test_placing_is_timed_apart_from_making(operations: tuple[Operation, ...]) -> None:
+    program = Program(operations, places="Batch(ID:3)")
+    assert program.stages == (*(each.stage for each in operations), "Batch(ID:3)")
+    outcome = program.run(chunk(range(5)), None, SlowShelf(), SampleRandom(0))
+    *made, placed = outcome.parts
+    assert len(made) == len(operations)
+    assert 0.01e9 <= placed[0] <= outcome.run_ns
+    assert sum(part[0] for part in made) <= outcome.run_ns - placed[0]
+
+
 def test_a_later_segment_starts_from_its_inputs() -> None:
-    program = Program((mapped(str.upper),), places=False)
+    program = Program((mapped(str.upper),))
     outcome = program.run(chunk([5, 6]), ["a", "b"], None, SampleRandom(0))
     assert outcome.outputs == ["A", "B"]
     assert outcome.nbytes == 2
@@ -122,7 +144,7 @@ def test_what_one_operation_leaves_is_what_the_next_works_on(
             Filter("Filter(ID:1) f", lambda n: n not in unwanted),
             mapped(failing_at(bad, ValueError)),
         ),
-        places=True,
+        places="Batch(ID:3)",
     )
     outcome = program.run(chunk(range(6), 10), None, shelf, SampleRandom(0))
     dropped = unwanted - unread
@@ -266,7 +288,7 @@ class Stream:
 def reader(stream: Iterable[int]) -> Callable[..., Outcome]:
     """Return a function that reads `rows` more of an epoch."""
     operation = ReadOn("Dataset(ID:0) stream", stream)
-    program = Program((operation,), places=False)
+    program = Program((operation,))
 
     def more(rows: int, epoch: int = 0) -> Outcome:
         part = chunk([0] * rows, epoch=epoch)

@@ -57,7 +57,7 @@ class Site:
         self.engine_lock = EngineLock(core)
         self.source = Connector(core, self.engine_lock, 0, lambda in_flight: "batch")
         self.connector = Counted(core, self.engine_lock, 1)
-        program = Program((Map("Map(ID:1) f", 1, function),), places=False)
+        program = Program((Map("Map(ID:1) f", 1, function),))
         self.pool = Coroutines(self.connector, program, 0, "f")
 
     def close(self) -> None:

@@ -154,7 +154,8 @@ def test_a_folder_is_read_apart_from_what_computes(photos: SourceStage) -> None:
     recipe = compiled(photos, MapStage(decode), BatchStage(1))
     assert stages_of(recipe) == [["Folder(ID:0) read"], ["Map(ID:1) decode"]]
     assert [segment.executor for segment in recipe.segments] == ["thread", "auto"]
-    assert [segment.program.places for segment in recipe.segments] == [False, True]
+    places = [segment.program.places for segment in recipe.segments]
+    assert places == ["", "Batch(ID:2)"]
 
 
 EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
