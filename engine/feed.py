@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -217,6 +217,31 @@ class PlannedBatches:
         return plan._replace(substituted=rows)
 
 
+class Collating(Protocol):
+    """Measures a trainer."""
+
+    def collating(self) -> AbstractContextManager[object]:
+        """Measure what the trainer spends on putting samples together."""
+        ...
+
+
+class MakingBlocks(Making, Protocol):
+    """What makes the blocks of a plan, which are dealt into batches later."""
+
+    @property
+    def trainer(self) -> Collating:
+        """The meter of whoever asks for batches."""
+        ...
+
+    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Return the next block: what is left of its samples, by row."""
+        ...
+
+    def restart(self, step: int, skip: int = 0) -> None:
+        """Go on at `step`; an iterable starts over and leaves out `skip` samples."""
+        ...
+
+
 class PlannedFeed(PlannedBatches):
     """The same of an engine, which has them ready."""
 
@@ -236,7 +261,7 @@ class RepackFeed:
     where blocks begin, and a state needs nothing but the number of tickets used up.
     """
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: MakingBlocks, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
         self._plan = recipe.planned
@@ -247,7 +272,9 @@ class RepackFeed:
         self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
-        self._samples: deque[tuple[int, Any]] = deque()
+        self._tickets: list[int] = []
+        """Of the samples that are left over."""
+        self._samples: list[Any] = []
         self._over = False
         self._clean = True
         self.cursor = cursor
@@ -265,20 +292,35 @@ class RepackFeed:
         elif step != self._engine.head:
             self._engine.restart(step)
         self._clean = False
-        self._samples.clear()
+        self._drop()
         self._over = cursor.position >= length
         self.cursor = cursor
 
+    @property
+    def block(self) -> int:
+        """The step of the block that is due next."""
+        return self._engine.head
+
+    def go_on_with(self, engine: MakingBlocks) -> None:
+        """Take the blocks from `block` on from another; what is left over is kept."""
+        engine.begin_epoch(self.cursor.epoch)
+        self._engine = engine
+
     def next(self) -> Delivery | None:
-        while len(self._samples) < self._size and not self._over:
+        size = self._size
+        while len(self._samples) < size and not self._over:
             self._pull()
-        count = min(self._size, len(self._samples))
-        short = count < self._size
-        if count == 0 or (short and self._batch.drop_last):
-            self._samples.clear()
+        taken = self._samples[:size]
+        if not taken or (len(taken) < size and self._batch.drop_last):
+            self._drop()
             return None
-        taken = [self._samples.popleft() for _ in range(count)]
-        return self._deliver(taken)
+        tickets = self._tickets[:size]
+        del self._samples[:size], self._tickets[:size]
+        return self._deliver(tickets[0], tickets[-1] + 1, taken)
+
+    def _drop(self) -> None:
+        self._samples.clear()
+        self._tickets.clear()
 
     def _pull(self) -> None:
         """Take the survivors of one block."""
@@ -291,20 +333,20 @@ class RepackFeed:
                 del finished, in_flight
         if finished.failures:
             self.faults.add(finished.failures, in_flight.plan)
-        start, used = in_flight.plan.start, self.cursor.position
-        self._samples.extend(
-            (start + row, sample)
-            for row, sample in finished.data.items()
-            if start + row >= used
-        )
+        start = in_flight.plan.start
+        tickets = [start + row for row in finished.data]
+        fresh = bisect_left(tickets, self.cursor.position)
+        self._tickets += tickets[fresh:]
+        self._samples += list(finished.data.values())[fresh:]
 
-    def _deliver(self, taken: list[tuple[int, Any]]) -> Delivery:
+    def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
+        """Deliver samples of the tickets from `start` to before `stop`."""
         cursor, count = self.cursor, len(taken)
         plan = BatchPlan(
             epoch=cursor.epoch,
             step=cursor.step,
             batch=cursor.batch,
-            start=taken[0][0],
+            start=start,
             last=False,
             n_global=count,
             n_rows=count,
@@ -314,11 +356,9 @@ class RepackFeed:
             lr_mult=1.0,
             momentum=None,
         )
-        self.cursor = Cursor(
-            cursor.epoch, cursor.batch + 1, cursor.step + 1, taken[-1][0] + 1
-        )
+        self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
         with self._engine.trainer.collating():
-            data = self._collate(plan, [sample for _, sample in taken])
+            data = self._collate(plan, taken)
             data = worked(self._engine.recipe, plan, data)
         return Delivery(data, plan)
 

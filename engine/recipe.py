@@ -136,7 +136,9 @@ class Recipe:
         """Whether the trainer alone makes the batches, to begin with."""
         first, *others = self.segments
         alone = first.executor in ("auto", "inline") and not others
-        return alone and not self.repack and self.options.host != "process"
+        # What reads an iterable takes its place along, as another process could not.
+        follows = first.thread_safe or not self.iterable
+        return alone and follows and self.options.host != "process"
 
     def collating(self) -> Recipe:
         """Return the recipe with a `collate_fn` that worker processes call.

@@ -182,7 +182,11 @@ class Run:
         self._s_per_row = host.s_per_row
         try:
             workers = TrainerHost(
-                self._recipe, self._byte_budget, host.cursor, self._trainer
+                self._recipe,
+                self._byte_budget,
+                host.cursor,
+                self._trainer,
+                feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
             host.moves.append(Move.now(name, "inline", kind, "failed", str(error)))
@@ -192,6 +196,8 @@ class Run:
         begun.moves.extend(host.moves)
         if begun.recipe.program.batches is not None:
             begun.connector.keeps_nothing()
+        if direct.iterable:
+            self._direct = None  # its place is with its reader
         self._settle_in(workers)
 
     def _take_back(self, host: Host) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine.host.direct import DirectHost
+from penstock.engine.host.local import TrainerHost
 
 LENGTH = 40
 
@@ -89,6 +90,67 @@ def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
                 knob(pipe).set("inline" if step == 9 else "process")
     assert seen[0]  # on a busy machine it may soon find that threads would pay
     assert seen[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    moves=st.lists(st.sampled_from(["inline", "process", None]), max_size=5),
+    size=st.integers(1, 7),
+    left=st.integers(0, 9),
+)
+def test_a_move_changes_no_batch_behind_a_filter_either(
+    moves: list[str | None], size: int, left: int
+) -> None:
+    kept = [index for index in range(LENGTH) if index % 3 != 1]
+    expected = [kept[at : at + size] for at in range(0, len(kept), size)]
+    source = ps.Pipeline.from_dataset(Rows()).filter(lambda row: row[2] % 3 != 1)
+    with source.batch(size) as pipe:
+        for step, batch in enumerate(pipe):
+            if step == left:
+                break  # the next epoch leaves out nothing
+            assert batch[2].tolist() == expected[step]
+        found = []
+        for step, batch in enumerate(pipe):
+            found.append(batch[2].tolist())
+            asked = moves[step // 2] if step // 2 < len(moves) else None
+            if asked is not None and (turned := knob(pipe)) is not None:
+                turned.set(asked)
+    assert found == expected
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Slow enough for a thread."""
+
+    opened = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.opened += 1
+        for index in range(100):
+            end_s = time.perf_counter() + 0.001
+            while time.perf_counter() < end_s:
+                pass
+            yield index
+
+
+def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
+    stream = Stream()
+    with ps.Pipeline.from_dataset(stream).batch(7) as pipe:
+        hosts = []
+        for _ in range(2):
+            seen = []
+            for batch in pipe:
+                seen += batch.tolist()
+                assert pipe._slot.run is not None  # noqa: SLF001
+                hosts.append(type(pipe._slot.run.run.host))  # noqa: SLF001
+            assert seen == list(range(100))
+        assert hosts[0] is DirectHost
+        assert hosts[-1] is TrainerHost
+        for _ in zip(range(5), pipe, strict=False):
+            state = pipe.state_dict()
+    assert stream.opened == 3
+    with ps.Pipeline.from_dataset(Stream()).batch(7) as pipe:
+        pipe.load_state_dict(state)
+        assert [at for batch in pipe for at in batch.tolist()] == list(range(35, 100))
 
 
 class Watching:

@@ -478,7 +478,7 @@ def test_workers_that_are_stopped_finish_the_sample_in_hand(
 
 
 def test_work_is_spread_over_the_processes() -> None:
-    pipe = ps.Pipeline.from_dataset(Numbers(64), **WORKERS["3 processes"])
+    pipe = ps.Pipeline.from_dataset(Numbers(320), **WORKERS["3 processes"])
     slow = pipe.map(partial(waits, wait_s=0.002), **WORKERS["3 processes"])
     with slow.map(pids, **WORKERS["3 processes"]).batch(8) as batched:
         found = {int(pid) for batch in batched for pid in batch[1]}

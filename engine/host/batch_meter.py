@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from ...system.run_queue import OwnQueue
 from ..core.metrics import LONG_NS, SOME, PartReading, PartsMeter, WorkerReading
 from ..observe.observation import ratio
 
 __all__ = ["BatchMeter"]
+
+NOTHING = nullcontext()
 
 
 class BatchMeter:
@@ -54,11 +57,12 @@ class BatchMeter:
         """Of this batch's time that is likely on a CPU; None where it is measured."""
         return None if self._begun_cpu_ns else ratio(self._cpu_ns, self._clocked_ns)
 
-    def collating(self) -> None:
-        """Its samples are made."""
+    def collating(self) -> AbstractContextManager[object]:
+        """Its samples are made; what follows is putting them together."""
         if self._begun_cpu_ns:
             self._made_cpu_ns = time.thread_time_ns()
         self._made_ns = time.perf_counter_ns()
+        return NOTHING
 
     def end(self, rows: int) -> None:
         """It is made."""

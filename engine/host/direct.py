@@ -21,12 +21,13 @@ from ..observe.knob import Knob
 from ..observe.observation import Move, MoveOutcome
 from ..observe.reading import Reading, SegmentReading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
+from ..program.program import ReadOn
 from ..program.seeding import keeps
 from ..recipe import Recipe
 from ..segment import Kind
 from .batch_meter import BatchMeter
 from .local import NOTE_NS
-from .makers import DrawnMaker, Maker, PlannedMaker
+from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
 
 __all__ = ["DirectHost"]
 
@@ -58,11 +59,8 @@ class DirectHost:
         (self.segment,) = recipe.segments
         self._plan, self._trainer = recipe.plan, trainer
         self._meter = BatchMeter(len(self.segment.program.operations))
-        drawn = isinstance(recipe.plan, DrawnPlan)
-        make: Callable[[Recipe, Cursor, BatchMeter], Maker]
-        make = DrawnMaker if drawn else PlannedMaker
-        self._maker = make(recipe, cursor, self._meter)
-        self._next = self._maker.next
+        self.maker = _maker(recipe)(recipe, cursor, self._meter)
+        self._next = self.maker.next
         self._batch_rows = 0
         self.undecided = self.segment.executor == "auto"
         """Whether it is still to be seen if workers would pay."""
@@ -79,7 +77,7 @@ class DirectHost:
 
     @property
     def cursor(self) -> Cursor:
-        return self._maker.cursor
+        return self.maker.cursor
 
     @property
     def s_per_row(self) -> float:
@@ -88,7 +86,7 @@ class DirectHost:
         return run_ns / 1e9 / rows if rows else 0.0
 
     def begin(self, cursor: Cursor) -> None:
-        self._maker.begin(cursor)
+        self.maker.begin(cursor)
 
     def next(self) -> Delivery | None:
         if self._closed:
@@ -135,8 +133,10 @@ class DirectHost:
 
     def why_not(self) -> str:
         """Say why workers would make other samples; empty: nothing that was seen."""
-        if self._maker.drew and not isinstance(self._plan, DrawnPlan):
+        if self.maker.drew and not isinstance(self._plan, DrawnPlan):
             return DREW
+        if self.segment.iterable:
+            return ""  # a thread goes on with the iterator that there is
         path = changed(self._before, self.segment.subjects) or self._file
         if path is not None:
             return CHANGES.format(path)
@@ -195,8 +195,18 @@ class DirectHost:
         return True
 
     def close(self) -> None:
-        """Make no more."""
+        """Make no more, and let go of an iterator that was begun."""
         self._closed = True
+        read = self.segment.program.operations[0]
+        if isinstance(read, ReadOn):
+            read.restart()
 
     def __repr__(self) -> str:
         return f"<DirectHost at {self.cursor}>"
+
+
+def _maker(recipe: Recipe) -> Callable[[Recipe, Cursor, BatchMeter], Maker]:
+    """Return what makes the batches of a pipeline of its kind."""
+    if isinstance(recipe.plan, DrawnPlan):
+        return DrawnMaker
+    return RepackMaker if recipe.repack else PlannedMaker

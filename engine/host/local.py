@@ -71,6 +71,7 @@ class TrainerHost:
         cursor: where the first batch starts.
         trainer: the meter of whoever calls `next`.
         slabs: where batches' memory comes from, if another process is to read them.
+        feed: one that has begun, and goes on with this engine; None: it makes its own.
     """
 
     era = 0
@@ -82,12 +83,15 @@ class TrainerHost:
         cursor: Cursor,
         trainer: TrainerMeter,
         slabs: SlabPool | None = None,
+        feed: RepackFeed | None = None,
     ) -> None:
-        self.engine = Engine(
-            recipe, byte_budget, cursor.step, trainer=trainer, slabs=slabs
-        )
-        self._feed: Feed = _feed(recipe)(self.engine, cursor)
-        self._feed.begin(cursor)
+        step = cursor.step if feed is None else feed.block
+        self.engine = Engine(recipe, byte_budget, step, trainer=trainer, slabs=slabs)
+        self._feed: Feed = feed or _feed(recipe)(self.engine, cursor)
+        if feed is None:
+            self._feed.begin(cursor)
+        else:
+            feed.go_on_with(self.engine)
         self.engine.__enter__()
         self._noted_ns = time.perf_counter_ns()
 

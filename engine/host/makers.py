@@ -17,10 +17,10 @@ from ...errors import add_note
 from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
-from ..feed import Delivery, PlannedBatches
+from ..feed import Delivery, PlannedBatches, RepackFeed, place
 from ..movable import snapshot
-from ..plan import BatchPlan, Cursor, DrawnPlan, Rows
-from ..program.program import Work, samples_of
+from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
+from ..program.program import ReadOn, Work, samples_of
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -35,7 +35,7 @@ from ..program.seeding import (
 from ..recipe import Recipe
 from .batch_meter import BatchMeter
 
-__all__ = ["DrawnMaker", "Maker", "PlannedMaker"]
+__all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker"]
 
 LOOKED_AHEAD = 16
 """Batches that are planned at once."""
@@ -48,6 +48,14 @@ class Maker(Protocol):
 
     drew: bool
     """Whether a sample drew from a global generator."""
+
+    @property
+    def feed(self) -> RepackFeed | None:
+        """Deals what is made into batches, and can go on with an engine.
+
+        None where each batch is made as a whole.
+        """
+        ...
 
     @property
     def cursor(self) -> Cursor:
@@ -84,6 +92,7 @@ class DrawnMaker:
         self._start = cursor
         self._last: BatchPlan | None = None
         self._undrawn = Undrawn()
+        self.feed: RepackFeed | None = None
         self.drew = bool(read.seeds)
         self._sure = False
         """Whether one batch has shown what draws."""
@@ -237,6 +246,39 @@ class DrawnMaker:
         return data
 
 
+class LookAhead:
+    """Plans some batches at once: one at a time takes three times as long."""
+
+    def __init__(self, planned: Plan) -> None:
+        self._planned = planned
+        self._batches: deque[tuple[BatchPlan, Rows]] = deque()
+
+    def clear(self) -> None:
+        """Forget what was planned, as another batch is due."""
+        self._batches.clear()
+
+    def take(self, step: int, left: int = LOOKED_AHEAD) -> tuple[BatchPlan, Rows]:
+        """Return the batch of `step`, and its samples.
+
+        Args:
+            step: the one after that of the call before, or any behind a `clear`.
+            left: how many may be planned.
+        """
+        if not self._batches:
+            self._look(step, step + min(left, LOOKED_AHEAD))
+        return self._batches.popleft()
+
+    def _look(self, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            try:
+                plan = self._planned.batch(step)
+                self._batches.append((plan, self._planned.rows(plan)))
+            except Exception:
+                if step == start:
+                    raise
+                break  # a schedule may be wrong there: it is raised when that is due
+
+
 class PlannedMaker:
     """Makes the batches of a plan. What its feed takes for an engine."""
 
@@ -245,8 +287,7 @@ class PlannedMaker:
         self.head = cursor.step
         self.drew = False
         self._meter = meter
-        self._planned = recipe.planned
-        self._ahead: deque[tuple[BatchPlan, Rows]] = deque()
+        self._ahead = LookAhead(recipe.planned)
         self._program = recipe.segments[0].program
         self._by_default = recipe.buffers.collate is None
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
@@ -257,6 +298,7 @@ class PlannedMaker:
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         self._batches = PlannedBatches(self, cursor)
+        self.feed: RepackFeed | None = None
 
     @property
     def cursor(self) -> Cursor:
@@ -269,9 +311,7 @@ class PlannedMaker:
         batches, meter = self._batches, self._meter
         if not batches.left:
             return None
-        if not self._ahead:
-            self._look_ahead(batches.left)
-        plan, rows = self._ahead.popleft()
+        plan, rows = self._ahead.take(self.head, batches.left)
         self.head += 1
         if not self.drew:
             self._undrawn.look()
@@ -307,18 +347,6 @@ class PlannedMaker:
     def still(self) -> Iterator[None]:
         """Nobody else is at work."""
         yield
-
-    def _look_ahead(self, left: int) -> None:
-        """Plan some batches at once: one at a time takes three times as long."""
-        planned = self._planned
-        for step in range(self.head, self.head + min(left, LOOKED_AHEAD)):
-            try:
-                plan = planned.batch(step)
-                self._ahead.append((plan, planned.rows(plan)))
-            except Exception:
-                if step == self.head:
-                    raise
-                break  # a schedule may be wrong there: it is raised when that is due
 
     def _together(
         self, plan: BatchPlan, rows: Rows, samples: Sequence[Any]
@@ -357,9 +385,7 @@ class PlannedMaker:
 
     def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
         """Collate what could be made."""
-        for failure in work.failures or ():
-            if isinstance(failure.error, KeyboardInterrupt):
-                raise failure.error
+        raise_interrupt(work)
         plan, buffers = in_flight.plan, self.recipe.buffers
         in_flight.failures += work.failures or ()
         work.failures = None
@@ -371,3 +397,100 @@ class PlannedMaker:
             seed = self.recipe.seed, plan.epoch, plan.batch
             finished = self._calls.call(finished.collate, *seed)
         return finished
+
+
+class RepackMaker:
+    """Makes the batches of an iterable, or behind a filter.
+
+    It makes the blocks: what its feed, which deals them into batches, takes for an
+    engine.
+    """
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        self.recipe = recipe
+        self.head = place(recipe.planned, cursor)[0]
+        self.drew = False
+        self.trainer = self._meter = meter
+        self._ahead = LookAhead(recipe.planned)
+        self._program = recipe.segments[0].program
+        self._weighs = cycle([True] + [False] * (WEIGHED - 1))
+        """Whether the samples of a block are looked at for their bytes."""
+        self._rows = 0
+        """That were read for this batch."""
+        self._random = SampleRandom(recipe.seed)
+        self._undrawn = Undrawn()
+        self.feed = RepackFeed(self, cursor)
+        self.feed.begin(cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.feed.cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        self.feed.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        self._rows = 0
+        self._meter.begin()
+        delivery = self.feed.next()
+        if delivery is not None:
+            self._meter.end(self._rows)
+        return delivery
+
+    # For what deals them
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing is begun ahead."""
+
+    def restart(self, step: int, skip: int = 0) -> None:
+        """Go on at `step`; an iterable starts over and leaves out `skip` samples."""
+        read = self._program.operations[0]
+        if isinstance(read, ReadOn):
+            read.restart(skip)
+        self.head = step
+        self._ahead.clear()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody else is at work."""
+        yield
+
+    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Make the next block."""
+        plan, rows = self._ahead.take(self.head)
+        self.head += 1
+        if not self.drew:
+            self._undrawn.look()
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        work, parts = self._program.work(chunk, None, self._random, self._meter.share)
+        self.drew = self.drew or self._undrawn.drawn
+        samples, count = work.samples, len(chunk)
+        done = len(samples) if work.ended else count
+        self._rows += done
+        if parts:
+            self._meter.parts.add(parts, done)
+        if next(self._weighs) and samples:
+            self._meter.sample_bytes = size_of_all(samples) // len(samples)
+        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
+        in_flight.ended = work.ended
+        return in_flight, self._finished(in_flight, work)
+
+    def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
+        """Return what is left of a block's samples, by row; or why it cannot be had."""
+        if not work.failures:
+            return Finished(dict(zip(work.rows(), work.samples, strict=True)))
+        raise_interrupt(work)
+        in_flight.failures += work.failures
+        work.failures = None
+        assert isinstance(in_flight.buffer, BatchBuffer)
+        in_flight.buffer.keep(work.rows(), work.samples)
+        finished = self.recipe.buffers.finish(in_flight)
+        assert not isinstance(finished, Gathered)  # blocks are not collated
+        return finished
+
+
+def raise_interrupt(work: Work) -> None:
+    """Raise a Ctrl-C that came in the user's function: it was meant for the loop."""
+    for failure in work.failures or ():
+        if isinstance(failure.error, KeyboardInterrupt):
+            raise failure.error
