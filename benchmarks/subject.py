@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Self
 
@@ -27,7 +29,8 @@ class Subject:
     """A fresh process of a script, as a `with`, that answers lines with JSON.
 
     Between two questions it is stopped, with all its children: none is to fill up its
-    stock meanwhile, or to take a core from another.
+    stock meanwhile, or to take a core from another. It meets no other on this host: one
+    that is stopped leaves it all cores.
     """
 
     def __init__(
@@ -48,13 +51,15 @@ class Subject:
             environment: its variables; None: ours.
         """
         self._limit_s = limit_s
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-subject-")
+        given = os.environ if environment is None else environment
         self._process = subprocess.Popen(
             [python, "-W", "ignore", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env=environment,
+            env={**given, "XDG_RUNTIME_DIR": self._folder.name},
         )
 
     def __enter__(self) -> Self:
@@ -70,6 +75,7 @@ class Subject:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         self._process.communicate()
+        self._folder.cleanup()
 
     def ask(self, question: str = "") -> Any:
         """Let it go on until it has answered.
