@@ -134,6 +134,10 @@ class Tuner(Generic[M]):
         seen = self._plant.observe()
         if seen is not None and seen.window_s > 0:
             self._tell_moves(seen)
+            if seen.trainer.away_s:  # nobody can tell how it went before and after
+                self._gathered, self._settling = None, True
+                self._settled_s = max(self._settled_s, seen.time_s)
+                return CONTROL_S
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
             self._gathered = None if enough(window) else window

@@ -160,6 +160,7 @@ def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservatio
         gap_s=a.gap_s + b.gap_s,
         copy_s=a.copy_s + b.copy_s,
         collate_s=a.collate_s + b.collate_s,
+        away_s=a.away_s + b.away_s,
     )
 
 

@@ -200,11 +200,14 @@ class TrainerObservation:
     wait_s: float
     """Exposed wait: time inside `next()` until its batch was ready."""
     gap_s: float
-    """The trainer's own time between two calls of `next()`."""
+    """The trainer's own time between two calls of `next()`; not while it was away."""
     copy_s: float = 0.0
     """Of the wait, what it took to bring batches to the device."""
     collate_s: float = 0.0
     """Of the wait, what the user's `collate_fn` took in the trainer's own thread."""
+    away_s: float = 0.0
+    """What single steps took beyond all measure: it was stopped, or did something else,
+    as to write a checkpoint. No part of a step."""
 
     @property
     def wait_share(self) -> float:

@@ -89,6 +89,11 @@ class Reading:
     """What the caches of the pipeline did, on this host, since it began."""
 
 
+AWAY_NS = 1_000_000_000
+AWAY = 20
+"""So many times the usual gap, and `AWAY_NS` at least, and the trainer was away."""
+
+
 class TrainerMeter:
     """Measures `next()` from outside: how long it made the trainer wait.
 
@@ -102,9 +107,9 @@ class TrainerMeter:
         self.regime = ""
         self._size: tuple[int, int | None] | None = None
         """Of batches, which is their regime."""
-        self._totals = (0, 0, 0, 0, 0)
-        """Steps, rows, and nanoseconds of waits, of gaps, and of those waits that were
-        for the way to the device, exchanged as one."""
+        self._totals = (0, 0, 0, 0, 0, 0)
+        """Steps, rows, and nanoseconds of waits, of gaps, of those waits that were for
+        the way to the device, and of being away, exchanged as one."""
         self._collate_ns = 0
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
@@ -139,13 +144,17 @@ class TrainerMeter:
 
     def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
         """It is given a batch that no plan tells anything of."""
-        steps, rows, wait_ns, gap_ns, copied_ns = self._totals
+        steps, rows, wait_ns, gap_ns, copied_ns, away_ns = self._totals
+        gap = self._gap_ns
+        if gap > AWAY_NS and gap * steps > AWAY * (gap_ns + away_ns) > 0:
+            gap, away_ns = 0, away_ns + gap
         self._totals = (
             steps + 1,
             rows + n_rows,
             wait_ns + now_ns - self._asked_ns,
-            gap_ns + self._gap_ns,
+            gap_ns + gap,
             copied_ns + copy_ns,
+            away_ns,
         )
         self._left_ns = now_ns
 
@@ -158,20 +167,23 @@ class TrainerMeter:
 
     def stop(self) -> None:
         """It left the loop: the time before was its last step's, what comes is none."""
-        steps, rows, wait_ns, gap_ns, copied_ns = self._totals
-        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns, copied_ns
+        steps, rows, wait_ns, gap_ns, copied_ns, away_ns = self._totals
+        gap_ns += self._gap_ns
+        self._totals = steps, rows, wait_ns, gap_ns, copied_ns, away_ns
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
         """Return the totals of whole steps."""
         steps, rows, *spent_ns = self._totals
-        spent_ns.append(self._collate_ns)
+        spent_ns.insert(-1, self._collate_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
 
 
 def difference(before: Reading, now: Reading) -> Observation:
     """Return the window between two readings of one engine."""
-    window_s = max(now.time_s - before.time_s, 1e-9)
+    ours, theirs = before.trainer, now.trainer
+    away_s = max(0.0, theirs.away_s - ours.away_s)
+    window_s = max(now.time_s - before.time_s - away_s, 1e-9)
     outputs = [
         connector(a, b, window_s)
         for a, b in zip(before.segments, now.segments, strict=True)
@@ -181,7 +193,6 @@ def difference(before: Reading, now: Reading) -> Observation:
         segment(a, b, outputs[at - 1] if at else None, outputs[at])
         for at, (a, b) in enumerate(pairs)
     )
-    ours, theirs = before.trainer, now.trainer
     trainer = TrainerObservation(
         theirs.steps - ours.steps,
         theirs.rows - ours.rows,
@@ -189,6 +200,7 @@ def difference(before: Reading, now: Reading) -> Observation:
         max(0.0, theirs.gap_s - ours.gap_s),
         max(0.0, theirs.copy_s - ours.copy_s),
         max(0.0, theirs.collate_s - ours.collate_s),
+        away_s,
     )
     children_s = sum(s.cpu_s for s in segments if s.executor == "process")
     return Observation(

@@ -113,6 +113,25 @@ def test_a_worker_that_never_begins_is_not_waited_for_for_good() -> None:
     assert len(plant.changes) > 1
 
 
+class GoesAway(FluidPlant):
+    """Its trainer is away for seven seconds, now and then, and the window lies."""
+
+    def observe(self) -> Observation | None:
+        seen = super().observe()
+        if seen is None or int(seen.time_s) % 5:
+            return seen
+        trainer = replace(seen.trainer, rows=1, away_s=7.0)
+        segments = (replace(s, run_s=-20 * s.run_s, rows=1) for s in seen.segments)
+        return replace(seen, trainer=trainer, segments=tuple(segments))
+
+
+def test_what_is_seen_while_the_trainer_is_away_is_no_evidence() -> None:
+    plant = GoesAway(STORE, gap_s=64 / 600, cores=2.0)
+    run(plant, 60.0, policy=BottleneckLaw())
+    assert plant.rows_per_s(1.0) >= 0.9 * 600
+    assert 9 <= plant.workers()[0] <= 14
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_from_the_maximum_it_gives_back_what_the_trainer_does_not_need(
     noise: float,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,29 @@ def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
     assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0)
 
 
+def test_a_trainer_that_is_away_takes_no_longer_for_a_step() -> None:
+    meter = TrainerMeter()
+    now = 0
+    for step in range(100):
+        meter.ask(now)
+        meter.get(now + S // 100, batch(8, 0, step))
+        now += S // 100 + (60 * S if step in (50, 70) else S // 10)
+    read = meter.read()
+    assert read.away_s == 120.0
+    assert read.gap_s == pytest.approx(97 * 0.1)
+    assert read.wait_s == pytest.approx(1.0)
+
+
+def test_a_long_step_that_comes_again_and_again_is_a_step() -> None:
+    meter = TrainerMeter()
+    now = 0
+    for step in range(160):
+        meter.ask(now)
+        meter.get(now, batch(8, 0, step))
+        now += 3 * S if step % 16 == 15 else S // 10
+    assert meter.read().away_s <= 3.0  # it was the first of its kind once
+
+
 def segment(scale: float, workers: int = 2) -> SegmentReading:
     """Return a reading whose counters are in proportion to `scale`."""
     return SegmentReading(
@@ -89,6 +113,14 @@ def segment(scale: float, workers: int = 2) -> SegmentReading:
         GaugeReading(40 * scale, 1 * scale, 2 * scale, 20),
         7.0,
     )
+
+
+def test_a_window_is_shorter_by_what_the_trainer_was_away() -> None:
+    before, now = reading(10.0, 1), reading(80.0, 3)
+    away = replace(now, trainer=replace(now.trainer, away_s=66.0))
+    seen = difference(before, away)
+    assert (seen.window_s, seen.trainer.away_s) == (4.0, 66.0)
+    assert seen.rows_per_s == 4.0
 
 
 def reading(time_s: float, scale: float, workers: int = 2) -> Reading:
