@@ -110,10 +110,20 @@ class Window:
         return ratio(self.segment.queued_s, self.segment.run_s)
 
     @property
+    def busy_cores(self) -> float:
+        """Cores that loading keeps busy: hand-overs included, where nothing else is.
+
+        What the engine's process does besides its workers may be the trainer's own, but
+        for as long as that waits.
+        """
+        waits = wait_share(self.seen) >= MOSTLY
+        return max(self.seen.cpu_cores, self.seen.used_cores if waits else 0.0)
+
+    @property
     def cores_used(self) -> bool:
         """Whether all cores there are keep busy with loading."""
         budget = self.budget
-        return budget is not None and self.seen.cpu_cores >= CPU_USED * budget.cpu_cores
+        return budget is not None and self.busy_cores >= CPU_USED * budget.cpu_cores
 
     @property
     def torchs(self) -> bool:
@@ -273,7 +283,7 @@ def _of_cores(window: Window) -> Cause | None:
     if window.budget is None or not window.cores_used:
         return None
     return Cause(
-        f"CPU: {window.seen.cpu_cores:.1f} of {window.budget.cpu_cores:g} cores are"
+        f"CPU: {window.busy_cores:.1f} of {window.budget.cpu_cores:g} cores are"
         f" busy loading, most of it {window.name}.",
         _of_fused(window),
     )

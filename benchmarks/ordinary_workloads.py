@@ -537,7 +537,7 @@ WORKLOADS = {
         ParquetRows,
         64,
         ("read", "collate"),
-        COMPUTES,
+        (*COMPUTES, "collate"),
         write=write_parquet,
         shuffle=False,
         needs="pyarrow",

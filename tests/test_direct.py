@@ -132,6 +132,13 @@ class Stream(torch.utils.data.IterableDataset[int]):
             yield index
 
 
+def test_the_trainer_goes_on_reading_an_iterable_while_it_does_nothing_else() -> None:
+    with ps.Pipeline.from_dataset(Stream()).batch(4) as pipe:
+        assert [at for batch in pipe for at in batch.tolist()] == list(range(100))
+        assert pipe._slot.run is not None  # noqa: SLF001
+        assert type(pipe._slot.run.run.host) is DirectHost  # noqa: SLF001
+
+
 def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
     stream = Stream()
     with ps.Pipeline.from_dataset(stream).batch(7) as pipe:
@@ -140,6 +147,7 @@ def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
             seen = []
             for batch in pipe:
                 seen += batch.tolist()
+                time.sleep(0.005)  # what it trains meanwhile is what a thread spares
                 assert pipe._slot.run is not None  # noqa: SLF001
                 hosts.append(type(pipe._slot.run.run.host))  # noqa: SLF001
             assert seen == list(range(100))

@@ -31,6 +31,11 @@ from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
 
 __all__ = ["DirectHost"]
 
+LOOKS = 8
+"""Of so many batches that the trainer makes, one is looked at for what it spares."""
+MIN_GAP = 0.1
+"""Of a step, that is the trainer's own, from which reading beside it pays."""
+
 
 class DirectHost:
     """A host without an engine: the trainer makes its batches.
@@ -107,7 +112,7 @@ class DirectHost:
 
         Once: by the first batches, and by what was seen of them.
         """
-        if not self.undecided:
+        if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
         meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
         # Threads leave a `collate_fn` to the trainer.
@@ -125,6 +130,16 @@ class DirectHost:
         if not self.why_not():
             self._note(found.executor, "moved", found.reason)
         return found.executor
+
+    def _overlaps(self) -> bool:
+        """Whether one reader beside the trainer would spare it something.
+
+        An iterable has but one: what it spares is what the trainer does meanwhile.
+        """
+        if self._meter.batches % LOOKS:
+            return False
+        seen = self._trainer.read()
+        return seen.gap_s >= MIN_GAP * (seen.gap_s + seen.wait_s)
 
     @property
     def collate_moves(self) -> bool:

@@ -39,7 +39,7 @@ __all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker"]
 
 LOOKED_AHEAD = 16
 """Batches that are planned at once."""
-WEIGHED = 16
+WEIGHED = 128
 """Of so many batches that a `collate_fn` makes, one is looked at for its bytes."""
 
 
