@@ -1,0 +1,473 @@
+"""MindSpore's data sets, for scripts that were written for them.
+
+    import penstock.mindspore as ds          # was: import mindspore.dataset as ds
+
+    data = ds.GeneratorDataset(source, ["image", "label"], shuffle=True)
+    data = data.map(augment, input_columns="image").batch(32, drop_remainder=True)
+    for row in data.create_dict_iterator():
+        ...
+
+A thin cover over `penstock.Pipeline`: the calls that most scripts need. The others
+raise an error that says what penstock has in their place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import torch
+
+from . import config as _config
+from .engine.plan import Shard
+from .errors import check
+from .pipeline import image
+from .pipeline.pipeline import Pipeline
+
+__all__ = ["Dataset", "GeneratorDataset", "ImageFolderDataset", "config"]
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+"""One sample: a value for each column."""
+
+INSTEAD = {
+    "BatchDataset": "GeneratorDataset(...).batch(n)",
+    "CSVDataset": "GeneratorDataset of rows read by csv or pandas",
+    "Cifar10Dataset": "GeneratorDataset of torchvision.datasets.CIFAR10",
+    "MindDataset": "GeneratorDataset of what reads your records",
+    "MnistDataset": "GeneratorDataset of torchvision.datasets.MNIST",
+    "NumpySlicesDataset": "GeneratorDataset of torch.utils.data.TensorDataset",
+    "TFRecordDataset": "GeneratorDataset of what reads your records",
+    "TextFileDataset": "GeneratorDataset of the lines of the file",
+    "DatasetCache": "penstock.Pipeline.cache(ram=..., disk=...)",
+}
+METHODS = {
+    "apply": "a function called on the data set",
+    "bucket_batch_by_length": "a batch sampler of your own, with penstock.DataLoader",
+    "concat": "torch.utils.data.ConcatDataset, before GeneratorDataset",
+    "device_que": "penstock.Pipeline.to_device(device)",
+    "filter": "penstock.Pipeline.filter(predicate)",
+    "flat_map": "an iterable data set of your own",
+    "padded_batch": "penstock.Pipeline.batch(collate_fn=...), which pads",
+    "project": "map(), with output_columns",
+    "rename": "map(), with output_columns",
+    "save": "penstock.Pipeline.cache(disk=...)",
+    "skip": "penstock.Pipeline.select(indices)",
+    "split": "torch.utils.data.random_split, before GeneratorDataset",
+    "sync_wait": "penstock.Pipeline.on_batch(listener)",
+    "zip": "torch.utils.data.StackDataset, before GeneratorDataset",
+}
+CONFIG = {
+    "load": "Pipeline.load_autotune(path)",
+    "set_auto_num_workers": "set_enable_autotune(True)",
+    "set_callback_timeout": "map(timeout=...)",
+    "set_error_samples_mode": "batch(on_error='substitute')",
+    "set_monitor_sampling_interval": "set_autotune_interval(steps)",
+    "set_multiprocessing_timeout_interval": "map(timeout=...)",
+}
+
+
+def _instead(name: str, table: dict[str, str]) -> str:
+    """Say that there is no such call, and what there is."""
+    known = table.get(name)
+    cure = f"use {known}" if known else "see penstock.Pipeline for what there is"
+    return f"penstock.mindspore has no {name!r}; {cure}"
+
+
+class _Config:
+    """MindSpore's `config`: what penstock has under the same name."""
+
+    NAMES: ClassVar = {
+        "get_autotune_interval",
+        "get_enable_autotune",
+        "get_num_parallel_workers",
+        "get_prefetch_size",
+        "get_seed",
+        "set_autotune_interval",
+        "set_enable_autotune",
+        "set_num_parallel_workers",
+        "set_prefetch_size",
+        "set_seed",
+    }
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.NAMES:
+            raise AttributeError(_instead(name, CONFIG))
+        return getattr(_config, name)
+
+    def __repr__(self) -> str:
+        return f"<penstock.mindspore.config: {', '.join(sorted(self.NAMES))}>"
+
+
+config = _Config()
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(_instead(name, INSTEAD))
+
+
+class Columns:
+    """Calls operations on some columns of a row. One object a map, so it can travel."""
+
+    def __init__(
+        self, operations: Sequence[Callable[..., Any]], taken: Sequence[int], inner: str
+    ) -> None:
+        self._operations = tuple(operations)
+        self._taken = tuple(taken)
+        self.__name__ = inner
+
+    def __call__(self, row: Row) -> Row:
+        values = tuple(row[at] for at in self._taken)
+        for operation in self._operations:
+            made = operation(*values)
+            values = made if isinstance(made, tuple) else (made,)
+        return self._placed(row, values)
+
+    def _placed(self, row: Row, values: Row) -> Row:
+        """Return the row with results in place of what they are made of.
+
+        As many as were taken stand where these stood. Else they come first, and the
+        columns that were left alone behind them.
+        """
+        if len(values) == len(self._taken):
+            new = list(row)
+            for at, value in zip(self._taken, values, strict=True):
+                new[at] = value
+            return tuple(new)
+        rest = (value for at, value in enumerate(row) if at not in self._taken)
+        return (*values, *rest)
+
+
+class Arrays:
+    """A source, its samples as tuples of arrays; map-style."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Row:
+        return _row(self._source[index])
+
+
+class Streamed(torch.utils.data.IterableDataset[Row]):
+    """An iterable source, or a function that returns one."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Row]:
+        source = self._source
+        return map(_row, source() if callable(source) else source)
+
+
+def _row(sample: Any) -> Row:
+    """Return a sample as MindSpore has it: one array a column."""
+    values = sample if isinstance(sample, tuple) else (sample,)
+    return tuple(np.asarray(value) for value in values)
+
+
+class Epochs(Iterator[T]):
+    """Begins an epoch each time it is looped over, as MindSpore's iterators do."""
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+        self._rows: Iterator[T] | None = None
+
+    def __iter__(self) -> Self:
+        self._rows = self._begin()
+        return self
+
+    def __next__(self) -> T:
+        if self._rows is None:
+            self._rows = self._begin()
+        return next(self._rows)
+
+
+class Dataset:
+    """What `GeneratorDataset` and `ImageFolderDataset` return. Each call makes another.
+
+    Args:
+        pipeline: whose samples are tuples, one value a column.
+        columns: their names.
+        batched: whether it yields batches.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, columns: Sequence[str], *, batched: bool = False
+    ) -> None:
+        self._pipeline = pipeline
+        self._columns = list(columns)
+        self._batched = batched
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(_instead(name, METHODS))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What it covers, for all else that penstock can do."""
+        return self._pipeline
+
+    def map(
+        self,
+        operations: Callable[..., Any] | Sequence[Callable[..., Any]],
+        input_columns: str | Sequence[str] | None = None,
+        output_columns: str | Sequence[str] | None = None,
+        num_parallel_workers: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Call functions, one after the other, on the values of some columns.
+
+        Args:
+            operations: one or several; each takes what the one before returned.
+            input_columns: what the first one is given (default: the first column).
+            output_columns: names of the results (default: those of the input).
+            num_parallel_workers: to begin with.
+            **options: of MindSpore's: they say how it runs, which penstock finds out.
+
+        Raises:
+            SpecError: there is no such column, or an option is unknown.
+        """
+        _known(options, "python_multiprocessing", "max_rowsize", "offload")
+        calls = [operations] if callable(operations) else list(operations)
+        taken = _names(input_columns) or self._columns[:1]
+        given = _names(output_columns) or taken
+        places = [self._place(name) for name in taken]
+        inner = getattr(calls[0], "__name__", type(calls[0]).__name__)
+        function = Columns(calls, places, inner)
+        made = self._pipeline.map(function, num_parallel_workers=num_parallel_workers)
+        columns = list(self._columns)
+        if len(given) == len(taken):
+            for at, name in zip(places, given, strict=True):
+                columns[at] = name
+        else:
+            columns = [*given, *(name for name in columns if name not in taken)]
+        return type(self)(made, columns, batched=self._batched)
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Make batches.
+
+        Args:
+            batch_size: samples a batch.
+            drop_remainder: whether an epoch's short last batch is left out.
+            **options: `num_parallel_workers` and `python_multiprocessing`, which count
+                for nothing here.
+
+        Raises:
+            SpecError: an option is unknown.
+        """
+        _known(options, "num_parallel_workers", "python_multiprocessing", "max_rowsize")
+        made = self._pipeline.batch(batch_size, drop_last=drop_remainder)
+        return type(self)(made, self._columns, batched=True)
+
+    def shuffle(self, buffer_size: int) -> Self:
+        """Use another order each epoch: of the whole data set, whatever the buffer."""
+        return type(self)(self._pipeline.shuffle(), self._columns)
+
+    def repeat(self, count: int | None = None) -> Self:
+        """Make an epoch of `count` passes."""
+        check(
+            count is not None and count > 0,
+            f"repeat() needs a count > 0, got {count!r}; loop over the data instead",
+        )
+        return type(self)(self._pipeline.repeat(count or 1), self._columns)
+
+    def take(self, count: int = -1) -> Self:
+        """Use only the first `count` samples; -1: all."""
+        if count == -1:
+            return self
+        return type(self)(self._pipeline.take(count), self._columns)
+
+    def create_dict_iterator(
+        self,
+        num_epochs: int = -1,
+        output_numpy: bool = False,
+        do_copy: bool = False,
+    ) -> Epochs[dict[str, Any]]:
+        """Return what yields a dict for each batch; each loop over it is an epoch.
+
+        Args:
+            num_epochs: counts for nothing: each loop is an epoch.
+            output_numpy: whether columns are arrays; else they are torch's tensors.
+            do_copy: counts for nothing: batches are yours.
+
+        Raises:
+            SpecError: there are no batches, but samples.
+        """
+        names = self._columns
+        return Epochs(
+            lambda: (
+                dict(zip(names, values, strict=True))
+                for values in self._values(names, as_arrays=output_numpy)
+            )
+        )
+
+    def create_tuple_iterator(
+        self,
+        columns: Sequence[str] | None = None,
+        num_epochs: int = -1,
+        output_numpy: bool = False,
+        do_copy: bool = False,
+    ) -> Epochs[list[Any]]:
+        """Return what yields a list for each batch; each loop over it is an epoch.
+
+        Args:
+            columns: which of them, in this order (default: all).
+            num_epochs: counts for nothing: each loop is an epoch.
+            output_numpy: whether columns are arrays; else they are torch's tensors.
+            do_copy: counts for nothing: batches are yours.
+
+        Raises:
+            SpecError: there is no such column; or there are no batches, but samples.
+        """
+        names = list(columns or self._columns)
+        return Epochs(lambda: self._values(names, as_arrays=output_numpy))
+
+    def _values(self, names: Sequence[str], *, as_arrays: bool) -> Iterator[list[Any]]:
+        check(self._batched, "samples are handed over in batches: call .batch(n) first")
+        places = [self._place(name) for name in names]
+        for batch in self._pipeline:
+            values = [batch[at] for at in places]
+            yield [np.asarray(value) for value in values] if as_arrays else values
+
+    def _place(self, name: str) -> int:
+        check(
+            name in self._columns,
+            f"there is no column {name!r}; there are {', '.join(self._columns)}",
+        )
+        return self._columns.index(name)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.create_tuple_iterator())
+
+    def get_dataset_size(self) -> int:
+        """Return the batches of an epoch."""
+        return len(self._pipeline)
+
+    def __len__(self) -> int:
+        return self.get_dataset_size()
+
+    def get_col_names(self) -> list[str]:
+        """Return the names of the columns."""
+        return list(self._columns)
+
+    def close(self) -> None:
+        """Stop all workers."""
+        self._pipeline.close()
+
+
+def GeneratorDataset(
+    source: Any,
+    column_names: str | Sequence[str],
+    column_types: None = None,
+    schema: None = None,
+    num_samples: int | None = None,
+    num_parallel_workers: int | None = None,
+    shuffle: bool | None = None,
+    sampler: None = None,
+    num_shards: int | None = None,
+    shard_id: int | None = None,
+    **options: Any,
+) -> Dataset:
+    """Load from a Python object: with an index, iterable, or a generator function.
+
+    Args:
+        source: samples are tuples, one value a column, or a single value.
+        column_names: of these.
+        column_types: not supported: arrays keep their types.
+        schema: not supported.
+        num_samples: of an epoch; None: all.
+        num_parallel_workers: to begin with.
+        shuffle: None: what has an index is shuffled, as in MindSpore.
+        sampler: not supported.
+        num_shards: ranks.
+        shard_id: this one.
+        **options: of MindSpore's: they say how it runs, which penstock finds out.
+
+    Raises:
+        SpecError: an option is unknown, or not supported.
+    """
+    _known(options, "python_multiprocessing", "max_rowsize", "batch_sampler")
+    given = {"column_types": column_types, "schema": schema, "sampler": sampler}
+    for name, value in given.items():
+        check(value is None, f"`{name}` is not supported, got {value!r}; leave it out")
+    indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    data = Arrays(source) if indexed else Streamed(source)
+    pipeline = Pipeline.from_dataset(
+        data,
+        num_parallel_workers=num_parallel_workers,
+        name=type(source).__name__,
+        shard=_shard(num_shards, shard_id),
+    )
+    if indexed and shuffle is not False:
+        pipeline = pipeline.shuffle()
+    found = Dataset(pipeline, _names(column_names))
+    return found if num_samples is None else found.take(num_samples)
+
+
+def ImageFolderDataset(
+    dataset_dir: str | os.PathLike[str],
+    num_samples: int | None = None,
+    num_parallel_workers: int | None = None,
+    shuffle: bool | None = None,
+    decode: bool = False,
+    num_shards: int | None = None,
+    shard_id: int | None = None,
+) -> Dataset:
+    """Load images of class sub-folders: columns `image` and `label`.
+
+    Args:
+        dataset_dir: the folder.
+        num_samples: of an epoch; None: all.
+        num_parallel_workers: to begin with.
+        shuffle: None: yes, as in MindSpore.
+        decode: whether `image` is `uint8 [height, width, 3]`; else the file's bytes.
+        num_shards: ranks.
+        shard_id: this one.
+    """
+    pipeline = Pipeline.from_folder(
+        dataset_dir,
+        num_parallel_workers=num_parallel_workers,
+        shard=_shard(num_shards, shard_id),
+    )
+    if shuffle is not False:
+        pipeline = pipeline.shuffle()
+    if decode:
+        pipeline = pipeline.map(image.decode)
+    found = Dataset(pipeline, ["image", "label"])
+    return found if num_samples is None else found.take(num_samples)
+
+
+def _shard(num_shards: int | None, shard_id: int | None) -> Shard | None:
+    if num_shards is None and shard_id is None:
+        return None
+    check(
+        num_shards is not None and shard_id is not None,
+        "`num_shards` and `shard_id` are given together or not at all, got"
+        f" {num_shards!r} and {shard_id!r}",
+    )
+    return Shard(shard_id or 0, num_shards or 1)
+
+
+def _names(given: str | Sequence[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _known(options: dict[str, Any], *names: str) -> None:
+    """Refuse options that would change what is loaded."""
+    for name, value in options.items():
+        check(
+            name in names,
+            f"`{name}` is not supported, got {value!r}; leave it out, or use"
+            " penstock.Pipeline, which this covers (`.pipeline`)",
+        )
