@@ -12,6 +12,7 @@ print(pipe.explain())
 import importlib as _importlib
 import typing as _typing
 
+from .autotune.listeners import on_verdict
 from .config import (
     get_autotune_interval,
     get_enable_autotune,
@@ -59,6 +60,7 @@ __all__ = [
     "get_prefetch_size",
     "get_seed",
     "image",
+    "on_verdict",
     "optim",
     "schedule",
     "set_autotune_interval",

@@ -5,8 +5,10 @@ Those of a single stage stand in the stage (`map(..., num_parallel_workers=4)`) 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from .errors import check, checked_seed
 from .system.resources import Budget, parse_bytes
@@ -60,9 +62,28 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
     Args:
         enable: whether to tune.
         filepath_prefix: where to write `<prefix>_<rank>.json` (the settings arrived at)
-            and `<prefix>_<rank>.jsonl` (every decision); None writes no files.
+            and `<prefix>_<rank>.jsonl` (every decision); None writes no files. The
+            folder that it names is made.
+
+    Raises:
+        SpecError: that folder cannot be made, or may not be written to.
     """
+    if enable and filepath_prefix is not None:
+        _make_folder(Path(filepath_prefix).absolute().parent)
     _set(autotune=enable, filepath_prefix=filepath_prefix)
+
+
+def _make_folder(folder: Path) -> None:
+    why = "it may not be written to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        why, writable = error.strerror or str(error), False
+    check(
+        writable,
+        f"no autotune log can be kept in {str(folder)!r}: {why}; name another folder",
+    )
 
 
 def get_enable_autotune() -> bool:

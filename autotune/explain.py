@@ -15,6 +15,7 @@ from ..engine.observe.observation import (
     TrainerObservation,
     ratio,
 )
+from ..system.printing import Printed
 from ..system.resources import Budget
 from . import phrases
 from .causes import (
@@ -71,8 +72,8 @@ class StageReport:
     """Its operations, where there are several, and the part of that of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Printed):
     """The verdict over one window. `print` it for the whole picture."""
 
     verdict: Verdict
@@ -123,6 +124,9 @@ class Explanation:
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON can hold it."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         width = max([len("stage"), *(len(stage.name) for stage in self.stages)])
@@ -203,6 +207,7 @@ def explain(
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share - copy_share),
         advice=cause.advice,
+        caching=observation.caches,
         copy_share=copy_share,
         face=observation.face,
     )

@@ -2,7 +2,8 @@
 
 Sentences go to the logger `penstock.autotune`. With a prefix, each decision, outcome
 and situation is also a row of `<prefix>_<rank>.jsonl`, written as it falls, and at the
-end `<prefix>_<rank>.json` says which values were found.
+end `<prefix>_<rank>.json` says which values were found. Several pipelines share them:
+each line, row and result says whose it is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from ..engine.observe.observation import Move, Observation
 from . import phrases
-from .explain import verdict_of
+from .explain import Explanation, verdict_of
+from .listeners import tell_verdict
 from .policies.per_regime import Values
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, Row, Situation
@@ -32,8 +35,10 @@ UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 # Files of this process: a further loop, or another pipeline, goes on in them.
 _begun: set[Path] = set()
-# By result file: what the pipelines of this process found, and how often it helped.
-_found: dict[Path, tuple[Saved, int]] = {}
+# By result file and pipeline: what was found, and how often it helped.
+_found: dict[Path, dict[str, tuple[Saved, int]]] = {}
+# Names of the pipelines that are being tuned.
+_tuned: set[str] = set()
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
@@ -88,19 +93,29 @@ class AutotuneLog:
     """
 
     def __init__(
-        self, prefix: str | None = None, rank: int = 0, *, quiet: bool = False
+        self,
+        prefix: str | None = None,
+        rank: int = 0,
+        name: str = "",
+        *,
+        quiet: bool = False,
     ) -> None:
         """Open the files, if there are to be any.
 
         Args:
             prefix: of their paths; None: no files.
             rank: whose they are.
+            name: of the pipeline that is tuned; one that is tuned at the same time and
+                has the same name gets a number.
             quiet: tell people nothing, as in a simulation.
         """
         self._quiet = quiet
+        self.name = _free(name)
         place = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else place
         self._rows: TextIO | None = None
+        self._time_s: float | None = None
+        """Of the latest row: sentences belong to the row before."""
         self._kept = 0
         if prefix is not None:
             try:
@@ -112,6 +127,8 @@ class AutotuneLog:
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
+        begin = {"event": "begin", "wall_s": time.time(), "rank": rank}
+        self._write({**begin, "time_s": time.perf_counter()})
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +142,8 @@ class AutotuneLog:
     def say(self, sentence: str) -> None:
         """One line for people."""
         if not self._quiet:
-            LOGGER.info(sentence)
+            LOGGER.info("%s", _named(self.name, sentence))
+        self._write({"event": "said", "time_s": self._time_s, "text": sentence})
 
     def situation(self, situation: Situation) -> None:
         """What a policy was told: enough to ask it again."""
@@ -149,38 +167,48 @@ class AutotuneLog:
         self.say(move.line)
         self._write({"event": "executor", **asdict(move)})
 
-    def verdict(
-        self, line: str, explanation: Mapping[str, object], time_s: float
-    ) -> None:
+    def verdict(self, explanation: Explanation, time_s: float) -> None:
         """Who waits for whom, now and then."""
-        self.say(line)
-        self._write({"time_s": time_s, "event": "verdict", **explanation})
+        self.say(explanation.line)
+        row = {"time_s": time_s, "event": "verdict", "line": explanation.line}
+        self._write({**row, **explanation.to_dict()})
+        if not self._quiet:
+            tell_verdict(self.name, explanation)
+
+    def torchs(self, explanation: Explanation) -> None:
+        """What is known of a loop that torch's own workers loaded."""
+        row = {"time_s": time.perf_counter(), "event": "torch"}
+        self._write({**row, "line": explanation.line, **explanation.to_dict()})
 
     def failed(self, error: Exception) -> None:
         """The tuner broke: tuning ends, training does not."""
         LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
 
-    def result(self, saved: Saved) -> None:
-        """Say which values are in force at the end, and write them down."""
+    def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
+        """Say which values are in force at the end, and write them down.
+
+        Args:
+            saved: the values.
+            unjudged: changes among them of which nobody knows yet whether they help.
+        """
         for line in _summary(saved.knobs):
             self.say(line)
+        keys = [[decision.operator, decision.knob] for decision in unjudged]
+        end = {"event": "end", "time_s": self._time_s, "unjudged": keys}
+        self._write({**end, "wall_s": time.time(), **saved.to_row()})
         if self._result is None:
             return
-        before, kept = _found.get(self._result, (saved, 0))
-        saved, kept = saved.beside(before), kept + self._kept
-        _found[self._result] = saved, kept
-        row = {
-            "remark": REMARK if kept else REMARK + UNCHANGED,
-            "summary": _summary(saved.knobs),
-            **saved.to_row(),
-        }
+        found = _found.setdefault(self._result, {})
+        before, kept = found.get(self.name, (saved, 0))
+        found[self.name] = saved.beside(before), kept + self._kept
         try:
-            _replace(self._result, json.dumps(row, indent=2) + "\n")
+            _replace(self._result, _text(found))
         except OSError as error:
             self._give_up(error)
 
     def close(self) -> None:
         """Close the files; doing so twice is allowed."""
+        _tuned.discard(self.name)
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
@@ -188,8 +216,10 @@ class AutotuneLog:
     def _write(self, row: Row) -> None:
         if self._rows is None:
             return
+        self._time_s = cast("float", row["time_s"])
+        named = {"pipeline": self.name, **row}
         try:
-            self._rows.write(json.dumps(row) + "\n")
+            self._rows.write(json.dumps(named) + "\n")
         except OSError as error:
             self._give_up(error)
 
@@ -202,18 +232,60 @@ class AutotuneLog:
             self._rows = None
 
 
-def announce(text: str, level: int = logging.INFO) -> None:
+def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
     """Say a line of the tuning's kind where no tuner runs yet: what is about to run."""
-    LOGGER.log(level, text)
+    LOGGER.log(level, _named(pipeline, text))
+
+
+def _named(pipeline: str, sentence: str) -> str:
+    return f"{pipeline}: {sentence}" if pipeline else sentence
+
+
+class Shown(logging.Handler):
+    """Writes lines to stderr, whatever that is now, above a progress bar of tqdm's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        try:
+            line = self.format(record)
+            bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+            if not getattr(bars, "_instances", ()):  # it has no public name for them
+                sys.stderr.write(f"{line}\n")
+            else:
+                bars.write(line, file=sys.stderr)
+        except Exception:  # noqa: BLE001 as handlers do
+            self.handleError(record)
 
 
 def show_by_default(rank: int = 0) -> None:
     """Show the log on stderr, if nobody has set logging up and this is rank 0."""
     if rank == 0 and not LOGGER.hasHandlers():
-        shown = logging.StreamHandler(sys.stderr)
+        shown = Shown()
         shown.setFormatter(logging.Formatter("[autotune] %(message)s"))
         LOGGER.addHandler(shown)
         LOGGER.setLevel(logging.INFO)
+
+
+def _free(name: str) -> str:
+    """Return a name that no other pipeline is tuned under now."""
+    free, number = name, 1
+    while free in _tuned:
+        number += 1
+        free = f"{name}-{number}"
+    if free:
+        _tuned.add(free)
+    return free
+
+
+def _text(found: Mapping[str, tuple[Saved, int]]) -> str:
+    """Return the result file of several pipelines."""
+    pipelines = {
+        name: {"summary": _summary(saved.knobs), "kept": kept, **saved.to_row()}
+        for name, (saved, kept) in found.items()
+    }
+    kept = sum(kept for _, kept in found.values())
+    remark = REMARK if kept else REMARK + UNCHANGED
+    return json.dumps({"remark": remark, "pipelines": pipelines}, indent=2) + "\n"
 
 
 def _summary(knobs: Values) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, get_args
 
 from ..engine.recipe import Executor
-from ..errors import SpecError
+from ..errors import SpecError, check
 from .policies.per_regime import Values
 from .situation import KnobKey, Row
 
@@ -78,8 +78,37 @@ UNREADABLE = (
 """What comes of JSON that is no autotune result."""
 
 
-def load_saved(path: str | os.PathLike[str]) -> Saved:
-    """Read such a file.
+def load_saved(
+    path: str | os.PathLike[str], name: str, *, operators: Collection[str]
+) -> Saved:
+    """Read what such a file says of one pipeline.
+
+    Args:
+        path: of the file.
+        name: of the pipeline; where the file knows none of this name, the only one in
+            it that has one of these operators is taken.
+        operators: of the pipeline that is to begin with it.
+
+    Raises:
+        SpecError: there is no such file, or it says nothing of such a pipeline.
+    """
+    found = read_saved(path)
+    if name in found:
+        return found[name]
+    fitting = {n: s for n, s in found.items() if s.operators & set(operators)}
+    check(
+        len(fitting) == 1,
+        f"{os.fspath(path)!r} has results of {', '.join(map(repr, found))}, and"
+        f" {'several' if fitting else 'none'} of them could be of the pipeline {name!r}"
+        f" with {', '.join(sorted(operators))}; say which one is:"
+        " load_autotune(path, name=...)",
+    )
+    (saved,) = fitting.values()
+    return saved
+
+
+def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
+    """Return what such a file says of each pipeline, by its name.
 
     Raises:
         SpecError: there is none, or it is not one.
@@ -87,7 +116,8 @@ def load_saved(path: str | os.PathLike[str]) -> Saved:
     shown = os.fspath(path)
     try:
         with open(shown, encoding="utf-8") as file:
-            return _saved(json.load(file))
+            pipelines = json.load(file)["pipelines"]
+        return {str(name): _saved(row) for name, row in pipelines.items()}
     except OSError as error:
         raise SpecError(
             f"no autotune result can be read from {shown!r} ({error.strerror}); a run"

@@ -7,7 +7,7 @@ same policy again give the same decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..engine.observe.knob import Knob, KnobName, Value
@@ -163,11 +163,11 @@ class Situation:
     """Of the decisions verified since the policy was last asked."""
 
     def to_row(self) -> Row:
-        """The situation as a row of the JSON log."""
+        """The situation as a row of the JSON log; what caches did decides nothing."""
         return {
             "time_s": self.observation.time_s,
             "event": "observation",
-            "observation": asdict(self.observation),
+            "observation": asdict(replace(self.observation, caches=())),
             "knobs": [
                 {"op": operator, "knob": name, **asdict(view)}
                 for (operator, name), view in self.knobs.items()
@@ -204,6 +204,7 @@ def _observation(row: Mapping[str, Any]) -> Observation:
     if row.get("contention") is not None:
         inner["contention"] = ContentionObservation(**row["contention"])
     inner["moves"] = tuple(Move(**move) for move in row.get("moves", ()))
+    inner["caches"] = ()
     return Observation(**{**row, **inner})
 
 

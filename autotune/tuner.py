@@ -32,6 +32,9 @@ CONTROL_S = 0.5
 CALM_CONTROL_S = 2.0
 """Between two looks, once nothing was done for `CALM_WINDOWS` windows."""
 CALM_WINDOWS = 20
+REST_CONTROL_S = 6.0
+"""The same after `REST_WINDOWS`: a day's log of two stages stays under 50 MB."""
+REST_WINDOWS = 300
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
 MAX_SETTLE_S = 10.0
@@ -143,13 +146,16 @@ class Tuner(Generic[M]):
             self._gathered = None if enough(window) else window
             if self._gathered is None:
                 self._on_window(window)
+        if self._quiet > REST_WINDOWS:
+            return REST_CONTROL_S
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self) -> None:
         """Say and write how it ended, and which values are in force."""
         if self._seen is not None and self._verdict.older_than(self._seen):
             self._tell_verdict(self._seen)
-        self._log.result(self.found())
+        trial = self._trial
+        self._log.result(self.found(), () if trial is None else trial.decisions)
 
     def found(self) -> Saved:
         """Return what an equal pipeline may begin with."""
@@ -314,7 +320,7 @@ class Tuner(Generic[M]):
 
     def _tell_verdict(self, window: Observation) -> None:
         explanation = explain(window, self._share, tuned=True)
-        self._log.verdict(explanation.line, explanation.to_dict(), window.time_s)
+        self._log.verdict(explanation, window.time_s)
 
     def _tell_moves(self, window: Observation) -> None:
         """Write down the segments' moves that are news."""

@@ -35,6 +35,8 @@ class Options:
     multiprocessing_context: StartMethod | None = None
     """How worker processes start; None: by fork, or forkserver where the dataset or
     functions hold tensors on a CUDA device."""
+    name: str = ""
+    """Of the pipeline, in the log; empty: as the variable that it is stored in."""
 
     def __post_init__(self) -> None:
         check(
@@ -50,9 +52,18 @@ class Options:
             "`multiprocessing_context` must be 'fork', 'forkserver' or 'spawn', got "
             f"{self.multiprocessing_context!r}",
         )
+        check_name(self.name)
 
     def __repr__(self) -> str:
         return "" if self == AS_SHIPPED else call(".options", self)
+
+
+def check_name(name: Any) -> None:
+    """Raise `SpecError` unless a pipeline may be called so in the log."""
+    check(
+        isinstance(name, str) and name.isprintable(),
+        f"`name` must be a str that can be printed, got {name!r}",
+    )
 
 
 AS_SHIPPED = Options()

@@ -26,9 +26,11 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
+from ..engine.recipe import check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
-from .session import Epoch, Loop, Slot
+from .naming import found_name
+from .session import Epoch, Loop, Slot, rank_of_process
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -107,6 +109,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seeded then, as threads share the global generators.
         snapshot_every_n_steps: taken from those who come from torchdata's loader; a
             state is exact after every batch.
+        name: what the log and its files call this loader (default: the variable that it
+            is stored in, without `_loader`; or file and line).
         **kwargs: as torch takes them.
 
     Raises:
@@ -124,23 +128,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         sample_seeding: bool | None = None,
         thread_safe: bool | None = None,
         snapshot_every_n_steps: int = 1,
+        name: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, *args, **kwargs)
         own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
-        for name, value in own.items():
+        for argument, value in own.items():
             check(
                 value is None or type(value) is bool,
-                f"`{name}` must be True, False or None, got {value!r}",
+                f"`{argument}` must be True, False or None, got {value!r}",
             )
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        check_name(name)
+        self.name = name or found_name()
         self._set_up()
 
     def _set_up(self) -> None:
         """Hold nothing that runs."""
-        self._slot = Slot()
+        self._slot = Slot(self.name)
         # What the slot's run is made from.
         self._recipe: Recipe | None = None
         # What the recipe depends on, and frameworks assign late.
@@ -223,21 +230,51 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Where torch's own workers load, only how long the trainer waits is known.
         """
-        from ..autotune.explain import of_torchs
         from ..engine.observe.reading import TrainerMeter
 
-        why, meter = self._why_torchs(), self._torchs_meter
-        if meter is None and why is None:
+        meter = self._torchs_meter
+        if meter is None and self._why_torchs() is None:
             return self._slot.seen(self._compiled)[1]
-        kind = "process" if self.num_workers else "inline"
+        return self._told_of(meter or TrainerMeter())()
+
+    def _told_of(self, meter: TrainerMeter) -> Callable[[], Explanation]:
+        """Return what explains a loop that torch's own workers load."""
+        why, workers = self._why_torchs(), self.num_workers
+        kind = "process" if workers else "inline"
         name = f"Dataset(ID:0) {type(self.dataset).__name__}"
-        seen = (meter or TrainerMeter()).read()
-        workers, tunable = self.num_workers, why == UNTUNED
-        return of_torchs(seen, name, workers, kind, why or "", tunable=tunable)
+
+        def told() -> Explanation:
+            from ..autotune.explain import of_torchs
+
+            tunable = why == UNTUNED
+            return of_torchs(
+                meter.read(), name, workers, kind, why or "", tunable=tunable
+            )
+
+        return told
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine began; None where there is none."""
         return self._slot.stats()
+
+    def load_autotune(
+        self, path: str | os.PathLike[str], name: str | None = None
+    ) -> None:
+        """Let the next loop begin with what a tuned run ended with, tuned or not.
+
+        Args:
+            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
+                prefix)`.
+            name: of the loader in it that is meant (default: the one of this name, or
+                the only one with such a data set).
+
+        Raises:
+            SpecError: it is no such file, or knows no such loader; or torch's own
+                workers load, which nobody tunes.
+        """
+        why = self._why_torchs()
+        check(why is None, f"nothing can be loaded: torch's own workers load ({why})")
+        self._slot.load(path, name, self._compiled())
 
     def close(self) -> None:
         """Stop penstock's workers. The loader may be iterated again."""
@@ -301,7 +338,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.reading import TrainerMeter
-        from .torch_workers import resumed, tell_of_cuda, tell_of_shared_memory
+        from .torch_workers import (
+            TorchsRow,
+            resumed,
+            tell_of_cuda,
+            tell_of_shared_memory,
+        )
 
         if self.num_workers:
             tell_of_cuda(self.dataset)
@@ -313,9 +355,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         note = Note(self, drawing)
         begin = partial(self._torchs, drawing.base, note)
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        self._torchs_meter = TrainerMeter()
+        meter = self._torchs_meter = TrainerMeter()
         rows = self.batch_size or 1
-        return resumed(begin, drawing, alone, note.given, self._torchs_meter, rows)
+        loop = resumed(begin, drawing, alone, note.given, meter, rows)
+        if config.get_enable_autotune():
+            weakref.finalize(
+                loop, TorchsRow(self.name, self._told_of(meter)).stop_tuning
+            )
+        return loop
 
     def _own_state(self) -> Any:
         """Return the state of an iterable data set that has one and is read here."""
@@ -372,7 +419,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _iterate(self, drawing: Drawing) -> Iterator[Any]:
         slot, recipe = self._slot, self._recipe
         if slot.busy:  # a further loop beside one that goes on: it has its own run
-            slot, recipe = Slot(), self._compiled()
+            slot, recipe = Slot(self.name), self._compiled()
         elif recipe is None or slot.run is None or not self._still(recipe):
             slot.close()
             recipe = self._recipe = self._compiled()
@@ -462,7 +509,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch's is a worker's
-        defaults = replace(Defaults.now(), prefetch_size=ahead)
+        defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source, batch, defaults, options, start=None if safe else start
@@ -486,7 +533,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
             self._told = line
             show_by_default(rank_of_process())
-            announce(f"DataLoader of {type(self.dataset).__name__}: {line}")
+            announce(line, self.name)
 
 
 # What follows is the loader's own, and knows it from within.
@@ -542,12 +589,3 @@ def seed_of_epoch(base: int, epoch: int) -> int:
     from ..engine.program.seeding import mixed
 
     return mixed((base, epoch)) >> 1
-
-
-def rank_of_process() -> int:
-    """Return the rank in the process group, or as torchrun says; 0 for one alone."""
-    group = torch.distributed
-    if group.is_available() and group.is_initialized():
-        return group.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0

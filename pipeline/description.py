@@ -15,6 +15,7 @@ from ..engine.batch.device import DeviceStage, Normalize
 from ..engine.plan import Order, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
 from ..errors import check
+from ..system.printing import Printed
 from ..system.resources import parse_bytes
 from .sources import Folder, is_iterable
 from .stages import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from .schedule import Scheduled
 
 
-class Description:
+class Description(Printed):
     """A source, stages and options. Each method returns a new one; none changes it."""
 
     def __init__(
@@ -401,6 +402,7 @@ class Description:
         host: Host = "auto",
         persistent_workers: bool = True,
         multiprocessing_context: StartMethod | None = None,
+        name: str = "",
     ) -> Self:
         """Say how the whole pipeline runs. It changes no byte of any batch.
 
@@ -412,8 +414,10 @@ class Description:
             multiprocessing_context: how worker processes start: "fork", "forkserver"
                 or "spawn" (default: fork; forkserver where the dataset or functions
                 hold tensors on a CUDA device).
+            name: what the log and its files call this pipeline (default: the variable
+                that it is stored in, without `_loader` or `_pipe`; or file and line).
         """
-        chosen = Options(host, persistent_workers, multiprocessing_context)
+        chosen = Options(host, persistent_workers, multiprocessing_context, name)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
 
     def __repr__(self) -> str:

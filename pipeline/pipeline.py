@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self
 
 from .. import config
@@ -19,6 +20,7 @@ from ..engine.plan import BatchPlan, Cursor, Shard
 from ..engine.recipe import AS_SHIPPED, Options
 from ..errors import check
 from .description import Description
+from .naming import found_name
 from .session import Epoch, Slot
 from .stages import Defaults, Stage
 
@@ -64,7 +66,7 @@ class Pipeline(Description):
         # Whether the ranks were found to load the same.
         self._agreed = False
         self._listeners: list[Callable[[BatchPlan], object]] = []
-        self._slot = Slot()
+        self._slot = Slot(self._options.name or found_name())
         weakref.finalize(self, self._slot.finalise)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,6 +117,11 @@ class Pipeline(Description):
         self._epoch, self._next, self._run = epoch, None, None
 
     @property
+    def name(self) -> str:
+        """What the log calls it: see `options`."""
+        return self._slot.name
+
+    @property
     def plan(self) -> BatchPlan | None:
         """The stamp of the batch last handed over; None before the first."""
         return self._plan
@@ -149,7 +156,9 @@ class Pipeline(Description):
         self._slot.close()
         self._next, self._run = cursor, None
 
-    def load_autotune(self, path: str | os.PathLike[str]) -> None:
+    def load_autotune(
+        self, path: str | os.PathLike[str], name: str | None = None
+    ) -> None:
         """Let the next loop begin with what a tuned run ended with.
 
         Values that it found for other regimes (batch and image sizes of a schedule) are
@@ -159,13 +168,13 @@ class Pipeline(Description):
         Args:
             path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
                 prefix)`. Stages that it does not know keep what they are set to.
+            name: of the pipeline in it that is meant (default: the one of this name, or
+                the only one with stages of this one).
 
         Raises:
             SpecError: it is no such file, or knows no stage of this pipeline.
         """
-        from ..autotune.saved import load_saved
-
-        self._slot.load(load_saved(path), self._compiled())
+        self._slot.load(path, name, self._compiled())
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
@@ -210,8 +219,9 @@ class Pipeline(Description):
                 from ..autotune.log import show_by_default
 
                 show_by_default(shard.rank)  # what is found now is told
+            defaults = Defaults.now(self.name)
             self._recipe = compile_recipe(
-                self._stages, Defaults.now(), shard, self._options, self._schedule
+                self._stages, defaults, shard, self._options, self._schedule
             )
         return self._recipe
 
@@ -230,3 +240,14 @@ class Pipeline(Description):
             self._plan = delivery.plan
             for listener in self._listeners:
                 listener(delivery.plan)
+
+
+def _as_own(described: type) -> None:
+    """Have errors about the arguments of a method name it as users know it."""
+    for method in vars(described).values():
+        function = getattr(method, "__func__", method)
+        if isinstance(function, FunctionType):
+            function.__qualname__ = f"{Pipeline.__name__}.{function.__name__}"
+
+
+_as_own(Description)

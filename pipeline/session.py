@@ -19,8 +19,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import torch
 from torch.autograd import profiler
 
 from .. import config
@@ -183,8 +184,10 @@ class Slot:
     but alive: the first batches of the next epoch are loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._owner = os.getpid()
+        self.name = name
+        """Of the face, in the log."""
         self.run: TunedRun | None = None
         self.loops = 0
         """Begun so far; the newest has the run."""
@@ -195,17 +198,26 @@ class Slot:
         # By a run of this face: begun with while autotune is on.
         self._found: Saved | None = None
 
-    def load(self, saved: Saved, recipe: Recipe) -> None:
+    def load(
+        self, path: str | os.PathLike[str], name: str | None, recipe: Recipe
+    ) -> None:
         """Let the next run begin with what is saved.
 
         What was found on another machine is left alone, with a line in the log.
 
+        Args:
+            path: of the file.
+            name: under which it is there; None: that of this face, or of one like it.
+            recipe: of the next run.
+
         Raises:
-            SpecError: it knows no segment of this recipe.
+            SpecError: it is no such file, or knows no segment of this recipe.
         """
         from ..autotune.log import announce
+        from ..autotune.saved import load_saved
 
         names = [segment.name for segment in recipe.segments]
+        saved = load_saved(path, name or self.name, operators=names)
         check(
             saved.operators & set(names),
             f"the autotune result is of another pipeline: it knows"
@@ -220,6 +232,7 @@ class Slot:
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
             f" usable cores, here are {cores:g}; tune once more here, and load that",
+            self.name,
             logging.WARNING,
         )
 
@@ -239,7 +252,8 @@ class Slot:
         if run is None or self._busy:
             self.close()
             known = self._found or self._loaded
-            run = TunedRun(self.begun(recipe, cursor), cursor, rank, known)
+            begun = self.begun(recipe, cursor)
+            run = TunedRun(begun, cursor, rank, known, self.name)
             self.run = run
         else:
             run.run.begin(cursor)
@@ -322,17 +336,24 @@ class TunedRun:
     """
 
     def __init__(
-        self, recipe: Recipe, cursor: Cursor, rank: int, found: Saved | None = None
+        self,
+        recipe: Recipe,
+        cursor: Cursor,
+        rank: int,
+        found: Saved | None = None,
+        name: str = "",
     ) -> None:
         # What runs a pipeline is loaded when one runs.
         from ..engine.core.byte_budget import process_byte_budget
         from ..engine.run import Run
 
         self._rank = rank
+        self._name = name
         self.found = found
         """What is known of such runs: by an earlier one, and then by this one."""
         self._tuner: Tuner[Any] | None = None
         self.run = Run(recipe, process_byte_budget(), cursor)
+        running.add(self)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
@@ -349,7 +370,7 @@ class TunedRun:
         """Stop tuning, then the workers. Idempotent."""
         if self.last is None:
             self.last = self.run.recent()
-        self._stop_tuning()
+        self.stop_tuning()
         self.run.close()
 
     @property
@@ -366,7 +387,7 @@ class TunedRun:
         before, self._settings = self._settings, settings
         if before is not None and TUNING(before) == TUNING(settings):
             return
-        self._stop_tuning()
+        self.stop_tuning()
         if settings.autotune:
             self._start_tuning(settings)
 
@@ -379,7 +400,9 @@ class TunedRun:
 
         show_by_default(self._rank)
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(AutotuneLog(settings.filepath_prefix, self._rank))
+            log = stack.enter_context(
+                AutotuneLog(settings.filepath_prefix, self._rank, self._name)
+            )
             # Who is given a number of cores has been given his part already.
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))
@@ -395,7 +418,8 @@ class TunedRun:
             stack.enter_context(TunerThread(tuner, log))
             self._tuning = stack.pop_all()
 
-    def _stop_tuning(self) -> None:
+    def stop_tuning(self) -> None:
+        """Write down what was found, and leave it at that."""
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
@@ -406,6 +430,23 @@ class TunedRun:
 
     def __repr__(self) -> str:
         return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
+
+
+class Tuned(Protocol):
+    """What writes into the autotune log."""
+
+    def stop_tuning(self) -> None:
+        """Write down what was found, and leave it at that."""
+
+
+running: weakref.WeakSet[Tuned] = weakref.WeakSet()
+
+
+def end_tuning() -> None:
+    """Turn autotune off, also for what runs on: what was found is written down."""
+    for each in list(running):
+        each.stop_tuning()
+    config.set_enable_autotune(enable=False)
 
 
 def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
@@ -435,3 +476,12 @@ def _begun(
         ),
         executor=cast("Executor", kind) if decided else segment.executor,
     )
+
+
+def rank_of_process() -> int:
+    """Return the rank in the process group, or as torchrun says; 0 for one alone."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return group.get_rank()
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ SUFFIXES = frozenset(
 """Files taken for images, in any case of letters."""
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Its beginning, also where a `Path` made one slash of two."""
+
+
+ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
+"""Modules whose iterators do not begin again: generators, `zip`, open files."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,11 @@ def is_iterable(dataset: Any) -> bool:
     """
     if isinstance(dataset, IterableDataset):
         return True
+    cure = cure_of(dataset)
+    check(
+        not cure,
+        f"`from_dataset` cannot take {type(dataset).__name__} objects: {cure}",
+    )
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return False
     if hasattr(dataset, "__iter__"):
@@ -149,6 +158,35 @@ def is_iterable(dataset: Any) -> bool:
         f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
         "list or an array"
     )
+
+
+def cure_of(data: Any) -> str:
+    """Say why an object is no data set though it looks like one; empty: it may be."""
+    package = type(data).__module__.partition(".")[0]
+    kind = f"{package}.{type(data).__name__}"
+    if isinstance(data, (str, bytes, os.PathLike)):
+        return (
+            "a path is not what it leads to; use from_folder(path) or"
+            " from_files(pattern)"
+        )
+    if kind == "pandas.DataFrame":
+        return 'an index picks a column of it; give its rows: df.to_dict("records")'
+    if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
+        return (
+            "an index picks a column of it; give its rows, table.to_pylist(), or"
+            " datasets.Dataset(table), which reads them when they are asked for"
+        )
+    if isinstance(data, Mapping) and len(data) and 0 not in data:
+        return (
+            "samples are asked for by number, and its keys are none; for a dict of"
+            " columns give torch.utils.data.StackDataset(**columns)"
+        )
+    if isinstance(data, Iterator) and type(data).__module__ in ONCE:
+        return (
+            "it can be read once, and each epoch begins at the start; give an object"
+            " whose __iter__ begins again, as a torch IterableDataset"
+        )
+    return ""
 
 
 # Which data set it is, as far as it says so: what a state is held against.

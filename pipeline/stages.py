@@ -37,15 +37,18 @@ class Defaults:
     cpu_cores: float = 1.0
     """Cores that all workers may keep busy together: as many children as that share
     the leases of a thread-safe segment."""
+    name: str = ""
+    """Of the pipeline, in the log."""
 
     @classmethod
-    def now(cls) -> Defaults:
-        """Return what is set now."""
+    def now(cls, name: str = "") -> Defaults:
+        """Return what is set now, for a pipeline of this name."""
         return cls(
             config.get_num_parallel_workers(),
             config.get_prefetch_size(),
             config.get_seed(),
             config.budget().cpu_cores,
+            name,
         )
 
 

@@ -16,16 +16,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.utils.data._utils import worker as torchs
 
+from .. import config
 from ..engine.movable import find_on_device
 from ..engine.observe.reading import TrainerMeter
 from ..engine.plan import Drawing
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
+from .session import rank_of_process, running
+
+if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
 
 
 class TorchLoop(Iterator[Any]):
@@ -66,6 +71,26 @@ class TorchLoop(Iterator[Any]):
         if name == "_torchs":  # while it is copied, or if it could not be made
             raise AttributeError(name)
         return getattr(self._torchs, name)
+
+
+class TorchsRow:
+    """Writes what torch's own workers loaded into the autotune log, at a loop's end."""
+
+    def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
+        self._name = name
+        self._told: Callable[[], Explanation] | None = told
+        running.add(self)
+
+    def stop_tuning(self) -> None:
+        """Write it, once, where there is a log and a step was measured."""
+        told, self._told = self._told, None
+        prefix = config.settings().filepath_prefix
+        if told is None or prefix is None or not (seen := told()).trainer.steps:
+            return
+        from ..autotune.log import AutotuneLog
+
+        with AutotuneLog(prefix, rank_of_process(), self._name) as log:
+            log.torchs(seen)
 
 
 def resumed(

@@ -1,11 +1,21 @@
-"""How stages print: as the code that makes them."""
+"""How things print: stages as the code that makes them, figures as tables."""
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any
+
+
+class Printed:
+    """Looks in a notebook as it does when it is printed."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def name_of(function: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.autotune.saved import read_saved
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, waits
 
@@ -136,9 +137,10 @@ def test_tuning_may_be_turned_on_and_off_in_mid_loop(tmp_path: Path) -> None:
         second = next(loop)
         ps.set_enable_autotune(False)
         rest = list(loop)
-    found = [index for batch in indices([first, second, *rest]) for index in batch]
-    assert sorted(found) == list(range(LENGTH))
-    assert json.loads(Path(f"{prefix}_0.json").read_text())["knobs"]
+    seen = [index for batch in indices([first, second, *rest]) for index in batch]
+    assert sorted(seen) == list(range(LENGTH))
+    (found,) = read_saved(f"{prefix}_0.json").values()
+    assert found.knobs
 
 
 class Turning:
@@ -164,3 +166,30 @@ def test_threads_that_take_turns_at_the_gil_are_told_so() -> None:
             if cause.startswith("the GIL: held") or time.monotonic() > end:
                 break
     assert cause.startswith("the GIL: held")
+
+
+def test_verdicts_are_told_to_who_asks_until_they_fail_or_are_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def fails(name: str, _: object) -> None:
+        raise ValueError(name)
+
+    end = ps.on_verdict(lambda name, said: heard.append((name, said.verdict)))
+    ps.on_verdict(fails)
+    ps.set_enable_autotune(True)
+    with (
+        ps.Pipeline.from_dataset(list(range(4000))).batch(4).options(name="train") as p
+    ):
+        for _ in p:
+            time.sleep(0.002)
+    end()
+    assert heard
+    assert {name for name, _ in heard} == {"train"}
+    assert caplog.text.count("a listener of verdicts failed") == 1
+    before = len(heard)
+    with ps.Pipeline.from_dataset(list(range(400))).batch(4) as p:
+        for _ in p:
+            time.sleep(0.002)
+    assert len(heard) == before

@@ -142,6 +142,67 @@ def test_what_is_no_dataset_is_refused(nothing: Any) -> None:
 # Folders
 
 
+@pytest.mark.parametrize(
+    ("data", "cure"),
+    [
+        ("photos/", "use from_folder"),
+        (Path("photos"), "use from_folder"),
+        ({"image": [1, 2], "label": [0, 1]}, "StackDataset"),
+        ((index for index in range(3)), "an object whose __iter__ begins again"),
+        (zip([1], [2], strict=True), "an object whose __iter__ begins again"),
+    ],
+    ids=["text", "path", "columns", "generator", "zip"],
+)
+def test_what_only_looks_like_a_dataset_is_refused_with_the_cure(
+    data: Any, cure: str
+) -> None:
+    with pytest.raises(ps.SpecError, match=cure):
+        ps.Pipeline.from_dataset(data)
+
+
+def test_a_table_is_refused_as_its_index_picks_columns() -> None:
+    class DataFrame(list[int]):
+        """As pandas' own, which tests need not install."""
+
+        __module__ = "pandas.core.frame"
+
+    class Table(list[int]):
+        """As Arrow's."""
+
+        __module__ = "pyarrow.lib"
+
+    for table in (DataFrame([1]), Table([1])):
+        with pytest.raises(ps.SpecError, match="an index picks a column"):
+            ps.Pipeline.from_dataset(table)
+
+
+def test_an_argument_that_is_missing_is_one_of_pipelines() -> None:
+    pipe: Any = ps.Pipeline.from_dataset([1])
+    with pytest.raises(TypeError, match=r"^Pipeline\.map\(\) missing"):
+        pipe.map()
+
+
+def test_an_iterator_of_the_users_that_begins_again_is_a_dataset() -> None:
+    class Begins:
+        def __iter__(self) -> Any:
+            self.at = 0
+            return self
+
+        def __next__(self) -> int:
+            self.at += 1
+            if self.at > 3:
+                raise StopIteration
+            return self.at
+
+    with ps.Pipeline.from_dataset(Begins()).batch(3) as pipe:
+        assert [[b.tolist() for b in pipe] for _ in range(2)] == [[[1, 2, 3]]] * 2
+
+
+def test_a_dict_of_samples_by_number_is_a_dataset() -> None:
+    with ps.Pipeline.from_dataset({0: 5, 1: 6}).batch(2) as pipe:
+        assert [batch.tolist() for batch in pipe] == [[5, 6]]
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ps.SpecError, match="missing.*does not exist; give the folder"):
         ps.Pipeline.from_folder(tmp_path / "missing")

@@ -54,7 +54,7 @@ def test_it_is_a_torch_loader_with_torchs_attributes_and_errors() -> None:
     assert isinstance(loader, torchs.DataLoader)
     assert len(loader) == len(plain) == 5
     public = {name for name in vars(loader) if not name.startswith("_")}
-    own = {"sample_seeding", "snapshot_every_n_steps", "thread_safe"}
+    own = {"name", "sample_seeding", "snapshot_every_n_steps", "thread_safe"}
     assert public == {n for n in vars(plain) if not n.startswith("_")} | own
     with pytest.raises(ValueError, match="num_workers"):
         DataLoader(Plain(20), num_workers=-1)

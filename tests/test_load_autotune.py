@@ -33,8 +33,13 @@ def written(path: Path, **row: object) -> Path:
         ],
         "executors": {"Dataset(ID:0) list": "thread"},
     }
-    path.write_text(json.dumps({**whole, **row}))
+    path.write_text(json.dumps({"pipelines": {"train": {**whole, **row}}}))
     return path
+
+
+def only(row: str) -> str:
+    """Return the file of a run with one pipeline."""
+    return '{"pipelines": {"train": ' + row + "}}"
 
 
 def first_stage(pipe: ps.Pipeline) -> dict[str, Any]:
@@ -66,14 +71,41 @@ def test_the_file_of_a_tuned_run_can_be_loaded(tmp_path: Path) -> None:
 def test_one_file_serves_all_pipelines_that_were_tuned(tmp_path: Path) -> None:
     ps.set_enable_autotune(True, str(tmp_path / "run"))
     for name, workers in (("train", 3), ("val", 2)):
-        with described(name=name, num_parallel_workers=workers) as pipe:
+        with described(num_parallel_workers=workers).options(name=name) as pipe:
             list(pipe)
     for name, workers in (("train", 3), ("val", 2)):
-        pipe = described(name=name)
+        pipe = described().options(name=name)
         pipe.load_autotune(tmp_path / "run_0.json")
         with pipe:
             next(iter(pipe))
             assert first_stage(pipe)["num_parallel_workers"] == workers
+    pipe = described()
+    with pytest.raises(SpecError, match="results of 'train', 'val', and several"):
+        pipe.load_autotune(tmp_path / "run_0.json")
+    pipe.load_autotune(tmp_path / "run_0.json", name="val")
+    assert first_stage(pipe)["num_parallel_workers"] == 2
+
+
+def test_a_loader_begins_with_what_a_run_of_it_found(tmp_path: Path) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    train_loader = ps.DataLoader(list(range(40)), 4, num_workers=2)
+    assert train_loader.name == "train"
+    list(train_loader)
+    train_loader.close()
+    path = tmp_path / "run_0.json"
+    found = json.loads(path.read_text())
+    for knob in found["pipelines"]["train"]["knobs"]:
+        knob["value"] = 3
+    path.write_text(json.dumps(found))
+    again = ps.DataLoader(list(range(40)), 4, num_workers=2, name="train")
+    again.load_autotune(path)
+    next(iter(again))
+    stages: Any = again.explain().to_dict()["stages"]
+    assert stages[0]["num_parallel_workers"] == 3
+    again.close()
+    ps.set_enable_autotune(False)
+    with pytest.raises(SpecError, match="torch's own workers load"):
+        again.load_autotune(path)
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "process", "async"])
@@ -118,13 +150,20 @@ def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
         ("{", "is not an autotune result"),
         ("{}", "is not an autotune result"),
         ("[" * 100_000, "is not an autotune result"),
+        ('{"knobs": []}', "is not an autotune result"),
         (
-            '{"knobs": [], "machine": {"cpu_cores": 1' + "0" * 400 + "}}",
+            only('{"knobs": [], "machine": {"cpu_cores": 1' + "0" * 400 + "}}"),
             "is not an autotune result",
         ),
-        ('{"knobs": [{"op": "a", "knob": "prefetch_size", "value": 0}]}', "may not be"),
-        ('{"knobs": [], "executors": {"a": "fork bomb"}}', "there is no executor"),
-        ('{"knobs": []}', "of another pipeline"),
+        (
+            only('{"knobs": [{"op": "a", "knob": "prefetch_size", "value": 0}]}'),
+            "may not be",
+        ),
+        (
+            only('{"knobs": [], "executors": {"a": "fork bomb"}}'),
+            "there is no executor",
+        ),
+        (only('{"knobs": []}'), "has results of 'train', and none of them could be"),
     ],
     ids=lambda text: text[:20],
 )

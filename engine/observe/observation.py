@@ -259,6 +259,8 @@ class Observation:
     """What one batch takes of the memory budget; 0 while that is not known."""
     face: Face = "Pipeline"
     """In whose words the user has set it."""
+    caches: tuple[str, ...] = ()
+    """What each cache did since the run began, in a line."""
 
     @property
     def rows_per_s(self) -> float:

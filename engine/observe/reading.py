@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 
 from ...cache.statistics import CacheStatistics
+from ...system.printing import Printed
 from ..core.metrics import GaugeReading, PartReading, WorkerReading
 from ..plan import BatchPlan
 from .observation import (
@@ -22,6 +23,8 @@ from .observation import (
     TrainerObservation,
     ratio,
 )
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class SegmentReading:
     """Workers of which it is not known yet how fast they work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reading(Printed):
     """Everything at one moment; counters are totals since the engine began."""
 
     time_s: float
@@ -87,6 +90,26 @@ class Reading:
     face: Face = "Pipeline"
     caches: tuple[CacheStatistics, ...] = ()
     """What the caches of the pipeline did, on this host, since it began."""
+
+    def __repr__(self) -> str:
+        """Return a table: a line for each segment, and one for the trainer."""
+        width = max((len(each.name) for each in self.segments), default=0)
+        head = (
+            f"{'segment':<{width}}  workers  executor     rows  in functions      CPU"
+        )
+        rows = [
+            f"{each.name:<{width}}  {each.num_parallel_workers:>7}  {each.executor:<8}"
+            f"  {each.total.rows:>7,}  {each.total.run_s:>10.1f} s"
+            f"  {each.total.cpu_s:>5.1f} s"
+            for each in self.segments
+        ]
+        trainer = self.trainer
+        last = (
+            f"trainer: {trainer.steps:,} steps, {trainer.rows:,} samples, waited"
+            f" {trainer.wait_s:.1f} s, {trainer.gap_s:.1f} s of its own; batches hold"
+            f" {self.held_bytes / MIB:.1f} MiB"
+        )
+        return "\n".join([head, *rows, last, *(cache.line for cache in self.caches)])
 
 
 AWAY_NS = 1_000_000_000
@@ -181,9 +204,8 @@ class TrainerMeter:
 
 def difference(before: Reading, now: Reading) -> Observation:
     """Return the window between two readings of one engine."""
-    ours, theirs = before.trainer, now.trainer
-    away_s = max(0.0, theirs.away_s - ours.away_s)
-    window_s = max(now.time_s - before.time_s - away_s, 1e-9)
+    trainer = _trainer(before.trainer, now.trainer)
+    window_s = max(now.time_s - before.time_s - trainer.away_s, 1e-9)
     outputs = [
         connector(a, b, window_s)
         for a, b in zip(before.segments, now.segments, strict=True)
@@ -192,15 +214,6 @@ def difference(before: Reading, now: Reading) -> Observation:
     segments = tuple(
         segment(a, b, outputs[at - 1] if at else None, outputs[at])
         for at, (a, b) in enumerate(pairs)
-    )
-    trainer = TrainerObservation(
-        theirs.steps - ours.steps,
-        theirs.rows - ours.rows,
-        max(0.0, theirs.wait_s - ours.wait_s),
-        max(0.0, theirs.gap_s - ours.gap_s),
-        max(0.0, theirs.copy_s - ours.copy_s),
-        max(0.0, theirs.collate_s - ours.collate_s),
-        away_s,
     )
     children_s = sum(s.cpu_s for s in segments if s.executor == "process")
     return Observation(
@@ -221,6 +234,20 @@ def difference(before: Reading, now: Reading) -> Observation:
         now.inline_s_per_row,
         now.batch_bytes,
         now.face,
+        tuple(cache.line for cache in now.caches),
+    )
+
+
+def _trainer(before: TrainerObservation, now: TrainerObservation) -> TrainerObservation:
+    """Return what the trainer did between two of its totals."""
+    return TrainerObservation(
+        now.steps - before.steps,
+        now.rows - before.rows,
+        max(0.0, now.wait_s - before.wait_s),
+        max(0.0, now.gap_s - before.gap_s),
+        max(0.0, now.copy_s - before.copy_s),
+        max(0.0, now.collate_s - before.collate_s),
+        max(0.0, now.away_s - before.away_s),
     )
 
 

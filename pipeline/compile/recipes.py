@@ -114,7 +114,7 @@ def compile_drawn(
         program = Program((operation,), places, watched=watched)
         segment = replace(segment, program=program)
     if source.executor == "auto" and source.num_parallel_workers is None:
-        kind = found_kind(segment.name, source.dataset)
+        kind = found_kind(segment.name, source.dataset, defaults.name)
         segment = replace(segment, executor=kind, subjects=(source.dataset,))
     recipe = _collating(replace(recipe, segments=(segment,)))
     return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))

@@ -295,7 +295,7 @@ def _segment(
     # A segment is called after the first stage that does something of the user's.
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
     kind = kind_of(stages)
-    _tell(names[lead], kind)
+    _tell(names[lead], kind, defaults.name)
     operations = _operations(group, names[lead], caches)
     workers, bounds = _workers(stages, kind.executor, defaults)
     doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
@@ -324,18 +324,18 @@ def named(number: int, stage: PerSample | CacheStage) -> str:
     return f"{stage.kind}(ID:{number}){label}"
 
 
-def found_kind(name: str, dataset: Any) -> Executor:
+def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
     """Return what a dataset of torch's loader begins with if no workers are set.
 
     That is the trainer's process, and so it is right there; what several workers must
     not share, or would repeat, keeps it there.
     """
     finding = find_unsafe(dataset, "dataset")
-    _tell(name, Kind("inline", finding=finding))
+    _tell(name, Kind("inline", finding=finding), pipeline)
     return "auto" if finding is None else "inline"
 
 
-def _tell(name: str, kind: Kind) -> None:
+def _tell(name: str, kind: Kind, pipeline: str) -> None:
     """Log what was found in a segment's data that its threads would share."""
     if kind.finding is None:
         return
@@ -343,7 +343,7 @@ def _tell(name: str, kind: Kind) -> None:
         from ...autotune.log import announce  # loaded where there is something to say
 
         line = MOVED if kind.executor == "process" else STAYS
-        announce(line % (name, kind.finding))
+        announce(line % (name, kind.finding), pipeline)
     else:
         logging.getLogger("penstock").warning(SHARED, name, kind.finding)
 

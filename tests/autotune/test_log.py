@@ -2,6 +2,8 @@
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from penstock.autotune import phrases
 from penstock.autotune.log import AutotuneLog, show_by_default
-from penstock.autotune.saved import Saved
+from penstock.autotune.saved import Saved, read_saved
 from penstock.autotune.situation import (
     Decision,
     DecisionOutcome,
@@ -43,8 +45,9 @@ def bare_logging() -> Iterator[logging.Logger]:
         LOGGER.handlers[:], LOGGER.level = kept
 
 
-def rows(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def rows(path: Path, *events: str) -> list[dict[str, object]]:
+    found = map(json.loads, path.read_text().splitlines())
+    return [row for row in found if row["event"] in events]
 
 
 def test_sentences_stand_word_for_word() -> None:
@@ -80,7 +83,15 @@ def test_rows_are_written_as_they_fall(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run"), rank=3) as log:
         log.decision(DECISION, 1.5)
         log.outcome(OUTCOME, 2.5)
-        decision, outcome = rows(tmp_path / "run_3.jsonl")
+        path = tmp_path / "run_3.jsonl"
+        decision, outcome = rows(path, "decision", "outcome")
+        begin, *said = rows(path, "begin", "said")
+    assert begin["rank"] == 3
+    assert [row["text"] for row in said] == [
+        "seen",
+        phrases.request(DECISION),
+        phrases.outcome(OUTCOME),
+    ]
     assert (
         decision.items()
         >= {
@@ -111,21 +122,47 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
         (READ, "num_parallel_workers"): 5,
         (READ, "prefetch_size"): 2,
     }
-    with AutotuneLog(str(tmp_path / "run")) as log:
+    with AutotuneLog(str(tmp_path / "run"), name="train") as log:
         log.outcome(OUTCOME, 1.0)
         log.result(Saved(knobs, {"Folder(ID:0)": "thread"}))
-    result = json.loads((tmp_path / "run_0.json").read_text())
+    whole = json.loads((tmp_path / "run_0.json").read_text())
+    result = whole["pipelines"]["train"]
     assert result["summary"] == [f"{READ} (num_parallel_workers: 5, prefetch_size: 2)"]
     assert result["knobs"][0] == {
         "op": READ,
         "knob": "num_parallel_workers",
         "value": 5,
     }
-    assert "nothing was changed" not in result["remark"]
+    assert "nothing was changed" not in whole["remark"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "run_0.json",
         "run_0.jsonl",
     ]
+
+
+def test_the_files_have_each_pipeline_under_its_own_name(tmp_path: Path) -> None:
+    saved = Saved({(READ, "prefetch_size"): 2}, {})
+    prefix = str(tmp_path / "run")
+    with AutotuneLog(prefix, name="train") as train:
+        with AutotuneLog(prefix, name="val") as val, AutotuneLog(name="val") as other:
+            assert other.name == "val-2"
+            val.decision(DECISION, 1.0)
+            val.result(saved)
+        train.result(Saved({(READ, "prefetch_size"): 3}, {}))
+    found = read_saved(tmp_path / "run_0.json")
+    assert {name: [*each.knobs.values()] for name, each in found.items()} == {
+        "val": [2],
+        "train": [3],
+    }
+    (decision,) = rows(tmp_path / "run_0.jsonl", "decision")
+    assert decision["pipeline"] == "val"
+
+
+def test_each_line_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.autotune")
+    with AutotuneLog(name="100% train") as log:
+        log.say("seen")
+    assert caplog.messages == ["100% train: seen"]
 
 
 def test_the_result_says_where_nothing_was_changed(tmp_path: Path) -> None:
@@ -164,6 +201,25 @@ def test_the_log_is_shown_once_where_nobody_set_logging_up(
         AutotuneLog().say("seen")
         assert len(logger.handlers) == 1
     assert capsys.readouterr().err == "[autotune] seen\n"
+
+
+def test_a_line_stands_above_a_progress_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    tqdm.monitor_interval = 0  # it would leave a thread behind, and a semaphore
+    tqdm.set_lock(threading.RLock())
+    with bare_logging():
+        show_by_default(rank=0)
+        with tqdm(total=10, desc="train", file=sys.stderr) as bar:
+            bar.update(5)
+            with AutotuneLog(name="train") as log:
+                log.say("seen")
+            bar.update(5)
+    told = capsys.readouterr().err
+    cleared, _, behind = told.partition("[autotune] train: seen\n")
+    assert cleared.endswith("\r")
+    assert "100%" in behind
 
 
 def test_other_ranks_and_those_who_set_logging_up_are_left_alone() -> None:

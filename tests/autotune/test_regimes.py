@@ -11,7 +11,7 @@ from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, PerRegime
 from penstock.autotune.policies.bottleneck_law import LawMemory
 from penstock.autotune.policies.per_regime import Values
-from penstock.autotune.saved import load_saved
+from penstock.autotune.saved import read_saved
 from penstock.autotune.simulator import (
     Machine,
     Simulated,
@@ -96,7 +96,7 @@ def test_what_a_run_found_for_each_regime_the_next_one_begins_with(
         first.run(LIGHT, ROUND_S)
         first.run(HEAVY, ROUND_S)
         first.tuner.finish()
-    saved = load_saved(tmp_path / "run_0.json")
+    (saved,) = read_saved(tmp_path / "run_0.json").values()
     knob = first.plant.knobs()[0]
     key = (knob.operator, knob.name)
     assert saved.values(LARGE)[key] == first.workers

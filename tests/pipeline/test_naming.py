@@ -1,0 +1,76 @@
+"""What a face is called: as its user calls it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+DATA = list(range(8))
+
+
+def made() -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(DATA).batch(4)
+
+
+def made_by_another() -> ps.Pipeline:
+    return made()
+
+
+def two() -> Any:
+    return made(), made()
+
+
+class Module:
+    def __init__(self) -> None:
+        self.val_dataloader = ps.DataLoader(DATA)
+        self.all = {"train": ps.DataLoader(DATA)}
+
+
+def test_it_is_the_variable_without_what_says_that_it_is_a_loader() -> None:
+    train_loader = ps.DataLoader(DATA)
+    test_dl = made_by_another()
+    pipe = ps.Pipeline.from_dataset(DATA).shuffle(seed=0).batch(2)
+    found = [train_loader.name, test_dl.name, pipe.name]
+    assert found == ["train", "test", "pipe"]
+
+
+def test_it_is_an_attribute_or_a_variable_of_a_function_around() -> None:
+    inner = made()
+
+    def named() -> str:
+        return inner.name
+
+    assert (Module().val_dataloader.name, named()) == ("val", "inner")
+
+
+def test_it_is_file_and_line_where_there_is_no_variable() -> None:
+    names = [Module().all["train"].name, two()[0].name]
+    assert all(name.startswith("test_naming.py:") for name in names)
+    assert ps.DataLoader(DATA).name.startswith("test_naming.py:")
+
+
+def test_a_name_that_is_given_stands() -> None:
+    train = ps.DataLoader(DATA, name="digits")
+    val = made().options(name="letters")
+    assert (train.name, val.name) == ("digits", "letters")
+    again = copy.copy(train), copy.deepcopy(val)
+    assert [each.name for each in again] == ["digits", "letters"]
+
+
+def test_no_variable_is_looked_at() -> None:
+    kept = locals()
+    train = made()
+    assert train.name == "train"
+    assert "train" not in kept
+
+
+@pytest.mark.parametrize("name", [7, "two\nlines", "\x1b[31m"])
+def test_a_name_that_cannot_be_printed_is_refused(name: Any) -> None:
+    with pytest.raises(ps.errors.SpecError, match="`name` must be a str"):
+        made().options(name=name)
+    with pytest.raises(ps.errors.SpecError, match="`name` must be a str"):
+        ps.DataLoader(DATA, name=name)
