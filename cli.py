@@ -1,4 +1,4 @@
-"""The command line: `penstock demo`, `run`, `report`, `plan`, `doctor`, `cache`."""
+"""The command line: `penstock demo`, `run`, `report`, `watch`, `plan`, and more."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ import torch.utils.data.dataloader
 import typer
 
 from . import config
-from .autotune.report import read_report
+from .autotune.report.terminal import read_report
 from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .errors import PenstockError, check
-from .pipeline.dataloader import DataLoader, rank_of_process
+from .pipeline.dataloader import DataLoader
 from .pipeline.image.crop_decoder import crop_extension
+from .pipeline.session import end_tuning, rank_of_process
 from .system.forking import FORKS
 from .system.resources import effective_cpus
 from .system.shared_memory import SHARED_MEMORY
@@ -89,9 +90,14 @@ def demo(
     tell(data, latency_s=latency_ms / 1000, seconds=seconds)
 
 
+LOG = typer.Argument(help="Of a tuned run: PREFIX_<rank>.jsonl, or PREFIX for all.")
+NAME = typer.Option(help="The pipeline that is meant, as the log names it.")
+
+
 @app.command()
 def plan(
-    log: Annotated[Path, typer.Argument(help="<prefix>_<rank>.jsonl of a tuned run.")],
+    log: Annotated[str, LOG],
+    name: Annotated[str | None, NAME] = None,
     cores: Annotated[
         list[float] | None,
         typer.Option(min=0.1, help="Of a machine to ask about; may be said again."),
@@ -104,7 +110,7 @@ def plan(
     """Say what a run that was tuned here would need, and get, on other machines."""
     from .autotune import planner
 
-    workload = planner.measured_workload(log)
+    workload = planner.measured_workload(log, name)
     if step_ms is not None:
         trainer = replace(workload.trainer, gap_s=step_ms / 1000)
         workload = replace(workload, trainer=trainer)
@@ -160,7 +166,7 @@ def run_script(
         try:
             _as_main(target, arguments, module=module)
         finally:
-            config.set_enable_autotune(enable=False)
+            end_tuning()
             if (rank := rank_of_process()) == 0:
                 sys.stderr.write(_told(Path(f"{files}_{rank}.jsonl")))
 
@@ -185,10 +191,72 @@ def _told(log: Path) -> str:
 
 @app.command()
 def report(
-    log: Annotated[Path, typer.Argument(help="<prefix>_<rank>.jsonl of a tuned run.")],
+    log: Annotated[str, LOG],
+    name: Annotated[str | None, NAME] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to look at, in one file.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for Perfetto, in JSON.")
+    ] = None,
 ) -> None:
     """Say what a tuned run found, what was changed, and what that brought."""
-    print(read_report(log))
+    found = read_report(log, name)
+    if html is None and trace is None:
+        print(found)
+    if html is not None:
+        from .autotune.report.page import write_page
+
+        write_page(found, html)
+        print(f"written: {html}")
+    if trace is not None:
+        from .autotune.report.trace import write_trace
+
+        write_trace(found, trace)
+        print(f"written: {trace}")
+
+
+@app.command()
+def watch(
+    target: Annotated[
+        str, typer.Argument(help="PREFIX_<rank>.jsonl, or the number of the process.")
+    ],
+    once: Annotated[  # noqa: FBT002 typer reads it so
+        bool, typer.Option("--once", help="Show how it stands, and end.")
+    ] = False,
+) -> None:
+    """Show a tuned run while it goes on."""
+    from rich.console import Console
+
+    from .autotune.report import live
+
+    live.watch(target, Console(), once=once)
+
+
+@app.command()
+def bench(
+    target: Annotated[
+        str, typer.Argument(help="A folder of images by class, or MODULE:FUNCTION.")
+    ],
+    seconds: Annotated[float, typer.Option(min=4, help="How long to measure.")] = 30.0,
+    step_ms: Annotated[
+        float, typer.Option(min=0, help="How long a training step takes: it sleeps.")
+    ] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Of a folder's batches.")] = 64,
+) -> None:
+    """Measure how fast your own data loads, as set and tuned.
+
+    FUNCTION takes nothing and returns what to loop over: a DataLoader or a Pipeline.
+    """
+    from rich.console import Console
+
+    from .bench import bench as measure
+
+    step_s = step_ms / 1000
+    console = Console()
+    measure(
+        target, seconds=seconds, step_s=step_s, batch_size=batch_size, console=console
+    )
 
 
 Folder = Annotated[Path, typer.Argument(help="What .cache(disk=...) was given.")]

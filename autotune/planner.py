@@ -6,17 +6,16 @@ of as many cores as asked for is tuned by the very policy that tunes a live one.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from ..engine.observe.observation import Observation, SegmentObservation
-from ..errors import SpecError
+from ..errors import check
 from ..system.resources import Budget
 from .explain import Explanation, explain
 from .log import AutotuneLog
 from .policies import BottleneckLaw
+from .report.recording import Row, read_recording
 from .simulator import Machine, Simulated, SimulatedStage, Trainer, Workload
 from .situation import Situation
 from .tuner import Tuner
@@ -57,26 +56,36 @@ class Projection:
         return "\n".join(lines)
 
 
-def measured_workload(path: str | os.PathLike[str]) -> Workload:
-    """Return what a tuned run did, from its `<prefix>_<rank>.jsonl`.
+def measured_workload(
+    path: str | os.PathLike[str], name: str | None = None
+) -> Workload:
+    """Return what a tuned run did, from its log.
+
+    Args:
+        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix.
+        name: of the pipeline; None: there is but one that trained.
 
     Raises:
-        SpecError: there is no such file, or no training was seen in it.
+        SpecError: there is no such log, no training was seen in it, or that of several
+            pipelines.
     """
-    shown = os.fspath(path)
-    try:
-        with open(shown, encoding="utf-8") as file:
-            seen = [found for line in file if (found := _observed(line)) is not None]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(
-            f"{shown!r} is not the log of a tuned run ({type(error).__name__}: {error})"
-        ) from error
-    if not seen:
-        raise SpecError(
-            f"{shown!r} shows no training: set_enable_autotune(True, filepath_prefix)"
-            " and some seconds of it are needed"
-        )
-    return _workload(seen[-1])
+    shown, recording = os.fspath(path), read_recording(path)
+    seen: dict[str, Observation] = {}
+    for each in recording.named(name):
+        if each.latest is not None:
+            seen.setdefault(each.name, _observed(each.latest))
+    check(
+        bool(seen),
+        f"{shown!r} shows no training: set_enable_autotune(True, filepath_prefix)"
+        " and some seconds of it are needed",
+    )
+    check(
+        len(seen) == 1,
+        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant"
+        " by its name",
+    )
+    (observation,) = seen.values()
+    return _workload(observation)
 
 
 def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
@@ -96,13 +105,8 @@ def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
     return Projection(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
 
 
-def _observed(line: str) -> Observation | None:
-    row: dict[str, Any] = json.loads(line)
-    if row["event"] != "observation":
-        return None
-    seen = Situation.from_row(row).observation
-    worked = all(segment.rows > 0 for segment in seen.segments)
-    return seen if worked and seen.trainer.steps > 0 else None
+def _observed(row: Row) -> Observation:
+    return Situation.from_row(row).observation
 
 
 def _workload(seen: Observation) -> Workload:

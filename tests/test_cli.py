@@ -15,7 +15,8 @@ from support import warm
 
 def test_the_commands_are_those_that_work() -> None:
     commands = [command.callback for command in cli.app.registered_commands]
-    assert commands == [cli.demo, cli.plan, cli.run, cli.report, cli.doctor]
+    looking = [cli.report, cli.watch, cli.bench, cli.doctor]
+    assert commands == [cli.demo, cli.plan, cli.run, *looking]
 
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_a_plan_of_a_log_that_is_none_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
     done = warm.run(command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("penstock: 'nothing.jsonl' is not the log of a tuned")
+    assert done.stderr.startswith("penstock: no log can be read from 'nothing.jsonl'")
 
 
 def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:

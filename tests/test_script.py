@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune.report import read_report
+from penstock.autotune.report.terminal import read_report
 from penstock.errors import SpecError
 from support import warm
 
@@ -33,9 +33,9 @@ def test_a_script_is_tuned_without_a_change_and_told_what_was_found(
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss" in done.stdout
     told = done.stderr.partition("--- penstock: what was found ---")[2]
-    assert "began:  input-bound: waiting" in told
+    assert "began: input-bound: waiting" in told
     assert "Dataset(ID:0) Photos: executor inline -> process" in told
-    assert "set by hand:  DataLoader(num_workers=" in told
+    assert "set by hand: DataLoader(..., num_workers=" in told
     again = penstock("report", f"{log}_0.jsonl")
     assert again.stdout.strip() == told.strip()
 
@@ -80,51 +80,93 @@ def test_no_script_is_an_error_that_names_it() -> None:
 
 
 def row(event: str, **more: object) -> str:
-    return json.dumps({"event": event, **more})
+    return json.dumps({"pipeline": "train", "event": event, "time_s": 1.0, **more})
 
 
 TOLD = """\
-began:  input-bound: waiting 40% of each step, 812 samples/s; at most 1.7x faster
-        bottleneck Map(ID:1) decode; CPU.
-ended:  balanced: waiting 40% of each step, 812 samples/s; at most 1.7x faster
-        CPU.
-changed: Map(ID:1) decode: num_parallel_workers 2 -> 4, 812 -> 812/s, wait 41% -> 41%
-tried and taken back: 1
-set by hand:  Map(ID:1) decode: num_parallel_workers=4, prefetch_size=2, executor=thread
-try:  ps.image
-"""
+train
+  began: input-bound: waiting 40% of each step. 812 samples/s.
+         bottleneck Map(ID:1) decode; CPU.
+  ended: balanced. 812 samples/s.
+         CPU.
+         the log breaks off here: the run goes on, or was killed
+  > Map(ID:1) decode    2 thread   on a CPU [#########.]  blocked [#.........]
+    trainer waits [####......]
+  changed: Map(ID:1) decode: num_parallel_workers 2 -> 4, 812 -> 1450 samples/s, wait 41% -> 6%
+  changed: Map(ID:1) decode: num_parallel_workers 4 -> 5, not judged yet
+  tried and taken back: 1
+  set by hand: .map(decode, num_parallel_workers=5, executor="thread")
+  try: ps.image
+"""  # noqa: E501 as it is printed
 
 
 def test_a_report_tells_changes_and_what_they_brought(tmp_path: Path) -> None:
     verdict = {
         "verdict": "input-bound",
+        "line": "input-bound: waiting 40% of each step.",
         "bottleneck": "Map(ID:1) decode",
         "cause": "CPU.",
         "wait_share": 0.4,
         "rows_per_s": 812.0,
-        "headspace": 1.7,
         "stages": [
             {
                 "name": "Map(ID:1) decode",
-                "num_parallel_workers": 4,
+                "num_parallel_workers": 2,
                 "prefetch_size": 2,
                 "executor": "thread",
+                "cpu": 0.9,
+                "blocked": 0.1,
+                "parts": [],
             }
         ],
         "advice": ["ps.image"],
+        "caching": [],
     }
-    measure = {"rows_per_s": 812, "wait_share": 0.41}
+    before = {"rows_per_s": 812, "wait_share": 0.41}
+    after = {"rows_per_s": 1450, "wait_share": 0.06}
     change = {"op": "Map(ID:1) decode", "knob": "num_parallel_workers"}
-    values = {"old": 2, "new": 4, "before": measure, "after": measure}
+    known = {**change, "before": before, "after": after}
     log = tmp_path / "run_0.jsonl"
     rows = [
         row("verdict", **verdict),
-        row("outcome", **change, **values, kept=True),
-        row("outcome", **change, **values, kept=False),
-        row("verdict", **{**verdict, "verdict": "balanced"}),
+        row("decision", **change, old=2, new=4),
+        row("outcome", **known, old=2, new=4, kept=True),
+        row("decision", **change, old=4, new=8),
+        row("outcome", **known, old=4, new=8, kept=False),
+        row("decision", **change, old=4, new=5),
+        row("verdict", **{**verdict, "line": "balanced."}),
     ]
-    log.write_text("\n".join(rows))
+    log.write_text("\n".join(rows) + "\n")
     assert f"{read_report(log)}\n" == TOLD
+
+
+def test_what_torchs_own_workers_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\n"
+        "from torch.utils.data import DataLoader, IterableDataset\n"
+        "class Stream(IterableDataset):\n"
+        "    def __iter__(self):\n"
+        "        for number in range(8):\n"
+        "            time.sleep(0.01)\n"
+        "            yield number\n"
+        "stream_loader = DataLoader(Stream(), 4)\n"
+        "list(stream_loader)\n"
+    )
+    done = penstock("run", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.partition("--- penstock: what was found ---")[2]
+    assert "stream\n  torch: input-bound" in told
+    assert "the trainer itself loads, as torch does" in told
+
+
+def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "train.py").write_text("print('trained')")
+    bad = str(tmp_path / "file" / "run")
+    done = penstock("run", "--log", bad, "train.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"no autotune log can be kept in {str(tmp_path / 'file')!r}" in done.stderr
+    assert "trained" not in done.stdout
 
 
 @pytest.mark.parametrize("text", ["{", '{"event": "verdict"}', "[]"])

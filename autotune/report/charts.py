@@ -1,0 +1,174 @@
+"""The shapes of the page: what a run did over time, as paths of an SVG picture.
+
+Paths are made of numbers alone: what users have named is left to the page's template,
+which escapes it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .recording import Recorded, Window
+
+WIDTH, HEIGHT = 960.0, 120.0
+"""Of a chart, in units of its own: it is drawn as wide as the page."""
+POINTS = 480
+"""Of a line, at most: of more windows the mean of each few is drawn."""
+KNOBS = ("num_parallel_workers", "prefetch_size")
+
+
+class Line(NamedTuple):
+    """One curve of a chart."""
+
+    path: str
+    """As SVG draws it."""
+    label: str
+    latest: float
+
+
+class Mark(NamedTuple):
+    """A decision, at its time."""
+
+    x: float
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One quantity over time."""
+
+    title: str
+    unit: str
+    most: float
+    """At its upper edge; the lower one is 0."""
+    lines: tuple[Line, ...]
+
+
+class Band(NamedTuple):
+    """A time in which batches were of one kind."""
+
+    x: float
+    width: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What one pipeline did on one rank."""
+
+    rank: int
+    seconds: float
+    charts: tuple[Chart, ...]
+    marks: tuple[Mark, ...]
+    bands: tuple[Band, ...]
+
+
+def timeline(seen: Recorded) -> Timeline | None:
+    """Return the charts of a pipeline; None where no window was written."""
+    windows = seen.windows
+    if not windows:
+        return None
+    begun_s = windows[0].time_s
+    seconds = max(windows[-1].time_s - begun_s, 1e-9)
+
+    def x_of(time_s: float) -> float:
+        return round(WIDTH * min(1.0, max(0.0, (time_s - begun_s) / seconds)), 1)
+
+    few = thinned(windows)
+    kept = {(r["op"], r["knob"], r["new"]) for r in seen.outcomes() if r["kept"]}
+    marks = tuple(
+        Mark(x_of(row["time_s"]), (row["op"], row["knob"], row["new"]) in kept)
+        for row in seen.changes
+        if row["event"] == "decision"
+    )
+    charts = (
+        _chart(
+            few, x_of, "trainer waits", "%", [("", lambda w: 100 * w.wait_share)], 100
+        ),
+        _chart(few, x_of, "rate", "samples/s", [("", lambda w: w.rows_per_s)]),
+        *(_knob_chart(few, x_of, knob) for knob in KNOBS),
+    )
+    bands = tuple(_bands(windows, x_of))
+    return Timeline(seen.rank, seconds, charts, marks, bands)
+
+
+def thinned(windows: Sequence[Window]) -> list[Window]:
+    """Return at most `POINTS` windows, even in time; rates and waits are means."""
+    if len(windows) <= POINTS:
+        return list(windows)
+    times = [window.time_s for window in windows]
+    step_s = (times[-1] - times[0]) / POINTS
+    found, start = [], 0
+    for number in range(1, POINTS + 1):
+        stop = bisect_left(times, times[0] + number * step_s, start + 1)
+        some = windows[start:stop]
+        if not some:
+            break
+        found.append(
+            some[-1]._replace(
+                rows_per_s=sum(w.rows_per_s for w in some) / len(some),
+                wait_share=sum(w.wait_share for w in some) / len(some),
+            )
+        )
+        start = stop
+    return found
+
+
+Value = Callable[[Window], float]
+
+
+def _chart(
+    windows: Sequence[Window],
+    x_of: Callable[[float], float],
+    title: str,
+    unit: str,
+    values: Sequence[tuple[str, Value]],
+    most: float = 0.0,
+) -> Chart:
+    columns = [(label, [value(w) for w in windows]) for label, value in values]
+    top = most or max((max(column) for _, column in columns), default=0.0) or 1.0
+    xs = [x_of(window.time_s) for window in windows]
+    lines = tuple(
+        Line(path_of(xs, column, top), label, column[-1]) for label, column in columns
+    )
+    return Chart(title, unit, top, lines)
+
+
+def path_of(xs: Sequence[float], ys: Sequence[float], top: float) -> str:
+    """Return the path of a curve; `top` is at the upper edge."""
+    points = (
+        f"{x:g},{HEIGHT * (1 - min(y, top) / top):.1f}"
+        for x, y in zip(xs, ys, strict=True)
+    )
+    return "M" + "L".join(points)
+
+
+def _knob_chart(
+    windows: Sequence[Window], x_of: Callable[[float], float], knob: str
+) -> Chart:
+    names = list(dict.fromkeys(op for w in windows for op, k in w.values if k == knob))
+
+    def value_of(name: str) -> Value:
+        return lambda window: float(window.values.get((name, knob), 0))
+
+    values = [(name, value_of(name)) for name in names]
+    return _chart(windows, x_of, knob, "", values)
+
+
+def _bands(windows: Sequence[Window], x_of: Callable[[float], float]) -> list[Band]:
+    """Return the regimes, where there are several."""
+    starts = [
+        w
+        for a, w in zip([None, *windows], windows, strict=False)
+        if a is None or a.regime != w.regime
+    ]
+    if len(starts) < 2:
+        return []
+    edges = [x_of(w.time_s) for w in starts] + [WIDTH]
+    return [
+        Band(x, round(after - x, 1), window.regime)
+        for x, after, window in zip(edges, edges[1:], starts, strict=False)
+    ]

@@ -1,0 +1,124 @@
+"""A run that goes on in another process, shown as it goes: `penstock watch`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ...errors import SpecError, check
+from .recording import NO_LOG, Follower, Recorded
+from .terminal import bar
+
+SECONDS = 1.0
+"""Between two looks."""
+DECISIONS = 5
+"""The latest, that are shown."""
+
+
+def watch(target: str, console: Console, *, once: bool = False) -> None:
+    """Show a run until its log says that it is over, or Ctrl-C.
+
+    Args:
+        target: of its log, or the number of its process.
+        console: where to show it.
+        once: show how it stands, and return.
+
+    Raises:
+        SpecError: there is no such log or process, or it writes none.
+    """
+    follower = Follower(log_of(target))
+    follower.read()
+    if once:
+        console.print(shown(follower))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(shown(follower), refresh=True)
+            pipelines = follower.pipelines
+            if pipelines and all(each.end is not None for each in pipelines):
+                return
+            time.sleep(SECONDS)
+            follower.read()
+
+
+def log_of(target: str) -> str:
+    """Return the log that a target means: its path, or the process that writes it.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if not target.isdigit() or os.path.exists(target):
+        check(os.path.isfile(target), NO_LOG.format(target, "No such file"))
+        return target
+    try:
+        opened = [
+            os.path.realpath(each) for each in Path(f"/proc/{target}/fd").iterdir()
+        ]
+    except OSError as error:
+        raise SpecError(
+            f"process {target} cannot be looked into ({error.strerror}); give the path"
+            " of the log that it writes"
+        ) from error
+    logs = [path for path in opened if path.endswith(".jsonl")]
+    check(
+        bool(logs),
+        f"process {target} writes no autotune log; start it by `penstock run --log"
+        " PREFIX train.py`, or with set_enable_autotune(True, PREFIX)",
+    )
+    return logs[0]
+
+
+def shown(follower: Follower) -> RenderableType:
+    """Return what is known now."""
+    parts = [part for each in follower.pipelines for part in _parts(each)]
+    return Group(*parts) if parts else Text("nothing was measured yet", style="dim")
+
+
+STYLES = {"input-bound": "red", "balanced": "yellow", "not input-bound": "green"}
+
+
+def _parts(seen: Recorded) -> Iterator[RenderableType]:
+    verdicts = seen.verdicts or seen.torchs
+    if not verdicts:
+        yield Text(f"{seen.name}: nothing was measured yet", style="dim")
+        return
+    verdict = verdicts[-1]
+    window = seen.windows[-1] if seen.windows else None
+    rate = window.rows_per_s if window else verdict["rows_per_s"]
+    wait = window.wait_share if window else verdict["wait_share"]
+    yield Text.assemble(
+        (f"{seen.name}: ", "bold"),
+        (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
+        f"  waits {wait:.0%} [{bar(wait)}]  {rate:,.0f} samples/s",
+        "" if seen.end is None else "  (over)",
+    )
+    table = Table(box=None, pad_edge=False)
+    for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
+        table.add_column(title, justify="left")
+    stages = {stage.name: stage for stage in (window.stages if window else ())}
+    for stage in verdict["stages"]:
+        name = stage["name"]
+        now = stages.get(name)
+        blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
+        workers = stage["num_parallel_workers"]
+        if window is not None:
+            workers = window.values.get((name, "num_parallel_workers"), workers)
+        table.add_row(
+            Text(("> " if blamed else "  ") + name, "bold red" if blamed else ""),
+            str(workers),
+            now.executor if now else str(stage["executor"]),
+            bar(now.cpu if now else stage["cpu"]),
+            bar(now.blocked if now else stage["blocked"]),
+            bar(now.output) if now else "",
+        )
+    yield table
+    yield Text(f"cause: {verdict['cause']}")
+    for row in seen.said[-DECISIONS:]:
+        yield Text(f"  {row['text']}", style="dim", overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,165 @@
+"""The page of a run: one HTML file that needs no network, for `penstock report --html`.
+
+What is drawn comes from the same rows as the terminal's report. Every text of the
+user's goes through the template, which escapes it; the page's script adds text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from .charts import HEIGHT, WIDTH, Timeline, timeline
+from .recording import Recorded, Row
+from .terminal import MAX_STEPS, Report, changed, settings
+
+SHOWN = 200
+"""Lines of the log that are there without a script, too."""
+MAX_RANKS = 64
+"""That are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One pipeline on all its ranks."""
+
+    name: str
+    ranks: tuple[Recorded, ...]
+    timelines: tuple[Timeline, ...]
+    verdict: Row | None
+    """The last one of the rank that waits most; None: nothing was measured."""
+    worst: Recorded
+    """That rank."""
+
+    @property
+    def steps(self) -> list[str]:
+        """The next things to do."""
+        return [] if self.verdict is None else list(self.verdict["advice"])[:MAX_STEPS]
+
+    @property
+    def settings(self) -> list[str]:
+        """What sets by hand what was found."""
+        if self.verdict is None:
+            return []
+        return list(settings(self.worst.values(), self.verdict))
+
+    @property
+    def changes(self) -> list[str]:
+        """What was changed, and what that brought."""
+        return list(changed(self.worst))
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """The pipeline, source first, each with how full its connector is."""
+        if self.verdict is None:
+            return []
+        last = self.worst.windows[-1].stages if self.worst.windows else ()
+        filled = {stage.name: stage.output for stage in last}
+        return [
+            {
+                **stage,
+                "filled": filled.get(stage["name"]),
+                "blamed": self.verdict["bottleneck"]
+                in (stage["name"], *(part for part, _ in stage["parts"])),
+            }
+            for stage in self.verdict["stages"]
+        ]
+
+
+def page(report: Report, title: str) -> str:
+    """Return the page.
+
+    Args:
+        report: of the run.
+        title: of the page.
+    """
+    lines = list(_lines(report.pipelines))
+    source = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"duration": duration, "percent": percent}
+    return environment.from_string(source).render(
+        title=title,
+        groups=list(groups(report.pipelines)),
+        damaged=report.damaged,
+        width=WIDTH,
+        height=HEIGHT,
+        lines=lines[-SHOWN:],
+        count=len(lines),
+        packed=_packed(lines),
+    )
+
+
+def write_page(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the page, whole or not at all."""
+    shown = os.fspath(path)
+    partial = f"{shown}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(page(report, os.path.basename(shown)))
+    os.replace(partial, shown)
+
+
+def groups(pipelines: Sequence[Recorded]) -> Iterator[Group]:
+    """Yield the pipelines, each with all its ranks, the slowest to feed first."""
+    by_name: dict[str, list[Recorded]] = {}
+    for each in pipelines:
+        by_name.setdefault(each.name, []).append(each)
+    found = [_group(name, ranks) for name, ranks in by_name.items()]
+    yield from sorted(found, key=lambda group: -_wait(group.worst))
+
+
+def _group(name: str, ranks: Sequence[Recorded]) -> Group:
+    worst = max(ranks, key=_wait)
+    drawn = (timeline(each) for each in ranks[:MAX_RANKS])
+    verdicts = worst.verdicts or worst.torchs
+    return Group(
+        name,
+        tuple(ranks),
+        tuple(each for each in drawn if each is not None),
+        verdicts[-1] if verdicts else None,
+        worst,
+    )
+
+
+def _wait(seen: Recorded) -> float:
+    verdicts = seen.verdicts or seen.torchs
+    return float(verdicts[-1]["wait_share"]) if verdicts else -1.0
+
+
+def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:
+    """Yield the log in order of time: when, whose, what."""
+    rows = (
+        (seen.wall_s + (row["time_s"] or 0.0), seen, row["text"])
+        for seen in pipelines
+        for row in seen.said
+    )
+    ranks = len({seen.rank for seen in pipelines}) > 1
+    for wall_s, seen, text in sorted(rows, key=lambda row: row[0]):
+        whose = f"{seen.name}, rank {seen.rank}" if ranks else seen.name
+        yield time.strftime("%H:%M:%S", time.localtime(wall_s)), whose, text
+
+
+def _packed(lines: Sequence[tuple[str, str, str]]) -> str:
+    """Return the lines as a browser unpacks them."""
+    text = json.dumps(lines, ensure_ascii=False).encode()
+    return base64.b64encode(gzip.compress(text, mtime=0)).decode()
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person would say it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float) -> str:
+    """Return a share, 0 to 1, in percent."""
+    return f"{100 * share:.0f}%"

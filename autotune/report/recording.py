@@ -1,0 +1,337 @@
+"""The files that a tuned run wrote, read back: what happened to each pipeline.
+
+A run that was killed leaves rows behind, up to some byte of the last one: what is whole
+counts. A day of eight ranks has many windows, so of each only a few figures stay.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...engine.observe.observation import ratio
+from ...errors import SpecError, check
+
+Row = Mapping[str, Any]
+KnobName = tuple[str, str]
+"""Operator and knob."""
+Values = Mapping[KnobName, int | str]
+
+NO_LOG = (
+    "no log can be read from {!r} ({}); a run with set_enable_autotune(True, prefix),"
+    " or `penstock run --log PREFIX train.py`, writes PREFIX_<rank>.jsonl"
+)
+STRANGE = (
+    "{!r} is not the log of a tuned run ({}); PREFIX_<rank>.jsonl is one, not the .json"
+    " beside it"
+)
+
+
+class Stage(NamedTuple):
+    """A segment in one window: shares are of its workers' time, 0 to 1."""
+
+    name: str
+    executor: str
+    cpu: float
+    blocked: float
+    """Inside the functions, on no CPU."""
+    feeding: float
+    """Utilisation of what feeds it; 1 for a source."""
+    output: float
+    """Of what it fills."""
+
+
+class Window(NamedTuple):
+    """What one row of a window says."""
+
+    time_s: float
+    """On the clock of its rank: see `Recorded.wall_s`."""
+    step: int
+    rows_per_s: float
+    wait_share: float
+    regime: str
+    host: str
+    held_bytes: int
+    values: Values
+    """In force."""
+    stages: tuple[Stage, ...]
+
+
+def window_of(row: Row, before: Window | None) -> Window:
+    """Return what a window's row says; equal values are kept once."""
+    seen = row["observation"]
+    trainer, stages = seen["trainer"], tuple(map(_stage, seen["segments"]))
+    spent_s = trainer["wait_s"] + trainer["gap_s"]
+    share = (
+        trainer["wait_s"] / spent_s
+        if spent_s
+        else seen["segments"][-1]["output"]["empty"]
+    )
+    values: Values = {
+        (knob["op"], knob["knob"]): knob["kind"] or knob["value"]
+        for knob in row["knobs"]
+    }
+    if before is not None and before.values == values:
+        values = before.values
+    return Window(
+        row["time_s"],
+        seen["step"],
+        ratio(trainer["rows"], seen["window_s"]),
+        share,
+        seen["regime"],
+        seen["host"],
+        seen["held_bytes"],
+        values,
+        stages,
+    )
+
+
+def _stage(row: Row) -> Stage:
+    feeding, spent_s = row["input"], row["worker_s"]
+    return Stage(
+        sys.intern(row["name"]),
+        sys.intern(row["executor"]),
+        ratio(row["cpu_s"], spent_s),
+        max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
+        1.0 if feeding is None else _utilization(feeding),
+        _utilization(row["output"]),
+    )
+
+
+def _utilization(row: Row) -> float:
+    return min(1.0, ratio(row["occupancy"], row["capacity"]))
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One pipeline on one rank. Rows are as they were written, in that order."""
+
+    name: str
+    rank: int
+    begun: Row | None = None
+    windows: list[Window] = field(default_factory=list)
+    latest: Row | None = None
+    """The last window in which training went on, as it was written."""
+    changes: list[Row] = field(default_factory=list)
+    """Decisions, their outcomes, and what the engine moved."""
+    verdicts: list[Row] = field(default_factory=list)
+    said: list[Row] = field(default_factory=list)
+    torchs: list[Row] = field(default_factory=list)
+    """Of loops that torch's own workers loaded: what was measured there."""
+    end: Row | None = None
+    """Written when tuning ends; None: it goes on, or was killed."""
+    _since: int = 0
+    """The first change behind the last window."""
+
+    def add(self, row: Row) -> None:
+        """Take a row."""
+        match row["event"]:
+            case "begin":
+                self.begun, self.end = self.begun or row, None
+                self.rank = int(row["rank"])
+            case "end":
+                self.end = row
+            case "observation":
+                before = self.windows[-1] if self.windows else None
+                self.windows.append(window_of(row, before))
+                self._since = len(self.changes)
+                seen = row["observation"]
+                worked = all(segment["rows"] > 0 for segment in seen["segments"])
+                if worked and seen["trainer"]["steps"] > 0:
+                    self.latest = row
+            case "verdict":
+                if row["stages"] is not None:
+                    self.verdicts.append(row)
+            case event:
+                places = {
+                    "decision": self.changes,
+                    "outcome": self.changes,
+                    "executor": self.changes,
+                    "said": self.said,
+                    "torch": self.torchs,
+                }
+                places[event].append(row)
+
+    @property
+    def measured(self) -> bool:
+        """Whether a verdict was given."""
+        return bool(self.verdicts)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since 1970 at time 0 of its clock; 0 where that is not known."""
+        begun = self.begun
+        return 0.0 if begun is None else float(begun["wall_s"] - begun["time_s"])
+
+    def values(self) -> dict[KnobName, int | str]:
+        """Return the values in force at the end, or where the log breaks off."""
+        if self.end is not None:
+            found = {(k["op"], k["knob"]): k["value"] for k in self.end["knobs"]}
+            kinds = self.end["executors"].items()
+            return {**found, **{(op, "executor"): kind for op, kind in kinds}}
+        values = dict(self.windows[-1].values) if self.windows else {}
+        for row in self.changes[self._since :]:
+            if row["event"] == "outcome":
+                values[row["op"], row["knob"]] = row["new" if row["kept"] else "old"]
+            elif row["event"] == "decision" or row["outcome"] in MOVED:
+                values[row["op"], row.get("knob", "executor")] = row["new"]
+        return values
+
+    def outcomes(self) -> list[Row]:
+        """Return what came of decisions."""
+        return [row for row in self.changes if row["event"] == "outcome"]
+
+    def moves(self) -> list[Row]:
+        """Return what was moved, not asked by the tuner."""
+        moved = (row for row in self.changes if row["event"] == "executor")
+        return [row for row in moved if row["outcome"] in MOVED]
+
+    def unjudged(self) -> list[Row]:
+        """Return the decisions whose effect nobody has measured yet."""
+        open_: dict[KnobName, Row] = {}
+        for row in self.changes:
+            key = row["op"], row["knob"]
+            if row["event"] == "decision":
+                open_[key] = row
+            elif row["event"] == "outcome":
+                open_.pop(key, None)
+        return list(open_.values())
+
+
+MOVED = ("moved", "kept")
+UNREADABLE = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The logs of a run: one a rank, each of one pipeline or several."""
+
+    pipelines: tuple[Recorded, ...]
+    """In the order in which they began, rank by rank."""
+    damaged: int = 0
+    """Lines that could not be read: the last one of a run that was killed, mostly."""
+
+    def named(self, name: str | None) -> tuple[Recorded, ...]:
+        """Return the pipelines of a name, on all ranks; None: all.
+
+        Raises:
+            SpecError: there is none of this name.
+        """
+        found = tuple(p for p in self.pipelines if name in (None, p.name))
+        names = sorted({p.name for p in self.pipelines})
+        check(
+            bool(found) or not self.pipelines,
+            f"the log has no pipeline {name!r}; it has {', '.join(names)}",
+        )
+        return found
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that left a log."""
+        return sorted({p.rank for p in self.pipelines})
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """Read the log of a run.
+
+    Args:
+        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
+
+    Raises:
+        SpecError: there is none, or it is not one.
+    """
+    shown = os.fspath(path)
+    files = [shown] if os.path.isfile(shown) else logs_of(shown)
+    if not files:
+        raise SpecError(NO_LOG.format(shown, "No such file or directory"))
+    followers = [Follower(file, number) for number, file in enumerate(files)]
+    for follower, file in zip(followers, files, strict=True):
+        try:
+            follower.read()
+            follower.end()
+        except OSError as error:
+            raise SpecError(NO_LOG.format(file, error.strerror)) from error
+    pipelines = (each for follower in followers for each in follower.pipelines)
+    return Recording(tuple(pipelines), sum(each.damaged for each in followers))
+
+
+def logs_of(prefix: str) -> list[str]:
+    """Return the logs of a prefix, by rank."""
+    ranks = {
+        int(rank): found
+        for found in glob.glob(glob.escape(prefix) + "_*.jsonl")
+        if (rank := Path(found).stem.rpartition("_")[2]).isdigit()
+    }
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+class Follower:
+    """Reads a log as it grows.
+
+    Args:
+        path: of one rank's file.
+        number: which of several it is.
+    """
+
+    def __init__(self, path: str, number: int = 0) -> None:
+        self._path, self._number = path, number
+        self._offset = self._rows = 0
+        self._rest = b""
+        self._found: dict[str, Recorded] = {}
+        self.damaged = 0
+        """Lines that could not be read."""
+
+    @property
+    def pipelines(self) -> tuple[Recorded, ...]:
+        """What was read, in the order in which it began."""
+        return tuple(self._found.values())
+
+    def read(self) -> None:
+        """Take what was written since the last time; the last line may be half of one.
+
+        Raises:
+            OSError: the file cannot be read.
+            SpecError: it is no such log.
+        """
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                self._offset += len(line)
+                if line.endswith(b"\n"):
+                    self._take(self._rest + line)
+                    self._rest = b""
+                else:
+                    self._rest += line
+
+    def end(self) -> None:
+        """Nothing more will be written: half a line is a damaged one."""
+        if self._rest:
+            self._take(self._rest)
+            self._rest = b""
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            name = row["pipeline"]
+            if name not in self._found:
+                self._found[name] = Recorded(name, self._number)
+            self._found[name].add(row)
+            self._rows += 1
+        except UNREADABLE as error:
+            self.damaged += 1
+            if not self._rows:
+                told = f"{type(error).__name__}: {error}"
+                raise SpecError(STRANGE.format(self._path, told)) from error

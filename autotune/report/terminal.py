@@ -1,0 +1,203 @@
+"""What a tuned run found, from its log: what was slow, what changed, what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from .recording import Recorded, Row, Stage, Values, read_recording
+
+STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
+"""A stage's name in the log."""
+METHODS = {
+    "Dataset": "Pipeline.from_dataset({}, ",
+    "Files": "Pipeline.from_files({}, ",
+    "Folder": "Pipeline.from_folder({}, ",
+    "Filter": ".filter({}, ",
+    "Map": ".map({}, ",
+}
+MAX_STEPS = 3
+"""Next things to do that are told."""
+UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to some pipelines. `print` it."""
+
+    pipelines: tuple[Recorded, ...]
+    damaged: int = 0
+    """Lines of the log that cannot be read."""
+
+    def __str__(self) -> str:
+        lines = [line for each in self.pipelines for line in told(each, self._several)]
+        if self.damaged:
+            lines.append(f"left out: {self.damaged} damaged lines of the log.")
+        return "\n".join(lines or [UNMEASURED])
+
+    @property
+    def _several(self) -> bool:
+        return len({each.rank for each in self.pipelines}) > 1
+
+
+def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report:
+    """Read the log of a tuned run.
+
+    Args:
+        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
+        name: of the pipeline that is asked about; None: all.
+
+    Raises:
+        SpecError: there is no such log, or no such pipeline in it.
+    """
+    recording = read_recording(path)
+    return Report(recording.named(name), recording.damaged)
+
+
+def told(seen: Recorded, with_rank: bool = False) -> Iterator[str]:  # noqa: FBT001, FBT002
+    """Yield the report on one pipeline, line by line."""
+    yield seen.name + (f" (rank {seen.rank})" if with_rank else "")
+    for row in seen.torchs:
+        yield f"  torch: {_figures(row)}"
+        yield f"         {row['cause']}"
+    if seen.verdicts:
+        yield from (f"  {line}" for line in _tuned(seen))
+    elif not seen.torchs:
+        yield f"  {UNMEASURED}"
+
+
+def _tuned(seen: Recorded) -> Iterator[str]:
+    first, last = seen.verdicts[0], seen.verdicts[-1]
+    yield f"began: {_figures(first)}"
+    if first["bottleneck"] is not None:
+        yield f"       bottleneck {first['bottleneck']}; {first['cause']}"
+    if len(seen.verdicts) > 1:
+        yield f"ended: {_figures(last)}"
+        yield f"       {last['cause']}"
+    if seen.end is None:
+        yield "       the log breaks off here: the run goes on, or was killed"
+    yield from picture(last, seen.windows[-1].stages if seen.windows else ())
+    yield from changed(seen)
+    for line in settings(seen.values(), last):
+        yield f"set by hand: {line}"
+    for step in last["advice"][:MAX_STEPS]:
+        yield f"try: {step}"
+    for line in last["caching"][: MAX_STEPS - len(last["advice"])]:
+        yield f"try: {line}"
+
+
+def _figures(row: Row) -> str:
+    """A verdict as the log has it, and how fast it went."""
+    return f"{row['line']} {row['rows_per_s']:.0f} samples/s."
+
+
+BAR = 10
+"""Characters of a share that is drawn."""
+
+
+def bar(share: float) -> str:
+    """Return a share, 0 to 1, as a bar of `BAR` characters."""
+    filled = round(min(1.0, max(0.0, share)) * BAR)
+    return "#" * filled + "." * (BAR - filled)
+
+
+def picture(verdict: Row, stages: Sequence[Stage]) -> Iterator[str]:
+    """Draw the pipeline: a line each for its stages, and the connectors behind them.
+
+    Args:
+        verdict: names the stages, their workers, and which holds training up.
+        stages: of the window that it rests on.
+    """
+    names = {stage["name"]: stage for stage in verdict["stages"]}
+    width = max((len(name) for name in names), default=0)
+    filled = {stage.name: stage.output for stage in stages}
+    for name, stage in names.items():
+        blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
+        mark = ">" if blamed else " "
+        yield (
+            f"{mark} {name:<{width}}  {stage['num_parallel_workers']:>3}"
+            f" {stage['executor']:<7}  on a CPU [{bar(stage['cpu'])}]"
+            f"  blocked [{bar(stage['blocked'])}]"
+        )
+        if name in filled:
+            yield f"  {'':<{width}}  v connector [{bar(filled[name])}]"
+    yield f"  trainer waits [{bar(verdict['wait_share'])}]"
+
+
+def changed(seen: Recorded) -> Iterator[str]:
+    """Yield what was changed, and what that brought, a line each."""
+    outcomes, moves, unjudged = seen.outcomes(), seen.moves(), seen.unjudged()
+    kept = [row for row in outcomes if row["kept"]]
+    if not kept and not moves and not unjudged:
+        yield "changed: nothing; it was as good as could be found, or had no time"
+    for row in moves:
+        yield f"changed: {row['op']}: {row['knob']} {row['old']} -> {row['new']}"
+    for row in kept:
+        before, after = row["before"], row["after"]
+        yield (
+            f"changed: {_change(row)},"
+            f" {before['rows_per_s']:.0f} -> {after['rows_per_s']:.0f} samples/s,"
+            f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
+        )
+    for row in unjudged:
+        yield f"changed: {_change(row)}, not judged yet"
+    if tried := len(outcomes) - len(kept):
+        yield f"tried and taken back: {tried}"
+
+
+def _change(row: Row) -> str:
+    return f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}"
+
+
+def settings(values: Values, verdict: Row) -> Iterator[str]:
+    """Yield the lines that set by hand what is in force.
+
+    Args:
+        values: in force.
+        verdict: the latest, which names the stages and the face.
+    """
+    stages = verdict["stages"]
+    if verdict.get("face") == "DataLoader":
+        yield _of_loader(values, stages[0])
+        return
+    for stage in stages:
+        given = _given(values, stage)
+        if line := _call(stage["name"], given):
+            yield line
+    sizes = [size for (_, knob), size in values.items() if knob == "prefetch_size"]
+    if sizes:
+        yield f"ps.set_prefetch_size({max(map(int, sizes))})"
+
+
+def _given(values: Values, stage: Mapping[str, Any]) -> str:
+    name = stage["name"]
+    workers = values.get((name, "num_parallel_workers"))
+    executor = values.get((name, "executor"), stage["executor"])
+    given = [] if workers is None else [f"num_parallel_workers={workers}"]
+    return ", ".join([*given, f'executor="{executor}"'])
+
+
+def _call(name: str, given: str) -> str:
+    """Return the call that makes a stage, with these arguments."""
+    found = STAGE.fullmatch(name)
+    method = METHODS.get(found["kind"]) if found else None
+    if found is None or method is None:
+        return f"{name}: {given}"
+    return method.format(found["label"] or "...") + given + ")"
+
+
+def _of_loader(values: Values, stage: Mapping[str, Any]) -> str:
+    name = stage["name"]
+    executor = values.get((name, "executor"), stage["executor"])
+    if executor == "inline":
+        return "DataLoader(..., num_workers=0)"
+    workers = int(
+        values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
+    )
+    sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
+    factor = ceil(max(sizes, default=stage["prefetch_size"]) / workers)
+    return f"DataLoader(..., num_workers={workers}, prefetch_factor={factor})"

@@ -1,0 +1,139 @@
+"""`penstock bench`: how fast somebody's own data loads, as set and tuned."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+from . import config
+from .errors import SpecError, check
+from .pipeline.image import decode_random_resized_crop
+from .pipeline.pipeline import Pipeline
+
+AS_SET = 0.25
+"""Share of the time that is measured as set."""
+LAST = 0.25
+"""Share of the tuned time, its last, that the tuned rate is of."""
+CROP = 224
+NO_FACTORY = (
+    "{!r} is neither a folder of images nor MODULE:FUNCTION; the function returns what"
+    " to loop over, as a penstock.DataLoader or a Pipeline"
+)
+
+
+def bench(
+    target: str, *, seconds: float, step_s: float, batch_size: int, console: Console
+) -> None:
+    """Loop over somebody's data, and print what was found.
+
+    Args:
+        target: a folder with class sub-folders of images, or `module:function`, a
+            function without arguments that returns what to loop over.
+        seconds: how long in all.
+        step_s: how long a training step takes: it is slept.
+        batch_size: of a folder's batches.
+        console: where to print.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    make = factory_of(target, batch_size)
+    as_set_s, tuned_s = AS_SET * seconds, (1.0 - AS_SET) * seconds
+    with Progress(
+        TextColumn("{task.description}"), TimeRemainingColumn(), console=console
+    ) as progress:
+        task = progress.add_task("as set", total=seconds)
+
+        def tick(spent_s: float) -> None:
+            progress.advance(task, spent_s)
+
+        face = make()
+        before = rate_of(face, as_set_s, as_set_s, step_s, tick)
+        progress.update(task, description="tuned")
+        config.set_enable_autotune(enable=True)
+        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, tick)
+    console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
+    if hasattr(face, "explain"):
+        console.print(str(face.explain()), markup=False, highlight=False)
+    config.set_enable_autotune(enable=False)
+    if hasattr(face, "close"):
+        face.close()
+
+
+def factory_of(target: str, batch_size: int) -> Callable[[], Any]:
+    """Return what makes the thing to loop over."""
+    if os.path.isdir(target):
+        crop = decode_random_resized_crop(CROP)
+        source = Pipeline.from_folder(target).shuffle(seed=0).map(crop)
+        return lambda: source.batch(batch_size)
+    module, separator, name = target.partition(":")
+    check(bool(module and separator and name), NO_FACTORY.format(target))
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"{NO_FACTORY.format(target)} ({error})") from error
+    made: Callable[[], Any] = found
+    return made
+
+
+def rate_of(
+    face: Any,
+    seconds: float,
+    last_s: float,
+    step_s: float,
+    tick: Callable[[float], None],
+) -> float:
+    """Return samples a second over the last of so many seconds of training."""
+    begun_s = looked_s = time.perf_counter()
+    since_s, rows = 0.0, 0
+    for batch in endless(face):
+        if step_s:
+            time.sleep(step_s)
+        now_s = time.perf_counter()
+        tick(now_s - looked_s)
+        looked_s = now_s
+        spent_s = now_s - begun_s
+        if since_s:
+            rows += rows_of(batch)
+        elif spent_s >= seconds - last_s:
+            since_s = now_s
+        if spent_s >= seconds and since_s < now_s:
+            return rows / (now_s - since_s)
+    raise SpecError("there is nothing to loop over: no batch came")
+
+
+def endless(face: Any) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other, while there are any."""
+    for epoch in repeat(face):
+        empty = True
+        for batch in epoch:
+            empty = False
+            yield batch
+        if empty:
+            return
+
+
+def rows_of(batch: Any) -> int:
+    """Return how many samples a batch has: the length of its first tensor or list."""
+    while isinstance(batch, (dict, list, tuple)) and batch:
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        if not isinstance(first, (torch.Tensor, dict, list, tuple)):
+            return len(batch)
+        batch = first
+    return len(batch) if hasattr(batch, "__len__") and batch_dims(batch) else 1
+
+
+def batch_dims(batch: Any) -> int:
+    """Return how many dimensions it has: a number has none, a list one."""
+    return int(getattr(batch, "ndim", 1))

@@ -1,0 +1,126 @@
+"""Logs read back: whole, of several pipelines and ranks, cut anywhere."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.autotune.report.page import page
+from penstock.autotune.report.recording import Follower, read_recording
+from penstock.autotune.report.terminal import read_report
+from penstock.autotune.report.trace import write_trace
+from penstock.errors import SpecError
+from support.recordings import record
+
+
+def test_what_was_tuned_is_told_from_the_log(tmp_path: Path) -> None:
+    (found,) = read_recording(record(tmp_path / "run")).pipelines
+    assert (found.name, found.rank) == ("train", 0)
+    assert found.windows
+    assert found.end is not None
+    assert found.values()[found.end["knobs"][0]["op"], "num_parallel_workers"] > 5
+    assert found.unjudged() == []
+
+
+def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
+    prefix = tmp_path / "run"
+    for rank in range(2):
+        record(prefix, "train", rank)
+        record(prefix, "val", rank, seconds=5.0)
+    recording = read_recording(prefix)
+    names = [(each.name, each.rank) for each in recording.pipelines]
+    assert names == [("train", 0), ("val", 0), ("train", 1), ("val", 1)]
+    assert recording.ranks == [0, 1]
+    assert [each.rank for each in recording.named("val")] == [0, 1]
+    with pytest.raises(SpecError, match="no pipeline 'test'; it has train, val"):
+        recording.named("test")
+    told = str(read_report(prefix, "val"))
+    assert "val (rank 0)" in told
+    assert "train (rank" not in told
+
+
+def test_a_run_that_was_killed_is_told_up_to_any_byte(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    whole = log.read_bytes()
+    rows = whole.splitlines(keepends=True)
+    cut = tmp_path / "cut_0.jsonl"
+    for at in random.Random(0).sample(range(len(rows[0]), len(whole)), 60):
+        cut.write_bytes(whole[:at])
+        recording = read_recording(cut)
+        (found,) = recording.pipelines
+        assert recording.damaged <= 1
+        assert (found.end is None) == (at < len(whole) - 1)
+        report = read_report(cut)
+        assert str(report)
+        assert page(report, "run")
+
+
+def test_what_is_not_judged_yet_is_said_as_such(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    rows = list(map(json.loads, log.read_text().splitlines()))
+    at = next(n for n, row in enumerate(rows) if row["event"] == "outcome")
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[:at]))
+    (found,) = read_recording(log).pipelines
+    decided = found.unjudged()
+    assert decided
+    for row in decided:
+        assert found.values()[row["op"], row["knob"]] == row["new"]
+        line = (
+            f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}, not judged yet"
+        )
+        assert line in str(read_report(log))
+
+
+def test_a_log_that_grows_is_followed_row_by_row(tmp_path: Path) -> None:
+    whole = record(tmp_path / "run").read_bytes()
+    growing = tmp_path / "growing_0.jsonl"
+    growing.write_bytes(b"")
+    follower, drawn = Follower(str(growing)), random.Random(1)
+    at = 0
+    while at < len(whole):
+        to = min(len(whole), at + drawn.randint(1, 20_000))
+        with growing.open("ab") as file:
+            file.write(whole[at:to])
+        at = to
+        follower.read()
+    (found,) = follower.pipelines
+    (once,) = read_recording(tmp_path / "run_0.jsonl").pipelines
+    assert found == once
+    assert follower.damaged == 0
+
+
+def test_a_trace_has_a_process_for_each_pipeline_and_rank(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path / "run", "train", rank)
+    path = tmp_path / "trace.json"
+    write_trace(read_report(tmp_path / "run"), path)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [each["args"]["name"] for each in events if each["ph"] == "M"]
+    assert names == ["penstock: train, rank 0", "penstock: train, rank 1"]
+    assert {each["ph"] for each in events} == {"M", "C", "i"}
+    counters = {each["name"] for each in events if each["ph"] == "C"}
+    assert {"trainer waits (%)", "samples/s", "num_parallel_workers"} <= counters
+    assert all(each["ts"] > 0 for each in events if each["ph"] != "M")
+    assert len({each["pid"] for each in events}) == 2
+
+
+def test_every_text_of_the_users_is_escaped_on_the_page(tmp_path: Path) -> None:
+    log = record(tmp_path / "run", "</script><script>alert(2)</script>")
+    text = page(read_report(log), "<b>run</b>")
+    assert "alert(1)</script>" not in text
+    assert "alert(2)</script>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<b>run" not in text
+    assert text.count("<script") == 2
+
+
+def test_the_page_says_what_the_log_said_to_the_digit(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    (found,) = read_recording(log).pipelines
+    said = [row["text"] for row in found.said if "of each step" in row["text"]]
+    assert found.verdicts[-1]["line"] == said[-1]
+    assert said[-1] in page(read_report(log), "run")
+    assert said[-1] in str(read_report(log))

@@ -1,0 +1,40 @@
+"""Logs of tuned runs, as they are written: of simulated pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.simulator import (
+    Machine,
+    Simulated,
+    SimulatedStage,
+    Trainer,
+    Workload,
+)
+from penstock.autotune.tuner import Tuner
+from penstock.system.resources import Budget
+
+READS = Workload(
+    (
+        SimulatedStage("<script>alert(1)</script>", wait_s=0.02),
+        SimulatedStage("Map(ID:1) decode", cpu_s=0.002),
+    ),
+    Trainer(gap_s=0.032),
+    batch_rows=32,
+)
+
+
+def record(
+    prefix: Path, name: str = "train", rank: int = 0, seconds: float = 20.0
+) -> Path:
+    """Tune a simulated pipeline, and return its log."""
+    machine = Machine(2.0, seed=rank)
+    plant = Simulated(machine, READS, [1, 1], [2, 2])
+    with AutotuneLog(str(prefix), rank, name, quiet=True) as log:
+        tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 1 << 30), log)
+        while machine.now_s < seconds:
+            machine.advance(tuner.step())
+        tuner.finish()
+    return Path(f"{prefix}_{rank}.jsonl")

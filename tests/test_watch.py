@@ -1,0 +1,101 @@
+"""Runs looked at from outside: while they go on, and afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.autotune.report.live import log_of
+from penstock.errors import SpecError
+from support import warm
+from support.recordings import record
+
+pytestmark = pytest.mark.timeout(120)
+
+TRAINING = """\
+import sys, time
+import penstock as ps
+ps.set_enable_autotune(True, sys.argv[1])
+train_loader = ps.DataLoader(list(range(100_000)), 8)
+for _ in train_loader:
+    time.sleep(0.002)
+"""
+
+
+def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return warm.run([sys.executable, "-P", "-m", "penstock", *arguments])
+
+
+def test_a_run_that_goes_on_is_watched_by_its_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    command = [sys.executable, "-P", str(script), str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as training:
+        try:
+            end_s = time.monotonic() + 60
+            log = tmp_path / "run_0.jsonl"
+            while time.monotonic() < end_s:
+                if log.exists() and '"event": "verdict"' in log.read_text():
+                    break
+                time.sleep(0.1)
+            assert log_of(str(training.pid)) == str(log)
+            done = penstock("watch", "--once", str(training.pid))
+        finally:
+            training.kill()
+    assert done.returncode == 0, done.stderr
+    assert "train: " in done.stdout
+    assert "Dataset(ID:0) list" in done.stdout
+
+
+def test_a_run_that_is_over_is_shown_once(tmp_path: Path) -> None:
+    done = penstock("watch", str(record(tmp_path / "run")))
+    assert done.returncode == 0, done.stderr
+    assert "(over)" in done.stdout
+
+
+def test_who_writes_no_log_is_told_how() -> None:
+    with pytest.raises(SpecError, match="no log can be read from 'nowhere'"):
+        log_of("nowhere")
+    with pytest.raises(SpecError, match="penstock run --log"):
+        log_of(str(os.getpid()))
+
+
+def test_the_page_is_written_by_the_command(tmp_path: Path) -> None:
+    log, page = record(tmp_path / "run"), tmp_path / "run.html"
+    done = penstock("report", "--html", str(page), str(log))
+    assert done.stdout.strip() == f"written: {page}"
+    assert page.read_text().startswith("<!doctype html>")
+
+
+FACTORY = """\
+import time
+import penstock as ps
+
+class Slow:
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+def loader():
+    return ps.DataLoader(Slow(), 4)
+"""
+
+
+def test_somebodys_own_loader_is_measured_as_set_and_tuned(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FACTORY)
+    command = [sys.executable, "-P", "-m", "penstock", "bench", "mine:loader"]
+    done = warm.run([*command, "--seconds", "6"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "as set: 4" in done.stdout
+    assert "tuned: " in done.stdout
+    assert "Dataset(ID:0) Slow" in done.stdout
+    done = warm.run([*command[:-1], "mine:nothing"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "neither a folder of images nor MODULE:FUNCTION" in done.stderr
