@@ -121,6 +121,19 @@ class Explanation(Printed):
         speedup = phrases.speedup(self.headspace)
         return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
 
+    def scalars(self) -> dict[str, float]:
+        """Its figures by name, as loggers of metrics take them."""
+        found = {
+            "wait_share": self.wait_share,
+            "headspace": self.headspace,
+            "rows_per_s": self.rows_per_s,
+            "step_s": self.trainer.step_s,
+        }
+        for stage in self.stages:
+            found[f"{stage.name}/num_parallel_workers"] = stage.num_parallel_workers
+            found[f"{stage.name}/prefetch_size"] = stage.prefetch_size
+        return found
+
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON can hold it."""
         return asdict(self)

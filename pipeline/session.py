@@ -348,7 +348,8 @@ class TunedRun:
         from ..engine.run import Run
 
         self._rank = rank
-        self._name = name
+        self.name = name
+        """In the log."""
         self.found = found
         """What is known of such runs: by an earlier one, and then by this one."""
         self._tuner: Tuner[Any] | None = None
@@ -401,7 +402,7 @@ class TunedRun:
         show_by_default(self._rank)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(
-                AutotuneLog(settings.filepath_prefix, self._rank, self._name)
+                AutotuneLog(settings.filepath_prefix, self._rank, self.name)
             )
             # Who is given a number of cores has been given his part already.
             place = runtime_folder() if settings.cpu_budget is None else None
@@ -440,6 +441,19 @@ class Tuned(Protocol):
 
 
 running: weakref.WeakSet[Tuned] = weakref.WeakSet()
+
+
+def explanations() -> dict[str, Explanation]:
+    """Return what each pipeline that runs in this process says of itself, by name."""
+    from ..autotune.explain import explain
+
+    budget = config.budget()
+    runs = [run for run in list(running) if isinstance(run, TunedRun)]
+    return {
+        run.name: explain(run.observation(), budget, tuned=run.tuned)
+        for run in runs
+        if run.last is None
+    }
 
 
 def end_tuning() -> None:

@@ -76,3 +76,41 @@ def test_a_checkpoint_within_an_epoch_goes_on_there(
         epoch = len(rest) % (STEPS // devices)  # later ones are drawn again
         assert after["seen"][:epoch] == rest[:epoch]
         assert len(after["seen"]) == len(rest)
+
+
+LOGGED = """\
+import sys, time, torch, lightning
+from lightning.pytorch.loggers import CSVLogger
+import penstock as ps
+from penstock.integrations.lightning import verdict_logger
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _):
+        time.sleep(0.002)
+        return self.layer(batch.float().unsqueeze(1)).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+ps.set_enable_autotune(True)
+train_loader = ps.DataLoader(list(range(8000)), 4)
+trainer = lightning.Trainer(
+    max_epochs=1, logger=CSVLogger(sys.argv[1]), callbacks=[verdict_logger()],
+    enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
+)
+trainer.fit(Model(), train_loader)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_verdicts_are_among_the_trainers_metrics(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOGGED)
+    command = [sys.executable, "-P", "-W", "ignore", str(script), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=100)
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    head, *rows = metrics.read_text().splitlines()
+    assert "penstock/train/wait_share" in head
+    assert rows

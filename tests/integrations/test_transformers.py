@@ -52,8 +52,8 @@ def trainer(
         disable_tqdm=True,
         use_cpu=True,
         remove_unused_columns=False,
-        logging_strategy="no",
-        **{"num_train_epochs": 3, "save_strategy": "no", **settings},
+        **{"num_train_epochs": 3, "save_strategy": "no", "logging_strategy": "no"}
+        | settings,
     )
     return Mine(Model(step_s), arguments, train_dataset=SlowNamed(load_s))
 
@@ -76,3 +76,16 @@ def test_it_resumes_within_an_epoch(tmp_path: Path) -> None:
     second.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS + 7}"))
     assert second.model.seen == first.model.seen[STEPS + 7 :]
     assert len(second.model.seen) == 2 * STEPS - 7
+
+
+def test_what_penstock_finds_is_logged_beside_the_loss(tmp_path: Path) -> None:
+    made = trainer(tmp_path, logging_strategy="steps", logging_steps=STEPS)
+    made.train()
+    waits = [
+        value
+        for row in made.state.log_history
+        for name, value in row.items()
+        if name.startswith("penstock/") and name.endswith("/wait_share")
+    ]
+    assert waits
+    assert all(0 <= each <= 1 for each in waits)

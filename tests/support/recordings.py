@@ -26,12 +26,27 @@ READS = Workload(
 )
 
 
+LONG = Workload(
+    (
+        SimulatedStage("Files(ID:0) pages", wait_s=2.0),
+        SimulatedStage("Map(ID:1) decode", cpu_s=0.2),
+    ),
+    Trainer(gap_s=4.4),
+    batch_rows=32,
+)
+"""Slow, so that a day of it is simulated soon."""
+
+
 def record(
-    prefix: Path, name: str = "train", rank: int = 0, seconds: float = 20.0
+    prefix: Path,
+    name: str = "train",
+    rank: int = 0,
+    seconds: float = 20.0,
+    workload: Workload = READS,
 ) -> Path:
     """Tune a simulated pipeline, and return its log."""
     machine = Machine(2.0, seed=rank)
-    plant = Simulated(machine, READS, [1, 1], [2, 2])
+    plant = Simulated(machine, workload, [1, 1], [2, 2])
     with AutotuneLog(str(prefix), rank, name, quiet=True) as log:
         tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 1 << 30), log)
         while machine.now_s < seconds:

@@ -1,0 +1,55 @@
+"""Lightning's Trainer, its loggers told what penstock finds.
+
+trainer = Trainer(callbacks=[verdict_logger()], ...)
+
+Lightning takes `penstock.DataLoader` as it is: this is for the figures alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..autotune.listeners import on_verdict
+
+if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
+
+__all__ = ["verdict_logger"]
+
+
+class Verdicts:
+    """The hooks of a Lightning callback that logs each verdict."""
+
+    def __init__(self) -> None:
+        self._verdicts: deque[tuple[str, Explanation]] = deque()
+        self._end: Callable[[], object] | None = None
+
+    def on_fit_start(self, *_: Any, **__: Any) -> None:
+        """Listen from here on."""
+        self._end = on_verdict(lambda name, said: self._verdicts.append((name, said)))
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Log what was said since the last step: loggers belong to this thread."""
+        while self._verdicts:
+            name, said = self._verdicts.popleft()
+            scalars = {f"penstock/{name}/{k}": v for k, v in said.scalars().items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, step=trainer.global_step)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Listen no more."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+
+def verdict_logger() -> Any:
+    """Return a callback that logs each verdict as `penstock/<name>/...`.
+
+    It uses the Trainer's own loggers.
+    """
+    from lightning.pytorch.callbacks import Callback
+
+    return type("VerdictLogger", (Verdicts, Callback), {})()

@@ -1,0 +1,42 @@
+"""Verdicts in TensorBoard.
+
+writer = SummaryWriter("runs")
+end = log_verdicts(writer, step=lambda: trainer.step)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..autotune.listeners import on_verdict
+
+if TYPE_CHECKING:
+    from ..autotune.explain import Explanation
+
+__all__ = ["log_verdicts"]
+
+
+def log_verdicts(
+    writer: Any, step: Callable[[], int] | None = None
+) -> Callable[[], object]:
+    """Write each verdict of the tuned pipelines as scalars `penstock/<name>/...`.
+
+    They come once a minute, and when a verdict changes, in the tuner's thread.
+
+    Args:
+        writer: with the `add_scalar` of `torch.utils.tensorboard.SummaryWriter`.
+        step: returns the step they belong to (default: seconds since this call).
+
+    Returns:
+        A function that ends it.
+    """
+    begun_s = time.monotonic()
+
+    def write(name: str, said: Explanation) -> None:
+        at = step() if step is not None else round(time.monotonic() - begun_s)
+        for scalar, value in said.scalars().items():
+            writer.add_scalar(f"penstock/{name}/{scalar}", value, at)
+
+    return on_verdict(write)

@@ -1,0 +1,55 @@
+"""What Prometheus would scrape, over HTTP on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import penstock as ps
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.slow
+
+
+def test_the_pipelines_that_run_are_scraped_by_name() -> None:
+    from penstock.integrations.prometheus import serve
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    end = serve(port)
+    try:
+        train = ps.Pipeline.from_dataset(list(range(4000))).batch(4)
+        with train:
+            loop = iter(train)
+            for _ in range(300):
+                next(loop)
+                time.sleep(0.001)
+            with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                told = answer.read().decode()
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            closed = answer.read().decode()
+    finally:
+        end()
+    found = re.search(r'penstock_wait_share{pipeline="train"} ([\d.e-]+)', told)
+    assert found is not None, told
+    assert 0 <= float(found[1]) <= 1
+    workers = (
+        'penstock_num_parallel_workers{pipeline="train",stage="Dataset(ID:0) list"}'
+    )
+    assert f"{workers} 1.0" in told
+    assert 'pipeline="train"' not in closed
+
+
+def test_the_dashboard_asks_for_figures_that_there_are(root: Path) -> None:
+    from penstock.integrations.prometheus import FIGURES, KNOBS
+
+    board = json.loads((root / "integrations" / "grafana.json").read_text())
+    asked = {target["expr"] for p in board["panels"] for target in p["targets"]}
+    assert asked <= {f"penstock_{name}" for name in (*FIGURES, *KNOBS)}
