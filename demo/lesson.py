@@ -80,6 +80,7 @@ def pipeline(photos: Remote) -> Pipeline:
             name="decode",
         )
         .batch(BATCH, on_error="substitute")
+        .options(name="demo")
     )
 
 

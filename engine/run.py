@@ -38,7 +38,11 @@ NAME = "Pipeline"
 WARM_STEPS = 5
 """After so many the first step, for which workers had to begin, is left out."""
 HISTORY = 10
-"""Readings kept for `recent`, one a second."""
+"""Readings kept for `recent`."""
+NOTE_S = 1.0
+"""Between two of them, at least."""
+PAUSE_S = 1.0
+"""Longer between two epochs, and the trainer did something else: no part of training."""
 
 
 class Run:
@@ -98,8 +102,10 @@ class Run:
         if self._lane is not None:
             self._lane.drop()
         self.host.begin(cursor)
-        self._history.clear()
-        self._note(self.host.read())
+        reading, (_, last) = self.host.read(), self._history[-1]
+        if reading.time_s - last.time_s > PAUSE_S:
+            self._history.clear()
+        self._note(reading)
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, stamped; None at its end. Measured."""
@@ -343,7 +349,11 @@ class Run:
         return (*(each for each in knobs if each.name != "executor"), knob)
 
     def recent(self) -> Observation:
-        """Return the last ten seconds or so of training, however long ago they were."""
+        """Return the last ten seconds or so of training, however long ago they were.
+
+        They begin where workers or prefetch queues were last resized, once some steps
+        have been made since.
+        """
         era, history = self._now, list(self._history)
         readings = [reading for at, reading in history if at == era]
         if self._trainer.training or not readings:
@@ -353,6 +363,9 @@ class Run:
             era = before[-1]  # the engine has just moved: nothing is known where it is
             readings = [reading for at, reading in history if at == era]
         first, last = readings[0], readings[-1]
+        settled = next(each for each in readings if staff(each) == staff(last))
+        if last.trainer.steps - settled.trainer.steps >= WARM_STEPS:
+            first = settled  # what was seen with other workers is no longer so
         begun, warm = self._warm
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
         if begun == era and known and first.trainer.steps < warm.trainer.steps:
@@ -389,10 +402,24 @@ class Run:
             self._lane.close()
 
     def _note(self, reading: Reading) -> None:
-        self._history.append((self._now, reading))
+        era, history = self._now, self._history
+        if len(history) > 1:
+            (before, first), (after, last) = history[-2], history[-1]
+            same = before == after == era and staff(first) == staff(last)
+            if same and reading.time_s - first.time_s < NOTE_S:
+                history.pop()  # an epoch was shorter than that
+        history.append((era, reading))
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"
+
+
+def staff(reading: Reading) -> list[tuple[str, int, int]]:
+    """Return who works in each segment, and how far ahead."""
+    return [
+        (each.executor, each.num_parallel_workers, each.prefetch_size)
+        for each in reading.segments
+    ]
 
 
 def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:

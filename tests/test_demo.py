@@ -67,9 +67,9 @@ def test_the_demo_shows_decisions_and_ends_with_its_figures(
     on = output.index("autotune: on\n")
     assert re.search(r"^one worker a stage: .* samples/s", output[:on], re.MULTILINE)
     assert re.search(r"^autotune: .* s, \d+ samples/s", output[on:], re.MULTILINE)
-    assert "[autotune] Added request" not in output[:on]
+    assert "Added request" not in output[:on]
     assert (
-        '[autotune] Added request to change "num_parallel_workers" of Operator: '
+        '[autotune] demo: Added request to change "num_parallel_workers" of Operator: '
         "Dataset(ID:0) read From old value: [1]" in output[on:]
     )
     assert re.search(r"^cause: ", output[on:], re.MULTILINE)  # of explain()

@@ -197,3 +197,25 @@ def test_windows_follow_each_other_without_a_gap() -> None:
     assert second is not None
     assert second.time_s - second.window_s == pytest.approx(first.time_s)
     assert first.time_s - first.window_s <= start_s
+
+
+def test_epochs_that_follow_at_once_are_one_training() -> None:
+    with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
+        for epoch in range(3):
+            if epoch:
+                run.begin(Cursor(epoch, 0, 20 * epoch, 0))
+            while run.next() is not None:
+                pass
+        assert run.recent().trainer.steps == 60 - 1  # workers begun for the first
+
+
+def test_what_other_workers_did_is_not_recent() -> None:
+    with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
+        while run.next() is not None:
+            pass
+        (workers,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
+        workers.write(4)
+        run.begin(Cursor(1, 0, 20, 0))
+        while run.next() is not None:
+            pass
+        assert run.recent().trainer.steps == 20
