@@ -42,7 +42,7 @@ HISTORY = 10
 NOTE_S = 1.0
 """Between two of them, at least."""
 PAUSE_S = 1.0
-"""Longer between two epochs, and the trainer did something else: no part of training."""
+"""Longer between two epochs, and the trainer did something else than training."""
 
 
 class Run:
