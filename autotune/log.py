@@ -42,6 +42,11 @@ _tuned: set[str] = set()
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
+FREE_BYTES = 4_000_000
+"""Of rows that are written whenever they come."""
+BYTES_PER_S = 450
+"""From then on, for all pipelines: windows beyond it are left out where nothing was
+decided on them. So a day takes 45 MB at most."""
 
 
 class Released:
@@ -117,6 +122,11 @@ class AutotuneLog:
         self._time_s: float | None = None
         """Of the latest row: sentences belong to the row before."""
         self._kept = 0
+        self._written = 0
+        self._begun_s: float | None = None
+        """When the first window was seen."""
+        self._passed: Row | None = None
+        """The latest window, where it was left out."""
         if prefix is not None:
             try:
                 # Line by line: a run that is killed leaves its rows behind.
@@ -141,14 +151,21 @@ class AutotuneLog:
 
     def say(self, sentence: str) -> None:
         """One line for people."""
+        self._catch_up()
         if not self._quiet:
             LOGGER.info("%s", _named(self.name, sentence))
         self._write({"event": "said", "time_s": self._time_s, "text": sentence})
 
     def situation(self, situation: Situation) -> None:
         """What a policy was told: enough to ask it again."""
-        if self._rows is not None:
-            self._write(situation.to_row())
+        if self._rows is None:
+            return
+        now_s = situation.observation.time_s
+        begun_s = self._begun_s = now_s if self._begun_s is None else self._begun_s
+        due = FREE_BYTES + BYTES_PER_S * (now_s - begun_s)
+        self._passed = situation.to_row()
+        if self._written * max(1, len(_tuned)) <= due:
+            self._catch_up()
 
     def decision(self, decision: Decision, time_s: float) -> None:
         """A change is applied."""
@@ -213,13 +230,20 @@ class AutotuneLog:
         if rows is not None:
             rows.close()
 
+    def _catch_up(self) -> None:
+        """Write the latest window, if it was left out so far."""
+        row, self._passed = self._passed, None
+        if row is not None:
+            self._write(row)
+
     def _write(self, row: Row) -> None:
         if self._rows is None:
             return
         self._time_s = cast("float", row["time_s"])
-        named = {"pipeline": self.name, **row}
+        line = json.dumps({"pipeline": self.name, **row}) + "\n"
+        self._written += len(line)
         try:
-            self._rows.write(json.dumps(named) + "\n")
+            self._rows.write(line)
         except OSError as error:
             self._give_up(error)
 

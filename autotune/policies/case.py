@@ -77,14 +77,19 @@ class Case:
             return
 
     def idle_workers(self) -> Iterator[Decision]:
-        """Most of what each segment has beyond its busy workers and their reserve."""
+        """Most of what each segment has beyond its busy workers and their reserve.
+
+        Where the trainer lives on what is in stock, those count as busy that will have
+        to make as much as it takes.
+        """
         seen = self.situation.observation
         for segment in seen.segments:
             key: KnobKey = (segment.name, "num_parallel_workers")
             knob = self.knob(*key)
-            if knob is None:
+            if knob is None or (segment.rows == 0 < seen.trainer.rows):
                 continue
-            busy = ratio(segment.run_s, seen.window_s)
+            taken_s = seen.trainer.rows * segment.run_s_per_row
+            busy = ratio(max(segment.run_s, taken_s), seen.window_s)
             enough = max(knob.lower, ceil(busy / BUSY_SHARE), 1)
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
             if fewer < knob.value and self.allowed(key, fewer):

@@ -7,7 +7,7 @@ which escapes it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,11 +29,11 @@ class Line(NamedTuple):
     latest: float
 
 
-class Mark(NamedTuple):
-    """A decision, at its time."""
+class Marks(NamedTuple):
+    """Decisions at their times: upright lines, as SVG draws them."""
 
-    x: float
-    kept: bool
+    kept: str
+    others: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Timeline:
     rank: int
     seconds: float
     charts: tuple[Chart, ...]
-    marks: tuple[Mark, ...]
+    marks: Marks
     bands: tuple[Band, ...]
 
 
@@ -78,12 +78,6 @@ def timeline(seen: Recorded) -> Timeline | None:
         return round(WIDTH * min(1.0, max(0.0, (time_s - begun_s) / seconds)), 1)
 
     few = thinned(windows)
-    kept = {(r["op"], r["knob"], r["new"]) for r in seen.outcomes() if r["kept"]}
-    marks = tuple(
-        Mark(x_of(row["time_s"]), (row["op"], row["knob"], row["new"]) in kept)
-        for row in seen.changes
-        if row["event"] == "decision"
-    )
     charts = (
         _chart(
             few, x_of, "trainer waits", "%", [("", lambda w: 100 * w.wait_share)], 100
@@ -92,7 +86,25 @@ def timeline(seen: Recorded) -> Timeline | None:
         *(_knob_chart(few, x_of, knob) for knob in KNOBS),
     )
     bands = tuple(_bands(windows, x_of))
-    return Timeline(seen.rank, seconds, charts, marks, bands)
+    return Timeline(seen.rank, seconds, charts, _marks(seen, x_of), bands)
+
+
+def _marks(seen: Recorded, x_of: Callable[[float], float]) -> Marks:
+    decided: dict[tuple[str, str], int] = {}
+    kept: set[int] = set()
+    others: set[int] = set()
+    for row in seen.changes:
+        key = row["op"], row.get("knob", "executor")
+        if row["event"] == "decision":
+            decided[key] = round(x_of(row["time_s"]))
+        elif row["event"] == "outcome" and key in decided:
+            (kept if row["kept"] else others).add(decided.pop(key))
+    others.update(decided.values())
+    return Marks(_upright(kept), _upright(others - kept))
+
+
+def _upright(places: Iterable[int]) -> str:
+    return "".join(f"M{x} 0V{HEIGHT:g}" for x in sorted(places))
 
 
 def thinned(windows: Sequence[Window]) -> list[Window]:

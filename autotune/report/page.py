@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from .charts import HEIGHT, WIDTH, Timeline, timeline
-from .recording import Recorded, Row
+from .recording import Group, Recorded, Row, groups
 from .terminal import MAX_STEPS, Report, changed, settings
 
 SHOWN = 200
@@ -29,16 +29,27 @@ MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """One pipeline on all its ranks."""
+class Section:
+    """What the page tells of one pipeline."""
 
-    name: str
-    ranks: tuple[Recorded, ...]
-    timelines: tuple[Timeline, ...]
-    verdict: Row | None
-    """The last one of the rank that waits most; None: nothing was measured."""
-    worst: Recorded
-    """That rank."""
+    group: Group
+
+    @property
+    def verdict(self) -> Row | None:
+        """The last one; None: nothing was measured."""
+        return self.group.verdict
+
+    @property
+    def began(self) -> Row | None:
+        """The first verdict, where it was another one."""
+        first, last = self.group.first, self.group.verdict
+        return first if first is not last else None
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """What each rank did over time."""
+        drawn = map(timeline, self.group.ranks[:MAX_RANKS])
+        return [each for each in drawn if each is not None]
 
     @property
     def steps(self) -> list[str]:
@@ -50,19 +61,19 @@ class Group:
         """What sets by hand what was found."""
         if self.verdict is None:
             return []
-        return list(settings(self.worst.values(), self.verdict))
+        return list(settings(self.group.worst.values(), self.verdict))
 
     @property
     def changes(self) -> list[str]:
         """What was changed, and what that brought."""
-        return list(changed(self.worst))
+        return list(changed(self.group.worst))
 
     @property
     def stages(self) -> list[dict[str, Any]]:
         """The pipeline, source first, each with how full its connector is."""
         if self.verdict is None:
             return []
-        last = self.worst.windows[-1].stages if self.worst.windows else ()
+        last = self.group.worst.windows[-1].stages if self.group.worst.windows else ()
         filled = {stage.name: stage.output for stage in last}
         return [
             {
@@ -88,7 +99,7 @@ def page(report: Report, title: str) -> str:
     environment.filters |= {"duration": duration, "percent": percent}
     return environment.from_string(source).render(
         title=title,
-        groups=list(groups(report.pipelines)),
+        sections=list(map(Section, groups(report.pipelines))),
         damaged=report.damaged,
         width=WIDTH,
         height=HEIGHT,
@@ -105,33 +116,6 @@ def write_page(report: Report, path: str | os.PathLike[str]) -> None:
     with open(partial, "w", encoding="utf-8") as file:
         file.write(page(report, os.path.basename(shown)))
     os.replace(partial, shown)
-
-
-def groups(pipelines: Sequence[Recorded]) -> Iterator[Group]:
-    """Yield the pipelines, each with all its ranks, the slowest to feed first."""
-    by_name: dict[str, list[Recorded]] = {}
-    for each in pipelines:
-        by_name.setdefault(each.name, []).append(each)
-    found = [_group(name, ranks) for name, ranks in by_name.items()]
-    yield from sorted(found, key=lambda group: -_wait(group.worst))
-
-
-def _group(name: str, ranks: Sequence[Recorded]) -> Group:
-    worst = max(ranks, key=_wait)
-    drawn = (timeline(each) for each in ranks[:MAX_RANKS])
-    verdicts = worst.verdicts or worst.torchs
-    return Group(
-        name,
-        tuple(ranks),
-        tuple(each for each in drawn if each is not None),
-        verdicts[-1] if verdicts else None,
-        worst,
-    )
-
-
-def _wait(seen: Recorded) -> float:
-    verdicts = seen.verdicts or seen.torchs
-    return float(verdicts[-1]["wait_share"]) if verdicts else -1.0
 
 
 def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ class Window(NamedTuple):
 
     time_s: float
     """On the clock of its rank: see `Recorded.wall_s`."""
+    window_s: float
     step: int
     rows_per_s: float
     wait_share: float
@@ -81,6 +82,7 @@ def window_of(row: Row, before: Window | None) -> Window:
         values = before.values
     return Window(
         row["time_s"],
+        seen["window_s"],
         seen["step"],
         ratio(trainer["rows"], seen["window_s"]),
         share,
@@ -121,6 +123,7 @@ class Recorded:
     changes: list[Row] = field(default_factory=list)
     """Decisions, their outcomes, and what the engine moved."""
     verdicts: list[Row] = field(default_factory=list)
+    """The first and the last; all that the log told of others is in `said`."""
     said: list[Row] = field(default_factory=list)
     torchs: list[Row] = field(default_factory=list)
     """Of loops that torch's own workers loaded: what was measured there."""
@@ -147,7 +150,8 @@ class Recorded:
                     self.latest = row
             case "verdict":
                 if row["stages"] is not None:
-                    self.verdicts.append(row)
+                    self.verdicts[1:] = [row] if self.verdicts else []
+                    self.verdicts = self.verdicts or [row]
             case event:
                 places = {
                     "decision": self.changes,
@@ -168,6 +172,17 @@ class Recorded:
         """Seconds since 1970 at time 0 of its clock; 0 where that is not known."""
         begun = self.begun
         return 0.0 if begun is None else float(begun["wall_s"] - begun["time_s"])
+
+    @property
+    def waited_s(self) -> float:
+        """What its trainer waited in all windows that were read, in seconds."""
+        tuned = sum(window.wait_share * window.window_s for window in self.windows)
+        return tuned + sum(float(row["trainer"]["wait_s"]) for row in self.torchs)
+
+    @property
+    def told(self) -> list[Row]:
+        """The verdicts: the tuner's, or those on loops that torch loads by itself."""
+        return self.verdicts or self.torchs
 
     def values(self) -> dict[KnobName, int | str]:
         """Return the values in force at the end, or where the log breaks off."""
@@ -244,6 +259,42 @@ class Recording:
         return sorted({p.rank for p in self.pipelines})
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One pipeline on all its ranks."""
+
+    name: str
+    ranks: tuple[Recorded, ...]
+
+    @property
+    def worst(self) -> Recorded:
+        """The rank that waits most at the end."""
+        return max(self.ranks, key=_wait_share)
+
+    @property
+    def first(self) -> Row | None:
+        """The first verdict on that rank; None: nothing was measured."""
+        return self.worst.told[0] if self.worst.told else None
+
+    @property
+    def verdict(self) -> Row | None:
+        """The last one."""
+        return self.worst.told[-1] if self.worst.told else None
+
+
+def groups(pipelines: Iterable[Recorded]) -> list[Group]:
+    """Return pipelines, each with its ranks: first the one that was waited for most."""
+    by_name: dict[str, list[Recorded]] = {}
+    for each in pipelines:
+        by_name.setdefault(each.name, []).append(each)
+    found = [Group(name, tuple(ranks)) for name, ranks in by_name.items()]
+    return sorted(found, key=lambda group: -max(r.waited_s for r in group.ranks))
+
+
+def _wait_share(seen: Recorded) -> float:
+    return float(seen.told[-1]["wait_share"]) if seen.told else -1.0
+
+
 def read_recording(path: str | os.PathLike[str]) -> Recording:
     """Read the log of a run.
 
@@ -281,8 +332,8 @@ def logs_of(prefix: str) -> list[str]:
 WINDOW = b'"event": "observation"'
 HEAD = 400
 """Bytes of a row in which it says what it is."""
-LARGE = 1 << 23
-"""Bytes of a log from which not each window is looked at."""
+LARGE = 1 << 21
+"""Bytes of a log from which not each window is looked at: some 800."""
 
 
 class Follower:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from .recording import Recorded, Row, Stage, Values, read_recording
+from .recording import (
+    Group,
+    Recorded,
+    Row,
+    Stage,
+    Values,
+    groups,
+    read_recording,
+)
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -22,6 +30,8 @@ METHODS = {
 }
 MAX_STEPS = 3
 """Next things to do that are told."""
+MAX_CHANGES = 20
+"""The latest changes of knobs, that are told one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
 
 
@@ -34,14 +44,10 @@ class Report:
     """Lines of the log that cannot be read."""
 
     def __str__(self) -> str:
-        lines = [line for each in self.pipelines for line in told(each, self._several)]
+        lines = [line for group in groups(self.pipelines) for line in told(group)]
         if self.damaged:
             lines.append(f"left out: {self.damaged} damaged lines of the log.")
         return "\n".join(lines or [UNMEASURED])
-
-    @property
-    def _several(self) -> bool:
-        return len({each.rank for each in self.pipelines}) > 1
 
 
 def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report:
@@ -58,9 +64,11 @@ def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report
     return Report(recording.named(name), recording.damaged)
 
 
-def told(seen: Recorded, with_rank: bool = False) -> Iterator[str]:  # noqa: FBT001, FBT002
-    """Yield the report on one pipeline, line by line."""
-    yield seen.name + (f" (rank {seen.rank})" if with_rank else "")
+def told(group: Group) -> Iterator[str]:
+    """Yield the report on one pipeline, line by line: its slowest rank, and others."""
+    seen, ranks = group.worst, len(group.ranks)
+    rank = f" ({ranks} ranks; the one that waits most is rank {seen.rank})"
+    yield group.name + (rank if ranks > 1 else "")
     for row in seen.torchs:
         yield f"  torch: {_figures(row)}"
         yield f"         {row['cause']}"
@@ -68,6 +76,9 @@ def told(seen: Recorded, with_rank: bool = False) -> Iterator[str]:  # noqa: FBT
         yield from (f"  {line}" for line in _tuned(seen))
     elif not seen.torchs:
         yield f"  {UNMEASURED}"
+    for other in group.ranks:
+        if other is not seen and other.told:
+            yield f"  rank {other.rank}: {_figures(other.told[-1])}"
 
 
 def _tuned(seen: Recorded) -> Iterator[str]:
@@ -136,7 +147,9 @@ def changed(seen: Recorded) -> Iterator[str]:
         yield "changed: nothing; it was as good as could be found, or had no time"
     for row in moves:
         yield f"changed: {row['op']}: {row['knob']} {row['old']} -> {row['new']}"
-    for row in kept:
+    if len(kept) > MAX_CHANGES:
+        yield f"changed: {len(kept) - MAX_CHANGES} times before; the log has them all"
+    for row in kept[-MAX_CHANGES:]:
         before, after = row["before"], row["after"]
         yield (
             f"changed: {_change(row)},"

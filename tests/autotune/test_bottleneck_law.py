@@ -187,6 +187,22 @@ def test_idle_workers_are_given_back_to_what_the_trainer_needs() -> None:
     assert "the trainer does not wait" in found[0].reason
 
 
+@pytest.mark.parametrize(("rows", "kept"), [(0, 8), (40, 7), (320, 7)])
+def test_a_trainer_that_lives_on_the_stock_does_not_make_workers_idle(
+    rows: int, kept: int
+) -> None:
+    seen = at_ease(workers=8)  # 320 rows a second are taken
+    first = replace(seen.segments[0], rows=rows, run_s=0.7 * rows / 40)
+    memory, found = POLICY.start(), ()
+    for _ in range(2):
+        drained = replace(seen, segments=(first, seen.segments[1]))
+        found, memory = POLICY.decide(situation(drained), memory)
+    assert dict.fromkeys([READ], 8) | {d.operator: d.new for d in found} == {
+        READ: kept,
+        DECODE: 2,
+    }
+
+
 def test_a_wait_with_batches_ready_is_the_hand_over_and_nothing_helps() -> None:
     ready = ConnectorObservation(
         occupancy=128, capacity=128, empty=0.0, full=1.0, nbytes=1.0

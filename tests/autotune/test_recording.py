@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.autotune import log as autotune_log
 from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Follower, read_recording
 from penstock.autotune.report.terminal import read_report
@@ -38,8 +39,8 @@ def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no pipeline 'test'; it has train, val"):
         recording.named("test")
     told = str(read_report(prefix, "val"))
-    assert "val (rank 0)" in told
-    assert "train (rank" not in told
+    assert "val (2 ranks; the one that waits most is rank " in told
+    assert "train (" not in told
 
 
 def test_a_run_that_was_killed_is_told_up_to_any_byte(tmp_path: Path) -> None:
@@ -124,3 +125,22 @@ def test_the_page_says_what_the_log_said_to_the_digit(tmp_path: Path) -> None:
     assert found.verdicts[-1]["line"] == said[-1]
     assert said[-1] in page(read_report(log), "run")
     assert said[-1] in str(read_report(log))
+
+
+def test_a_long_run_leaves_quiet_windows_out_and_none_that_was_decided_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = record(tmp_path / "whole", seconds=300.0)
+    monkeypatch.setattr(autotune_log, "FREE_BYTES", 10_000)
+    thinned = record(tmp_path / "thinned", seconds=300.0)
+    rows = list(map(json.loads, thinned.read_text().splitlines()))
+    windows = {row["time_s"] for row in rows if row["event"] == "observation"}
+    for row in rows:
+        assert row["event"] != "decision" or row["time_s"] in windows
+    size = sum(len(json.dumps(row)) for row in rows if row["event"] == "observation")
+    assert size < 10_000 + 300 * autotune_log.BYTES_PER_S
+    (found,), (full,) = (read_recording(each).pipelines for each in (thinned, whole))
+    assert found.changes == full.changes
+    assert found.values() == full.values()
+    assert len(found.windows) < len(full.windows) / 2
+    assert found.latest == full.latest

@@ -28,11 +28,11 @@ READS = Workload(
 
 LONG = Workload(
     (
-        SimulatedStage("Files(ID:0) pages", wait_s=2.0),
+        SimulatedStage("Files(ID:0) pages", wait_s=4.0),
         SimulatedStage("Map(ID:1) decode", cpu_s=0.2),
     ),
-    Trainer(gap_s=4.4),
-    batch_rows=32,
+    Trainer(gap_s=2.2),
+    batch_rows=4,
 )
 """Slow, so that a day of it is simulated soon."""
 
