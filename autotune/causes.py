@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from operator import attrgetter
 
 from ..engine.observe.observation import (
     Observation,
@@ -86,7 +87,8 @@ class Window:
         whole = PartObservation(
             segment.name, segment.run_s_per_row, 0.0, None, segment.cpu_s_per_row
         )
-        longest = max(segment.parts, key=lambda part: part.run_s_per_row, default=whole)
+        taken_s = seconds_of(self.seen, segment)
+        longest = max(segment.parts, key=taken_s, default=whole)
         return longest if longest.run_s_per_row else whole
 
     @property
@@ -129,6 +131,21 @@ class Window:
     def torchs(self) -> bool:
         """Whether the words are those of torch's loader."""
         return self.seen.face == "DataLoader"
+
+
+def seconds_of(
+    observation: Observation, segment: SegmentObservation
+) -> Callable[[PartObservation], float]:
+    """Return what tells how long an operation takes a sample.
+
+    What gets back the GIL from threads that compute waits for milliseconds, however
+    little it does: so there it is the time on a CPU.
+    """
+    held = observation.gil_held
+    threads = segment.executor == "thread" and segment.num_parallel_workers > 1
+    if threads and held is not None and held >= GIL_HELD:
+        return attrgetter("cpu_s_per_row")
+    return attrgetter("run_s_per_row")
 
 
 def busiest(observation: Observation) -> SegmentObservation:
@@ -283,7 +300,7 @@ def _of_cores(window: Window) -> Cause | None:
     if window.budget is None or not window.cores_used:
         return None
     return Cause(
-        f"CPU: {window.busy_cores:.1f} of {window.budget.cpu_cores:g} cores are"
+        f"CPU: {window.busy_cores:.1f} of {window.budget.cpu_cores:.3g} cores are"
         f" busy loading, most of it {window.name}.",
         _of_fused(window),
     )
@@ -298,6 +315,20 @@ def _of_others(window: Window) -> Cause | None:
         f"CPU: {window.name} waits for a core for {phrases.ms(queued * run_s)} of"
         f" {phrases.ms(run_s)} ms a sample, while others use them.",
         _of_fused(window),
+    )
+
+
+def _of_first_batches(window: Window) -> Cause | None:
+    """Of loops that are so short that what each begins with is most of the wait."""
+    trainer = window.seen.trainer
+    if window.segment.executor == "inline" or not trainer.wait_s:
+        return None
+    share = trainer.first_s / trainer.wait_s
+    if share < MOSTLY:
+        return None
+    return Cause(
+        f"the beginning of epochs: {100 * share:.0f}% of the wait is for first batches,"
+        " as none is made before a loop begins."
     )
 
 
@@ -340,6 +371,7 @@ RULES: tuple[Callable[[Window], Cause | None], ...] = (
     _of_gil,
     _of_cores,
     _of_others,
+    _of_first_batches,
     _of_unevenness,
 )
 

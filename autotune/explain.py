@@ -28,6 +28,7 @@ from .causes import (
     busiest,
     of_trainer,
     of_wait,
+    seconds_of,
 )
 from .policies.case import CPU_HIGH, CPU_LOW, DIFFERENCE
 from .situation import Decision
@@ -340,20 +341,22 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
             input_utilization=segment.input_utilization,
             output_utilization=segment.output.utilization,
             wait_share=share * ratio(weight, sum(weights)),
-            parts=_parts(segment, share * ratio(weight, sum(weights))),
+            parts=_parts(observation, segment, share * ratio(weight, sum(weights))),
         )
         for segment, weight in zip(observation.segments, weights, strict=True)
     )
 
 
-def _parts(segment: SegmentObservation, share: float) -> tuple[tuple[str, float], ...]:
+def _parts(
+    observation: Observation, segment: SegmentObservation, share: float
+) -> tuple[tuple[str, float], ...]:
     """Lay a segment's share of the wait on its operations, where it has several."""
     if len(segment.parts) < 2:
         return ()
-    whole_s = sum(part.run_s_per_row for part in segment.parts)
+    taken_s = seconds_of(observation, segment)
+    whole_s = sum(map(taken_s, segment.parts))
     return tuple(
-        (part.name, share * ratio(part.run_s_per_row, whole_s))
-        for part in segment.parts
+        (part.name, share * ratio(taken_s(part), whole_s)) for part in segment.parts
     )
 
 

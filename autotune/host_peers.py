@@ -1,10 +1,10 @@
 """The tuners of one host: how many share its cores, and who needs them most.
 
-Each tuner keeps one small file in a folder of this user's own, with its pid, when that
-process began, the cores it may run on, how many it keeps busy and how long its trainer
-waits. Whoever looks counts those that live and removes the files of those that do not.
-There is no lock and no server: a file is replaced whole, and one that cannot be read is
-nobody's.
+While its trainer is in its loop, each tuner keeps one small file in a folder of this
+user's own. It tells its pid, when that process began, the cores it may run on, how many
+it keeps busy and how long its trainer waits. Whoever looks counts those that live and
+removes the files of those that do not. There is no lock and no server: a file is
+replaced whole, and one that cannot be read is nobody's.
 
 A core that all want is shared by weight: the more a rank's trainer waits, the more it
 gets, since a step of all ranks takes as long as that of the slowest. What others leave
@@ -78,6 +78,7 @@ class HostPeers:
             )
         self._me = Peer(os.getpid(), began_s, cores, 0.0)
         self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
+        self._there = False
 
     def __enter__(self) -> Self:
         self._write()
@@ -103,6 +104,13 @@ class HostPeers:
         parts = [self._part(core, others) for core in self._me.cores]
         share = sum(parts) / len(parts)
         return replace(budget, cpu_cores=share * budget.cpu_cores, whole_machine=False)
+
+    def rest(self) -> None:
+        """The trainer is out of its loop: until it is back, others may have all."""
+        if self._file is not None and self._there:
+            self._there = False
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Leave. Idempotent."""
@@ -146,6 +154,7 @@ class HostPeers:
         try:
             partial.write_text(json.dumps(row))
             partial.replace(self._file)
+            self._there = True
         except OSError:  # a full disk, or the folder is gone: it is alone from here
             self.close()
 

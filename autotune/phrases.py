@@ -86,7 +86,7 @@ def cpu_over_budget(operator: str, cores: float, budget: float) -> str:
     """All segments together use more CPU than they may; this one uses most."""
     return (
         f"Op ({operator}) uses most of {cores:.2f} busy cores, more than the budget of"
-        f" {budget:g}."
+        f" {budget:.3g}."
     )
 
 
@@ -215,6 +215,6 @@ def few_ahead(operator: str, prefetch: int, workers: int) -> str:
 def crowded(operator: str, workers: int, cores: float) -> str:
     """More workers compute than there are cores."""
     return (
-        f"Op ({operator}) has {workers} busy workers on {cores:g} cores: fewer may do"
+        f"Op ({operator}) has {workers} busy workers on {cores:.3g} cores: fewer may do"
         " as much."
     )

@@ -42,7 +42,7 @@ class Projection:
         told = self.explanation
         width = max(len(stage.name) for stage in told.stages)
         head = (
-            f"on {self.cores:g} cores: {self.rows_per_s:,.0f} samples/s (at most"
+            f"on {self.cores:.3g} cores: {self.rows_per_s:,.0f} samples/s (at most"
             f" {self.best_rows_per_s:,.0f} by the bottleneck law), the trainer"
             f" waits {100 * told.wait_share:.0f}% of each step ({told.verdict})"
         )

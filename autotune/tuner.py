@@ -7,7 +7,7 @@ calls it, and so may a simulator, as often as it says. `TunerThread` is that thr
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
 from ..engine.observe.knob import Knob
@@ -135,7 +135,9 @@ class Tuner(Generic[M]):
             Seconds until the next look is due.
         """
         seen = self._plant.observe()
-        if seen is not None and seen.window_s > 0:
+        if seen is None:
+            self._host_peers.rest()
+        elif seen.window_s > 0:
             self._tell_moves(seen)
             if seen.trainer.away_s:  # nobody can tell how it went before and after
                 self._gathered, self._settling = None, True
@@ -150,10 +152,17 @@ class Tuner(Generic[M]):
             return REST_CONTROL_S
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
-    def finish(self) -> None:
-        """Say and write how it ended, and which values are in force."""
-        if self._seen is not None and self._verdict.older_than(self._seen):
-            self._tell_verdict(self._seen)
+    def finish(self, recent: Callable[[], Observation] | None = None) -> None:
+        """Say and write how it ended, and which values are in force.
+
+        Args:
+            recent: what was seen of loops that were too short for a window.
+        """
+        seen = self._seen
+        if seen is None and recent is not None:
+            seen = recent()
+        if seen is not None and self._verdict.older_than(seen):
+            self._tell_verdict(seen)
         trial = self._trial
         self._log.result(self.found(), () if trial is None else trial.decisions)
 
@@ -352,8 +361,14 @@ class TunerThread(Generic[M]):
     Whatever breaks in the tuner ends the tuning with one warning; training goes on.
     """
 
-    def __init__(self, tuner: Tuner[M], log: AutotuneLog) -> None:
+    def __init__(
+        self,
+        tuner: Tuner[M],
+        log: AutotuneLog,
+        recent: Callable[[], Observation] | None = None,
+    ) -> None:
         self._tuner = tuner
+        self._recent = recent
         self._log = log
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -381,6 +396,6 @@ class TunerThread(Generic[M]):
         try:
             while not self._closing.wait(self._tuner.step()):
                 pass
-            self._tuner.finish()
+            self._tuner.finish(self._recent)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._log.failed(error)

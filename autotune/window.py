@@ -161,6 +161,7 @@ def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservatio
         copy_s=a.copy_s + b.copy_s,
         collate_s=a.collate_s + b.collate_s,
         away_s=a.away_s + b.away_s,
+        first_s=a.first_s + b.first_s,
     )
 
 

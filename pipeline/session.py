@@ -416,7 +416,7 @@ class TunedRun:
                 host_peers=others,
                 found=None if self.found is None else self.found.regimes,
             )
-            stack.enter_context(TunerThread(tuner, log))
+            stack.enter_context(TunerThread(tuner, log, self.observation))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:

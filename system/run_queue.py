@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-APART_NS = 400_000_000
+APART_NS = 200_000_000
 """Between two looks at least: one thread takes some 10 us."""
 
 

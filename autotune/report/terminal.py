@@ -33,6 +33,7 @@ MAX_STEPS = 3
 MAX_CHANGES = 20
 """The latest changes of knobs, that are told one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
+BROKEN_OFF = "nothing was measured yet where the log breaks off."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,13 @@ def told(group: Group) -> Iterator[str]:
     seen, ranks = group.worst, len(group.ranks)
     rank = f" ({ranks} ranks; the one that waits most is rank {seen.rank})"
     yield group.name + (rank if ranks > 1 else "")
-    for row in seen.torchs:
+    for row in seen.torchs[-1:]:
         yield f"  torch: {_figures(row)}"
         yield f"         {row['cause']}"
     if seen.verdicts:
         yield from (f"  {line}" for line in _tuned(seen))
     elif not seen.torchs:
-        yield f"  {UNMEASURED}"
+        yield f"  {UNMEASURED if seen.end else BROKEN_OFF}"
     for other in group.ranks:
         if other is not seen and other.told:
             yield f"  rank {other.rank}: {_figures(other.told[-1])}"

@@ -208,6 +208,8 @@ class TrainerObservation:
     away_s: float = 0.0
     """What single steps took beyond all measure: it was stopped, or did something else,
     as to write a checkpoint. No part of a step."""
+    first_s: float = 0.0
+    """Of the wait, what was for the first batch of a loop, as of an epoch."""
 
     @property
     def wait_share(self) -> float:

@@ -130,12 +130,14 @@ class TrainerMeter:
         self.regime = ""
         self._size: tuple[int, int | None] | None = None
         """Of batches, which is their regime."""
-        self._totals = (0, 0, 0, 0, 0, 0)
+        self._totals = (0, 0, 0, 0, 0, 0, 0)
         """Steps, rows, and nanoseconds of waits, of gaps, of those waits that were for
-        the way to the device, and of being away, exchanged as one."""
+        the way to the device, of being away, and of waits for first batches, exchanged
+        as one."""
         self._collate_ns = 0
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
+        self._first = False
 
     @property
     def training(self) -> bool:
@@ -154,6 +156,7 @@ class TrainerMeter:
 
     def ask(self, now_ns: int) -> None:
         """The trainer calls `next()`."""
+        self._first = self._left_ns is None
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
         self._asked_ns = self._left_ns = now_ns
 
@@ -167,17 +170,20 @@ class TrainerMeter:
 
     def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
         """It is given a batch that no plan tells anything of."""
-        steps, rows, wait_ns, gap_ns, copied_ns, away_ns = self._totals
-        gap = self._gap_ns
+        steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
+        gap, wait = self._gap_ns, now_ns - self._asked_ns
+        if self._first:
+            first_ns += wait
         if gap > AWAY_NS and gap * steps > AWAY * (gap_ns + away_ns) > 0:
             gap, away_ns = 0, away_ns + gap
         self._totals = (
             steps + 1,
             rows + n_rows,
-            wait_ns + now_ns - self._asked_ns,
+            wait_ns + wait,
             gap_ns + gap,
             copied_ns + copy_ns,
             away_ns,
+            first_ns,
         )
         self._left_ns = now_ns
 
@@ -190,15 +196,15 @@ class TrainerMeter:
 
     def stop(self) -> None:
         """It left the loop: the time before was its last step's, what comes is none."""
-        steps, rows, wait_ns, gap_ns, copied_ns, away_ns = self._totals
+        steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
         gap_ns += self._gap_ns
-        self._totals = steps, rows, wait_ns, gap_ns, copied_ns, away_ns
+        self._totals = steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
         """Return the totals of whole steps."""
         steps, rows, *spent_ns = self._totals
-        spent_ns.insert(-1, self._collate_ns)
+        spent_ns.insert(3, self._collate_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
 
 
@@ -248,6 +254,7 @@ def _trainer(before: TrainerObservation, now: TrainerObservation) -> TrainerObse
         max(0.0, now.copy_s - before.copy_s),
         max(0.0, now.collate_s - before.collate_s),
         max(0.0, now.away_s - before.away_s),
+        max(0.0, now.first_s - before.first_s),
     )
 
 

@@ -252,3 +252,23 @@ def test_one_pass_over_images_is_advised_for_a_folder_of_them_alone() -> None:
     sounds = replace(computing().segments[0], name="Dataset(ID:0) Sounds")
     seen = replace(computing(), segments=(sounds, computing().segments[1]))
     assert not any("ps.image" in line for line in explain(seen).advice)
+
+
+def test_threads_at_the_gil_are_told_apart_by_what_they_compute() -> None:
+    spent = (
+        PartObservation(READ, 0.010, 0.0, None, 0.004),
+        PartObservation("Batch(ID:2)", 0.015, 0.0, None, 0.000_01),  # to get it back
+    )
+    turns = with_last(computing(), parts=spent, num_parallel_workers=4)
+    found = explain(replace(turns, gil_held=0.95))
+    assert found.bottleneck == READ
+    assert found.cause.startswith("the GIL: held 95% of the time")
+    assert explain(turns).bottleneck == "Batch(ID:2)"
+
+
+def test_a_wait_for_first_batches_is_not_laid_on_uneven_samples() -> None:
+    held = waiting_for_slow_samples()
+    short = replace(held, trainer=replace(held.trainer, first_s=0.4))
+    assert explain(short).cause.startswith("the beginning of epochs: 80% of the wait")
+    alone = replace(held, trainer=replace(held.trainer, first_s=0.2))
+    assert explain(alone).cause.startswith("uneven samples")

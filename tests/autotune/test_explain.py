@@ -36,7 +36,7 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
 
 
 def test_nothing_is_blamed_where_the_window_is_too_short_to_see_the_run_queue() -> None:
-    found = explain(replace(starved(), window_s=0.5))
+    found = explain(replace(starved(), window_s=0.3))
     assert found.cause.startswith(
         "waiting (a longer run tells for what): Folder(ID:0) is blocked for 15.31 of"
     )

@@ -59,6 +59,14 @@ def test_the_one_that_waits_most_gets_most_and_none_gets_nothing(
     assert mine.cpu_cores + theirs.cpu_cores == pytest.approx(8.0)
 
 
+def test_who_is_out_of_his_loop_has_no_claim(place: Path, one: HostPeers) -> None:
+    with HostPeers(place, CORES) as val:
+        val.rest()
+        assert one.share(ALL, 0.0, 8.0) == ALL
+        val.share(ALL, 0.0, 8.0)
+        assert one.share(ALL, 0.0, 8.0).cpu_cores == pytest.approx(4.0)
+
+
 def test_what_others_leave_idle_may_be_used(place: Path, one: HostPeers) -> None:
     with HostPeers(place, CORES) as other:
         other.share(ALL, 0.0, 1.0)

@@ -58,11 +58,11 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     assert meter.training
     assert meter.read() == TrainerObservation(0, 0, 0.0, 0.0)
     meter.get(13 * S, batch(64, 0, 1))
-    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
+    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0)
     meter.ask(20 * S)
-    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0)
+    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0)
     meter.get(21 * S, batch(32, 1, 2))
-    assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0)
+    assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0, first_s=3.0)
     assert (meter.steps, meter.epoch, meter.step) == (2, 1, 2)
 
 
@@ -74,7 +74,7 @@ def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
     assert not meter.training
     meter.ask(100 * S)
     meter.get(102 * S, batch(8, 1, 1))
-    assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0)
+    assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0, first_s=3.0)
 
 
 def test_a_trainer_that_is_away_takes_no_longer_for_a_step() -> None:
@@ -219,3 +219,16 @@ def test_what_other_workers_did_is_not_recent() -> None:
         while run.next() is not None:
             pass
         assert run.recent().trainer.steps == 20
+
+
+def test_the_waits_for_the_first_batches_of_loops_are_told_apart() -> None:
+    meter = TrainerMeter()
+    for begun in (0, 100):
+        meter.ask(begun * S)
+        meter.get((begun + 3) * S, batch(64, 0, 0))
+        meter.ask((begun + 4) * S)
+        meter.get((begun + 5) * S, batch(64, 0, 1))
+        meter.ask((begun + 6) * S)
+        meter.stop()
+    found = meter.read()
+    assert (found.wait_s, found.first_s, found.gap_s) == (8.0, 6.0, 4.0)

@@ -1,0 +1,68 @@
+"""A page in a real Chromium: what it says of itself, and the browser of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def browser() -> str:
+    """Return the browser's path."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "these tests need a chromium (Debian: apt install chromium)"
+    return found
+
+
+def looked_at(
+    path: Path, scripts: str, width: int, height: int = 900, *settings: str
+) -> tuple[dict[str, Any], str]:
+    """Open a page with more scripts in it.
+
+    It stands in a frame: a window of the browser is never narrower than 500 pixels.
+
+    Args:
+        path: of the page, which is left as it is.
+        scripts: HTML. What they want to say they `parent.put(name, value)`.
+        width: of the frame, in pixels.
+        height: the same.
+        settings: more of the browser's options.
+
+    Returns:
+        What was put, by name, and the lines of the console.
+    """
+    page = path.read_text().replace("</body>", scripts + "</body>")
+    outer = path.with_suffix(f".{width}.checked.html")
+    outer.write_text(FRAME.format(page=html.escape(page), width=width, height=height))
+    command = [
+        *(browser(), "--headless", "--no-sandbox", "--disable-gpu"),
+        "--disable-dev-shm-usage",
+        *("--enable-logging=stderr", "--virtual-time-budget=20000", *settings),
+        *("--window-size=1600,1200", "--dump-dom", outer.as_uri()),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    )
+    found = re.findall(r'<pre id="put-(\w+)">(.*?)</pre>', done.stdout, re.DOTALL)
+    said = {name: json.loads(html.unescape(text)) for name, text in found}
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return said, "\n".join(complaints)
+
+
+FRAME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>a frame</title></head><body>
+<script>
+function put(name, value) {{
+  const place = document.createElement("pre");
+  place.id = `put-${{name}}`;
+  place.textContent = JSON.stringify(value);
+  document.body.append(place);
+}}
+</script>
+<iframe title="page" srcdoc="{page}" width="{width}" height="{height}"></iframe>
+</body></html>
+"""

@@ -1,0 +1,141 @@
+"""Twelve runs with known causes: the report and the page name them at first sight."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.autotune.report.page import write_page
+from penstock.autotune.report.terminal import read_report
+from support import known_causes, warm
+from support.chromium import looked_at
+from support.recordings import LONG, record
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECONDS = 5
+CAUSES = {
+    "slow reads": "waiting reads",
+    "slow decoding": "CPU",
+    "slow collating": "collate",
+    "the GIL": "the GIL",
+    "a slow trainer": "the trainer",
+    "an iterable": "torch's own workers load",
+    "a slow map of batches": "waiting reads",
+    "uneven samples": "uneven samples",
+    "the memory budget": "the memory budget",
+    "a crash": "waiting reads",
+    "a kill": "waiting reads",
+}
+COLUMNS, LINES = 120, 24
+"""Of a terminal."""
+SCREENS = ((1440, 900), (360, 740))
+FIRST = """<script>
+window.addEventListener("load", () => {
+  const inSight = (each) => each.getBoundingClientRect().top < window.innerHeight;
+  const seen = [...document.querySelectorAll("header div")].filter((each) =>
+    !each.querySelector("div") && inSight(each));
+  parent.put("seen", seen.map((each) => each.textContent));
+});
+</script>"""
+
+
+def said(log: Path) -> list[dict[str, Any]]:
+    """Return the verdicts in a log, as far as it can be read."""
+    found = []
+    for line in log.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["event"] in ("verdict", "torch") and row["stages"] is not None:
+            found.append(row)
+    return found
+
+
+def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> None:
+    """The report and the page of a log show what it says, and the cause at once."""
+    told = str(read_report(path))
+    wrapped = (textwrap.wrap(line, COLUMNS) for line in told.splitlines())
+    lines = [part for line in wrapped for part in line]
+    assert truth in "\n".join(lines[:LINES]), told
+    latest = {row["pipeline"]: row["line"] for row in rows}
+    for line in latest.values():
+        assert line in told
+    write_page(read_report(path), page)
+    for width, height in SCREENS:
+        seen, complaints = looked_at(page, FIRST, width, height)
+        assert complaints == ""
+        assert any(truth in text for text in seen["seen"]), seen
+        if width > 1000:
+            assert set(latest.values()) <= set(seen["seen"])
+
+
+def recorded(folder: Path, cause: str) -> tuple[Path, int]:
+    """Run the script, and return its log and how it ended."""
+    script, prefix = Path(known_causes.__file__), folder / "run"
+    asked = ["run", "--log", str(prefix), str(script), cause, str(SECONDS)]
+    command = [sys.executable, "-P", "-m", "penstock", *asked]
+    done = warm.run(command, cwd=folder)
+    return Path(f"{prefix}_0.jsonl"), done.returncode
+
+
+@pytest.mark.serial  # what other tests take from it is a cause, too
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> None:
+    log, ended = recorded(tmp_path, cause)
+    assert ended == {"a crash": 1, "a kill": -9}.get(cause, 0)
+    rows = said(log)
+    names = {row["pipeline"] for row in rows}
+    assert "train" in names
+    two = cause not in known_causes.ALONE and cause != "a kill"
+    assert ("val" in names) == two  # the short loop's verdict comes at the end
+    check(log, tmp_path / "run.html", CAUSES[cause], rows)
+    if cause != "a kill":
+        return
+    whole, drawn = log.read_bytes(), random.Random(0)
+    first = whole.index(b'"event": "verdict"')
+    for _ in range(3):
+        log.write_bytes(whole[: drawn.randrange(first + 4000, len(whole))])
+        check(log, tmp_path / "cut.html", CAUSES[cause], said(log))
+
+
+def day(prefix: Path, rank: int) -> Path:
+    return record(prefix, "train", rank, 86_400.0, LONG)
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    """The prefix of the logs of eight ranks of which each trained for a day."""
+    prefix = tmp_path / "day"
+    with ProcessPoolExecutor(3) as pool:
+        list(pool.map(day, [prefix] * 8, range(8)))
+    return prefix
+
+
+def test_a_day_of_eight_ranks_is_told_in_little_memory(
+    days: Path, tmp_path: Path
+) -> None:
+    for rank in range(8):
+        assert Path(f"{days}_{rank}.jsonl").stat().st_size < 50e6
+    page = tmp_path / "day.html"
+    command = [sys.executable, "-P", "-m", "penstock", "report", str(days)]
+    subprocess.run([*command, "--html", str(page)], check=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak < 500e6
+    assert page.stat().st_size < 1.5e6
+    told, text = str(read_report(days)), page.read_text()
+    assert "waiting reads" in "\n".join(told.splitlines()[:LINES])
+    assert "waiting reads" in text[text.index("<header>") : text.index("</header>")]
+    for rank in range(8):
+        latest = said(Path(f"{days}_{rank}.jsonl"))[-1]
+        assert latest["line"] in told
