@@ -14,6 +14,7 @@ with a note (PEP 678) that names the stage, the sample and the step.
 from __future__ import annotations
 
 import operator
+from types import TracebackType
 
 __all__ = [
     "CLOSED",
@@ -63,6 +64,36 @@ def add_note(error: BaseException, text: str) -> None:
 
 set_on = BaseException.__setattr__
 """Sets an attribute of an exception, as `setattr`, whatever its class says."""
+
+
+NOTE = "penstock: in "
+"""What a note begins with that says where in a pipeline an exception was raised."""
+PACKAGE = __name__.partition(".")[0] + "."
+
+
+def users_frames(error: BaseException) -> TracebackType | None:
+    """Return an exception's traceback without frames of this package.
+
+    So whoever reads it sees their loop and then the line of theirs that failed. What no
+    function of the user's has raised keeps all of them.
+    """
+    traceback, frames = error.__traceback__, []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    notes = getattr(error, "__notes__", ())
+    users = any(note.startswith(NOTE) for note in notes)
+    kept = frames
+    if users or (frames and not _is_own(frames[-1])):
+        kept = [each for each in frames if not _is_own(each)]
+    found = None
+    for each in reversed(kept):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
+
+
+def _is_own(traceback: TracebackType) -> bool:
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(PACKAGE)
 
 
 CLOSED = "this pipeline was closed; iterate it again to start over"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import add_note
+from ..errors import NOTE, add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .batch.buffer import Collate as Collating
 from .core.chunk import Chunk, Failure, InFlightBatch, Onward
@@ -146,7 +146,7 @@ class BatchWork:
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
     """Return what a function raised of a batch, with a note that says which."""
     where = f"the batch of epoch {plan.epoch}, step {plan.step}"
-    add_note(failure.error, f"penstock: in {failure.stage}, {where}")
+    add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
     return failure.error
 
 

@@ -26,7 +26,7 @@ from torch.autograd import profiler
 
 from .. import config
 from ..engine.plan import Cursor
-from ..errors import PenstockError, check
+from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ class Epoch(Iterator[Any]):
     def __next__(self) -> Any:
         try:
             return self._deliver()
-        except Exception:
+        except StopIteration:
+            raise
+        except Exception as error:
+            set_on(error, "__traceback__", users_frames(error))
             raise
         except (
             BaseException
@@ -155,7 +158,10 @@ class Loop(Iterator[Any]):
                 "enumerate(DataLoader)#_PenstockIter.__next__"
             ):
                 return self._next()
-        except Exception:
+        except StopIteration:
+            raise
+        except Exception as error:
+            set_on(error, "__traceback__", users_frames(error))
             raise
         except BaseException:  # as in the epoch's own
             self._epoch.abandon()

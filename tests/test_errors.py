@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_its_traceback_leads_to_the_line_that_raised(kind: Kind) -> None:
     text = "".join(traceback.format_exception(error))
     assert "in _fail" in text
     assert "raise error(sample[1])" in text
+
+
+def test_its_traceback_has_the_users_frames_alone(kind: Kind) -> None:
+    error = first_error(failing(kind, 21))
+    told = [error, error.__cause__] if error.__cause__ else [error]
+    files = re.findall(r'File "(.*)", line', "".join(map(traces, told)))
+    assert files
+    assert [file for file in files if "/tests/" not in file] == []
+
+
+def traces(error: BaseException) -> str:
+    """Return what is printed of one exception, without those before it."""
+    return "".join(traceback.format_exception(error, chain=False))
 
 
 def test_an_exception_of_the_dataset_names_the_reading_stage(kind: Kind) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from ...errors import add_note
+from ...errors import NOTE, add_note
 from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan
 from .layout import (
@@ -271,8 +271,8 @@ class BatchBuffer:
         where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:
             seen = spread(self._samples(()), indices)
-            return f"penstock: in the collate_fn of {where}: {seen}"
-        return f"penstock: in {where}: {odd_ones(self._samples(()), indices)}"
+            return f"{NOTE}the collate_fn of {where}: {seen}"
+        return f"{NOTE}{where}: {odd_ones(self._samples(()), indices)}"
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, those in the batch's memory too."""

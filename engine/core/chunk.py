@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import add_note
+from ...errors import NOTE, add_note
 from ..plan import BatchPlan, Context, Rows
 
 
@@ -106,7 +106,7 @@ class Failure:
     def annotated(self, epoch: int, step: int) -> BaseException:
         """Return the exception, with a note that says which sample it was."""
         note = (
-            f"penstock: in {self.stage}, sample index {self.index} "
+            f"{NOTE}{self.stage}, sample index {self.index} "
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
         )
         if note not in getattr(self.error, "__notes__", ()):

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import WorkerError, add_note, set_on
+from ....errors import WorkerError, add_note, set_on, users_frames
 from ...batch.layout import ALIGN
 from .slabs import Block, Slab, SlabPool, map_shared
 
@@ -407,7 +407,8 @@ def travel(error: BaseException) -> BaseException:
     An exception that does not come out of pickle as what went in (many with arguments
     of their own do not) travels as a `WorkerError` that quotes it.
     """
-    text = "".join(traceback.format_exception(error))
+    frames = users_frames(error)
+    text = "".join(traceback.format_exception(type(error), error, frames))
     try:
         copy = pickle.loads(dumps(error))  # noqa: S301 our own exception
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
