@@ -201,7 +201,10 @@ def report(
     ] = None,
 ) -> None:
     """Say what a tuned run found, what was changed, and what that brought."""
-    found = read_report(log, name)
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the log"):  # on a terminal
+        found = read_report(log, name)
     if html is None and trace is None:
         print(found)
     if html is not None:
@@ -265,7 +268,10 @@ Folder = Annotated[Path, typer.Argument(help="What .cache(disk=...) was given.")
 @caches.command("ls")
 def list_cache(folder: Folder) -> None:
     """List what is stored: one line for each data set, code and image size."""
-    found = entries(folder)
+    from rich.console import Console
+
+    with Console(stderr=True).status("counting what is stored"):  # on a terminal
+        found = entries(folder)
     for entry in found:
         held = entry.held
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
@@ -293,7 +299,11 @@ def clear_cache(
     name: Annotated[str, typer.Option(help="Only this one, as `ls` calls it.")] = "",
 ) -> None:
     """Delete what is stored."""
-    print(f"{clear(folder, name or None):,} records deleted")
+    from rich.console import Console
+
+    with Console(stderr=True).status("deleting"):  # on a terminal
+        count = clear(folder, name or None)
+    print(f"{count:,} records deleted")
 
 
 @app.command()
