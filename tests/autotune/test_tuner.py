@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from connector_rules import ConnectorRules, RulesMemory
 
+from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.situation import Decision, Situation
@@ -354,3 +355,26 @@ def test_a_change_of_executor_that_nobody_decided_ends_a_trial_unjudged(
     told = caplog.messages[before:]
     assert f"{DECODE}: executor inline -> process: it pays." in told
     assert not any("kept" in line or "rolled back" in line for line in told[:3])
+
+
+def test_between_two_loops_others_may_have_the_cores(tmp_path: Path) -> None:
+    with HostPeers(tmp_path) as own, HostPeers(tmp_path) as other:
+        plant = PausedPlant()
+        tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog(), host_peers=own)
+        assert other.share(TWO_CORES, 0.0, 2.0) != TWO_CORES
+        tuner.step()
+        assert other.share(TWO_CORES, 0.0, 2.0) == TWO_CORES
+
+
+def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "penstock.autotune")
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    plant.advance(10.0)
+    seen = plant.observe()
+    assert seen is not None
+    tuner = Tuner(PausedPlant(), ConnectorRules(), TWO_CORES, AutotuneLog())
+    tuner.step()
+    tuner.finish(lambda: seen)
+    assert "input-bound: waiting " in caplog.text
