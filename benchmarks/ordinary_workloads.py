@@ -306,7 +306,7 @@ class Photographs(Rows):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(40)
-        self.paths = [str(folder / f"{number}.jpg") for number in range(40)]
+        self.paths = [folder / f"{number}.jpg" for number in range(40)]
 
     def row(self, index: int) -> Any:
         with Image.open(self.paths[index]) as image:

@@ -8,9 +8,11 @@ types' own methods. How much is looked at is bounded, however large the object i
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import logging
+import pathlib
 import random
 import threading
 import types
@@ -18,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -155,10 +157,30 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     level: list[Named] = [(str(at), thing) for at, thing in enumerate(things)]
     for _ in range(LOOKED):
-        held = ((path + s, part) for path, thing in level for s, part in _held(thing))
-        level = list(islice(held, MAX_PARTS))
-        found |= {path: _summary(part) for path, part in level}
+        held = (
+            (path + step, part, _is_cached(thing, step))
+            for path, thing in level
+            for step, part in _held(thing)
+        )
+        looked = list(islice(held, MAX_PARTS))
+        found |= {
+            path: WorkedOut(_summary(part)) if cached else _summary(part)
+            for path, part, cached in looked
+        }
+        level = [(path, part) for path, part, _ in looked]
     return found
+
+
+class WorkedOut(NamedTuple):
+    """The summary of a `functools.cached_property`."""
+
+    summary: Any
+
+
+def _is_cached(thing: Any, step: str) -> bool:
+    """Whether an attribute is what a `functools.cached_property` has worked out."""
+    owners = (owner.__dict__.get(step[1:]) for owner in type(thing).__mro__)
+    return step[:1] == "." and any(type(each) is cached_property for each in owners)
 
 
 def memory_of(made: Any, things: Iterable[Any]) -> str | None:
@@ -188,9 +210,25 @@ def _span(thing: Any) -> tuple[int, int] | None:
     return thing.ctypes.data, thing.ctypes.data + thing.nbytes
 
 
-def changed(before: Mapping[str, Any], things: Iterable[Any]) -> str | None:
-    """Return the path of what is another than it was, without the number before it."""
+def changed(before: dict[str, Any], things: Iterable[Any]) -> str | None:
+    """Return the path of what is another than it was, without the number before it.
+
+    A `functools.cached_property` that was worked out meanwhile is no change, as any
+    copy of the object would work out the same. `before` takes it in, so a later change
+    of it is seen.
+    """
     after = snapshot(things)
+    fresh = [
+        path
+        for path, summary in after.items()
+        if type(summary) is WorkedOut and path not in before
+    ]
+    inside = tuple(path + mark for path in fresh for mark in ".[<")
+    before |= {
+        path: summary
+        for path, summary in after.items()
+        if path in fresh or path.startswith(inside)
+    }
     for path in (*before, *after):
         if path not in before or path not in after or before[path] != after[path]:
             return path.lstrip("0123456789")
@@ -268,15 +306,16 @@ def _type_name(thing: Any) -> str:
 
 CHANGES = (
     "`{}` changes while samples are made, and each worker would change a copy of its"
-    " own; set num_parallel_workers if that is as good"
+    " own; set the number of workers yourself if that is as good"
 )
 WATCHES = (
     "`sampler{}` changes while batches are made, and with workers it would be asked"
-    " ahead of time; set num_workers if that is as good"
+    " ahead of time; set num_workers yourself if that is as good"
 )
 DREW = (
     "it draws from a global random generator, and each worker would draw from one of"
-    " its own; draw from `rng`, or set num_parallel_workers if that is as good"
+    " its own; draw from `rng`, or set the number of workers yourself if that is as"
+    " good"
 )
 MEMBERS = 32
 """Of a container, from its start: what these are, the others are most likely too."""
@@ -302,6 +341,9 @@ WHOLE: frozenset[type] = PLAIN | {
     logging.Logger,  # leads to the streams of the whole process, each behind a lock
     logging.LoggerAdapter,
     logging.Handler,
+    # Values, though they remember what they have worked out of themselves:
+    pathlib.PurePath,
+    enum.Enum,
 }
 ITERABLE = (list, tuple, deque, set, frozenset)
 BARE = frozenset((*ITERABLE, dict))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -472,7 +472,7 @@ def check_handover(data: Any) -> None:
 
 
 def check_stateless(
-    segments: Iterable[Segment], before: Mapping[str, Any], collate: list[Any]
+    segments: Iterable[Segment], before: dict[str, Any], collate: list[Any]
 ) -> None:
     """Raise `SpecError` if what the user's objects hold has changed in this process."""
     reasons = [segment.why_not() for segment in segments]

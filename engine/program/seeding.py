@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -129,7 +129,7 @@ class Undrawn:
         restore(self._states)
 
 
-def keeps(thing: Any, before: Mapping[str, Any]) -> bool:
+def keeps(thing: Any, before: dict[str, Any]) -> bool:
     """Whether calls of a thing change it, so that one made twice is another."""
     return find_unsafe(thing, "it") is not None or changed(before, [thing]) is not None
 
