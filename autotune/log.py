@@ -42,6 +42,8 @@ _tuned: set[str] = set()
 VERDICT_S = 60.0
 """The verdict is repeated after so long, and earlier where it changes."""
 VERDICT_CHANGE_S = 5.0
+FEW_STEPS, FEW_STEPS_S = 4, 2.0
+"""Fewer steps than these, in less time than this, change no verdict."""
 FREE_BYTES = 4_000_000
 """Of rows that are written whenever they come."""
 BYTES_PER_S = 450
@@ -77,7 +79,8 @@ class Spoken:
 
     def due(self, window: Observation) -> bool:
         """Whether the window's verdict is to be told; if so, it counts as told."""
-        if window.trainer.steps == 0:
+        steps, told = window.trainer.steps, bool(self._verdict)
+        if steps == 0 or (told and steps < FEW_STEPS and window.window_s < FEW_STEPS_S):
             return False
         verdict = verdict_of(wait_share(window))
         patience_s = VERDICT_S if verdict == self._verdict else VERDICT_CHANGE_S

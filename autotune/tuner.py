@@ -23,7 +23,16 @@ from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
-from .window import arrived, beginning, enough, joined, staff, wait_share, whole
+from .window import (
+    arrived,
+    beginning,
+    enough,
+    joined,
+    latest,
+    staff,
+    wait_share,
+    whole,
+)
 
 M = TypeVar("M")
 
@@ -35,6 +44,8 @@ CALM_WINDOWS = 20
 REST_CONTROL_S = 6.0
 """The same after `REST_WINDOWS`: a day's log of two stages stays under 50 MB."""
 REST_WINDOWS = 300
+SPOKEN_STEPS = 10
+"""That a verdict speaks of, if so many were seen since the last change."""
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
 MAX_SETTLE_S = 10.0
@@ -201,7 +212,7 @@ class Tuner(Generic[M]):
             self._noise.cut()
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
-        self._speak(window)
+        self._speak(latest(self._base, SPOKEN_STEPS))
         self._plant.calm = self._trial is None
         due = self._plant.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:

@@ -107,6 +107,16 @@ def whole(windows: tuple[Observation, ...]) -> Observation:
     return reduce(joined, windows)
 
 
+def latest(windows: tuple[Observation, ...], steps: int) -> Observation:
+    """The last windows, at least one, as one that has so many steps, if all have."""
+    found, *before = reversed(windows)
+    for window in before:
+        if found.trainer.steps >= steps:
+            break
+        found = joined(window, found)
+    return found
+
+
 def joined(first: Observation, second: Observation) -> Observation:
     """Two windows, one after the other, as one.
 

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -13,11 +14,18 @@ from typing import Any
 import pytest
 from connector_rules import ConnectorRules, RulesMemory
 
+from penstock.autotune.explain import verdict_of
 from penstock.autotune.host_peers import HostPeers
-from penstock.autotune.log import AutotuneLog
+from penstock.autotune.log import (
+    FEW_STEPS_S,
+    VERDICT_CHANGE_S,
+    AutotuneLog,
+    Spoken,
+)
 from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
+from penstock.autotune.window import latest, wait_share
 from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import Move, Observation
 from penstock.system.resources import Budget
@@ -378,3 +386,26 @@ def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
     tuner.step()
     tuner.finish(lambda: seen)
     assert "input-bound: waiting " in caplog.text
+
+
+def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    plant.advance(10.0)
+    seen = plant.observe()
+    assert seen is not None
+
+    def window(steps: int, wait_s: float, gap_s: float) -> Observation:
+        trainer = replace(seen.trainer, steps=steps, wait_s=wait_s, gap_s=gap_s)
+        return replace(seen, trainer=trainer, window_s=0.5, time_s=time.monotonic())
+
+    one, others = window(1, 0.04, 0.0), window(11, 0.0, 0.5)
+    told = latest((others, others, one), 10)
+    assert (told.trainer.steps, told.window_s) == (12, 1.0)
+    assert verdict_of(wait_share(told)) == "balanced"
+    assert latest((others, one, others), 10).trainer.steps == 11
+    assert latest((one,), 10).trainer.steps == 1
+    spoken = Spoken()
+    assert spoken.due(others)
+    later = replace(one, time_s=others.time_s + VERDICT_CHANGE_S)
+    assert not spoken.due(later)
+    assert spoken.due(replace(later, window_s=FEW_STEPS_S))
