@@ -40,8 +40,10 @@ _found: dict[Path, dict[str, tuple[Saved, int]]] = {}
 # Names of the pipelines that are being tuned.
 _tuned: set[str] = set()
 VERDICT_S = 60.0
-"""The verdict is repeated after so long, and earlier where it changes."""
+"""The verdict is repeated after so long."""
 VERDICT_CHANGE_S = 5.0
+"""It may change after so long, twice as long after each change, and half as long again
+where it stays."""
 FEW_STEPS, FEW_STEPS_S = 4, 2.0
 """Fewer steps than these, in less time than this, change no verdict."""
 FREE_BYTES = 4_000_000
@@ -76,6 +78,7 @@ class Spoken:
     def __init__(self) -> None:
         self._verdict = ""
         self._time_s = float("-inf")
+        self._change_s = VERDICT_CHANGE_S
 
     def due(self, window: Observation) -> bool:
         """Whether the window's verdict is to be told; if so, it counts as told."""
@@ -83,9 +86,12 @@ class Spoken:
         if steps == 0 or (told and steps < FEW_STEPS and window.window_s < FEW_STEPS_S):
             return False
         verdict = verdict_of(wait_share(window))
-        patience_s = VERDICT_S if verdict == self._verdict else VERDICT_CHANGE_S
-        if window.time_s - self._time_s < patience_s:
+        changes = verdict != self._verdict
+        if window.time_s - self._time_s < (self._change_s if changes else VERDICT_S):
             return False
+        if told:
+            patience_s = self._change_s * (2.0 if changes else 0.5)
+            self._change_s = min(max(patience_s, VERDICT_CHANGE_S), VERDICT_S)
         self._verdict, self._time_s = verdict, window.time_s
         return True
 

@@ -409,3 +409,18 @@ def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
     later = replace(one, time_s=others.time_s + VERDICT_CHANGE_S)
     assert not spoken.due(later)
     assert spoken.due(replace(later, window_s=FEW_STEPS_S))
+
+
+def test_a_verdict_that_goes_to_and_fro_is_told_less_and_less_often() -> None:
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    plant.advance(10.0)
+    seen = plant.observe()
+    assert seen is not None
+    spoken, told = Spoken(), []
+    for second in range(601):
+        wait_s = 0.6 if second % 2 else 0.0
+        trainer = replace(seen.trainer, steps=20, wait_s=wait_s, gap_s=1.0)
+        if spoken.due(replace(seen, trainer=trainer, time_s=float(second))):
+            told.append(second)
+    assert told[:4] == [0, 5, 16, 37]
+    assert len(told) < 20  # of 120
