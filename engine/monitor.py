@@ -65,7 +65,7 @@ class Monitor:
             rows,
             reservations.held_bytes,
             reservations.peak_bytes,
-            self._plan.regime(begun_next) or trainer.regime,
+            self._plan.regime(begun_next),
             self._probe.last_share,
             time.process_time(),
             batch_bytes=reservations.batch_bytes,

@@ -79,6 +79,18 @@ def test_a_move_to_workers_and_back_changes_no_batch(
     assert found == expected
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_a_sampler_are_one_regime_whatever_their_sizes(workers: int) -> None:
+    sizes = [3, 1, 8, 8, 2, 18]
+    ends = np.cumsum(sizes)
+    batches = [[*range(end - size, end)] for size, end in zip(sizes, ends, strict=True)]
+    loader = ps.DataLoader(Rows(), batch_sampler=batches, num_workers=workers)  # type: ignore[arg-type]
+    for _ in range(2):
+        for size, batch in zip(sizes, loader, strict=True):
+            assert len(batch[0]) == size
+            assert loader._slot.run.run.read().regime == ""  # noqa: SLF001
+
+
 def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
     with ps.Pipeline.from_dataset(Rows()).batch(2) as pipe:
         seen = []

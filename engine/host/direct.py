@@ -191,7 +191,7 @@ class DirectHost:
             (reading,),
             0,
             0,
-            trainer.regime,
+            self._plan.regime(self.cursor.step),
             None,
             time.process_time(),
         )

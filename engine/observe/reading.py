@@ -127,9 +127,6 @@ class TrainerMeter:
 
     def __init__(self) -> None:
         self.epoch = self.step = 0
-        self.regime = ""
-        self._size: tuple[int, int | None] | None = None
-        """Of batches, which is their regime."""
         self._totals = (0, 0, 0, 0, 0, 0, 0)
         """Steps, rows, and nanoseconds of waits, of gaps, of those waits that were for
         the way to the device, of being away, and of waits for first batches, exchanged
@@ -164,9 +161,6 @@ class TrainerMeter:
         """It is given a batch, of whose wait so much was for its way to the device."""
         self.count(now_ns, plan.n_rows, copy_ns)
         self.epoch, self.step = plan.epoch, plan.step
-        size = plan.n_global, plan.image_size
-        if size != self._size and not (plan.last and self._size):
-            self._size, self.regime = size, plan.regime  # a tail is no new regime
 
     def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
         """It is given a batch that no plan tells anything of."""

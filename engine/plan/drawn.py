@@ -283,10 +283,12 @@ class DrawnPlan:
             self._kept += 1
         return self.stop > before
 
-    def regime(self, step: int) -> str:
-        """Return that of a batch; empty where it is not drawn."""
-        found = self._drawn.get(step)
-        return found[0].regime if found is not None else ""
+    def regime(self, _step: int) -> str:
+        """Return none: no schedule sets the size of these batches, only their sampler.
+
+        It may draw one of another size at any time, such as the last of an epoch.
+        """
+        return ""
 
     def take(self, step: int) -> tuple[BatchPlan, list[Any]] | None:
         """Return the batch of this step, with indices as the sampler gave them.

@@ -42,15 +42,6 @@ def batch(rows: int, epoch: int, step: int, *, last: bool = False) -> BatchPlan:
     return first._replace(epoch=epoch, step=step, last=last)
 
 
-def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
-    meter = TrainerMeter()
-    meter.get(1 * S, batch(64, 0, 0))
-    meter.get(2 * S, batch(17, 0, 1, last=True))
-    assert meter.regime == "batches of 64"
-    meter.get(3 * S, batch(32, 1, 2)._replace(image_size=224))
-    assert meter.regime == "batches of 32 of 224 px"
-
-
 def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     meter = TrainerMeter()
     assert not meter.training

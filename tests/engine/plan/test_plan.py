@@ -196,6 +196,12 @@ def test_one_rank_gets_a_short_last_batch() -> None:
         assert last.loss_weight == 1.0
 
 
+def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
+    (plan,) = constant(81, 64)
+    assert [plan.batch(step).n_global for step in (0, 1, 2)] == [64, 17, 64]
+    assert {plan.regime(step) for step in range(6)} == {"batches of 64"}
+
+
 def test_masked_padding_repeats_the_batch_from_its_start_and_does_not_count() -> None:
     plans = constant(11, 8, world=4)
     batches = [plan.batch(1) for plan in plans]
