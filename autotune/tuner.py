@@ -44,8 +44,9 @@ CALM_WINDOWS = 20
 REST_CONTROL_S = 6.0
 """The same after `REST_WINDOWS`: a day's log of two stages stays under 50 MB."""
 REST_WINDOWS = 300
-SPOKEN_STEPS = 10
-"""That a verdict speaks of, if so many were seen since the last change."""
+SPOKEN = 10, 5.0
+"""Steps and seconds that a verdict speaks of, if as many were seen since the last
+change: short epochs begin with a wait, and end without one."""
 BASE_WINDOWS = 4
 """Windows before a change that it is compared with, at most, if noise needs no more."""
 MAX_SETTLE_S = 10.0
@@ -212,7 +213,7 @@ class Tuner(Generic[M]):
             self._noise.cut()
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
-        self._speak(latest(self._base, SPOKEN_STEPS))
+        self._speak(latest(self._base, *SPOKEN))
         self._plant.calm = self._trial is None
         due = self._plant.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:

@@ -107,11 +107,11 @@ def whole(windows: tuple[Observation, ...]) -> Observation:
     return reduce(joined, windows)
 
 
-def latest(windows: tuple[Observation, ...], steps: int) -> Observation:
-    """The last windows, at least one, as one that has so many steps, if all have."""
+def latest(windows: tuple[Observation, ...], steps: int, seconds: float) -> Observation:
+    """The last windows, at least one, as one of so many steps and seconds, if there."""
     found, *before = reversed(windows)
     for window in before:
-        if found.trainer.steps >= steps:
+        if found.trainer.steps >= steps and found.window_s >= seconds:
             break
         found = joined(window, found)
     return found

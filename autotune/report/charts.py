@@ -17,6 +17,8 @@ WIDTH, HEIGHT = 960.0, 120.0
 """Of a chart, in units of its own: it is drawn as wide as the page."""
 POINTS = 480
 """Of a line, at most: of more windows the mean of each few is drawn."""
+HEADROOM = 1.1
+"""Of a chart above its highest value, that the line there can be seen."""
 KNOBS = ("num_parallel_workers", "prefetch_size")
 
 
@@ -42,6 +44,7 @@ class Chart:
 
     title: str
     unit: str
+    """As it stands behind a number."""
     most: float
     """At its upper edge; the lower one is 0."""
     lines: tuple[Line, ...]
@@ -82,7 +85,7 @@ def timeline(seen: Recorded) -> Timeline | None:
         _chart(
             few, x_of, "trainer waits", "%", [("", lambda w: 100 * w.wait_share)], 100
         ),
-        _chart(few, x_of, "rate", "samples/s", [("", lambda w: w.rows_per_s)]),
+        _chart(few, x_of, "rate", " samples/s", [("", lambda w: w.rows_per_s)]),
         *(_knob_chart(few, x_of, knob) for knob in KNOBS),
     )
     bands = tuple(_bands(windows, x_of))
@@ -139,23 +142,37 @@ def _chart(
     unit: str,
     values: Sequence[tuple[str, Value]],
     most: float = 0.0,
+    *,
+    steps: bool = False,
 ) -> Chart:
     columns = [(label, [value(w) for w in windows]) for label, value in values]
-    top = most or max((max(column) for _, column in columns), default=0.0) or 1.0
+    highest = max((max(column) for _, column in columns), default=0.0)
+    top = most or HEADROOM * highest or 1.0
     xs = [x_of(window.time_s) for window in windows]
     lines = tuple(
-        Line(path_of(xs, column, top), label, column[-1]) for label, column in columns
+        Line(path_of(xs, column, top, steps=steps), label, column[-1])
+        for label, column in columns
     )
     return Chart(title, unit, top, lines)
 
 
-def path_of(xs: Sequence[float], ys: Sequence[float], top: float) -> str:
-    """Return the path of a curve; `top` is at the upper edge."""
-    points = (
-        f"{x:g},{HEIGHT * (1 - min(y, top) / top):.1f}"
-        for x, y in zip(xs, ys, strict=True)
-    )
-    return "M" + "L".join(points)
+def path_of(
+    xs: Sequence[float], ys: Sequence[float], top: float, *, steps: bool = False
+) -> str:
+    """Return the path of a curve.
+
+    Args:
+        xs: where its points are, in the chart's units.
+        ys: how high they are, `top` being the upper edge.
+        top: above 0.
+        steps: each value stands until the next; otherwise a line leads there.
+    """
+    heights = [f"{HEIGHT * (1 - min(y, top) / top):.1f}" for y in ys]
+    points = [f"{x:g},{y}" for x, y in zip(xs, heights, strict=True)]
+    if not steps:
+        return "M" + "L".join(points)
+    later = zip(xs[1:], heights[1:], strict=True)
+    return "M" + points[0] + "".join(f"H{x:g}V{y}" for x, y in later)
 
 
 def _knob_chart(
@@ -167,7 +184,7 @@ def _knob_chart(
         return lambda window: float(window.values.get((name, knob), 0))
 
     values = [(name, value_of(name)) for name in names]
-    return _chart(windows, x_of, knob, "", values)
+    return _chart(windows, x_of, knob, "", values, steps=True)
 
 
 def _bands(windows: Sequence[Window], x_of: Callable[[float], float]) -> list[Band]:

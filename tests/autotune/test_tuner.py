@@ -399,11 +399,12 @@ def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
         return replace(seen, trainer=trainer, window_s=0.5, time_s=time.monotonic())
 
     one, others = window(1, 0.04, 0.0), window(11, 0.0, 0.5)
-    told = latest((others, others, one), 10)
+    told = latest((others, others, one), 10, 0.5)
     assert (told.trainer.steps, told.window_s) == (12, 1.0)
     assert verdict_of(wait_share(told)) == "balanced"
-    assert latest((others, one, others), 10).trainer.steps == 11
-    assert latest((one,), 10).trainer.steps == 1
+    assert latest((others, one, others), 10, 0.5).trainer.steps == 11
+    assert latest((others, one, others), 10, 1.0).trainer.steps == 12
+    assert latest((one,), 10, 5.0).trainer.steps == 1
     spoken = Spoken()
     assert spoken.due(others)
     later = replace(one, time_s=others.time_s + VERDICT_CHANGE_S)
