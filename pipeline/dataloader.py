@@ -31,6 +31,7 @@ from ..errors import StateError, check
 from ..system.forking import FORKS
 from .naming import found_name
 from .session import Epoch, Loop, Slot, rank_of_process
+from .sources import warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -131,6 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         name: str = "",
         **kwargs: Any,
     ) -> None:
+        warn_of(dataset)
         super().__init__(dataset, *args, **kwargs)
         own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
         for argument, value in own.items():

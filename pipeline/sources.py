@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,18 @@ def cure_of(data: Any) -> str:
             " whose __iter__ begins again, as a torch IterableDataset"
         )
     return ""
+
+
+def warn_of(data: Any) -> None:
+    """Warn where an object looks like a data set to torch, and is none.
+
+    Torch would take the letters of a path for samples. A mapping is left alone, as a
+    sampler may draw its keys.
+    """
+    if not isinstance(data, Mapping) and (cure := cure_of(data)):
+        kind = type(data).__name__
+        text = f"this {kind} is no data set: {cure}"
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 # Which data set it is, as far as it says so: what a state is held against.

@@ -319,3 +319,14 @@ def test_a_dataset_whose_getitems_returns_too_few_is_asked_one_by_one() -> None:
 
     with ps.Pipeline.from_dataset(Lazy(10), executor="inline").batch(5) as pipe:
         assert [b[1].tolist() for b in pipe] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_loader_warns_of_what_only_looks_like_a_data_set(
+    kind: type[Any], tmp_path: Path
+) -> None:
+    expected = "this .*(str|Path) is no data set: a path .* use from_folder"
+    with pytest.warns(UserWarning, match=expected) as seen:
+        ps.DataLoader(kind(tmp_path), sampler=[0])
+    assert seen[0].filename == __file__
+    assert list(ps.DataLoader({0: "a", 1: "b"})) == [["a"], ["b"]]  # type: ignore[arg-type]
