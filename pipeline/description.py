@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,12 +12,12 @@ import torch
 from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
-from ..engine.plan import Order, Shard
+from ..engine.plan import Lengths, Order, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
 from ..errors import check
 from ..system.printing import Printed
 from ..system.resources import parse_bytes
-from .sources import Folder, is_iterable
+from .constructors import Constructors
 from .stages import (
     BatchStage,
     CacheStage,
@@ -36,11 +36,10 @@ from .stages import (
 )
 
 if TYPE_CHECKING:
-    from .files import Urls
     from .schedule import Scheduled
 
 
-class Description(Printed):
+class Description(Constructors, Printed):
     """A source, stages and options. Each method returns a new one; none changes it."""
 
     def __init__(
@@ -55,139 +54,10 @@ class Description(Printed):
         self._options = options
         self._schedule = schedule
 
-    # Sources
-
     @classmethod
-    def from_folder(
-        cls,
-        root: str | os.PathLike[str],
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+    def _of(
+        cls, stage: SourceStage, shard: Shard | None, schedule: Scheduled | None
     ) -> Self:
-        """Read images from class sub-folders: samples are `(bytes, label)`.
-
-        Args:
-            root: a folder with one sub-folder of images per class; labels number these
-                in sorted order.
-            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
-                for the storage, so many are cheap.
-            executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
-
-        Raises:
-            SpecError: no such folder, or no images in class folders in it.
-        """
-        stage = SourceStage(
-            Folder.scan(root),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-        )
-        return cls((stage,), shard, schedule=schedule)
-
-    @classmethod
-    def from_files(  # noqa: PLR0913 all are said by name
-        cls,
-        urls: Urls,
-        labels: Sequence[Any] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        retries: int = 4,
-        backoff: float = 0.5,
-        timeout: float | None = None,
-        max_bytes: int | str = "1GiB",
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
-    ) -> Self:
-        """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
-
-        Web servers and object stores are read in one event loop, where a waiting read
-        costs no thread; other file systems by threads.
-
-        Args:
-            urls: paths or URLs of one file system, or one pattern that matches them:
-                "photos/**/*.jpg", "s3://bucket/train/*.jpg".
-            labels: one a file, in the order of `urls` (of a pattern: sorted).
-            storage_options: for the file system, as its fsspec package names them.
-            num_parallel_workers: reads in flight: n, or (lo, hi).
-            executor: "auto", "inline", "thread", "process" or "async".
-            name: what the log calls this stage.
-            retries: how often a remote read is tried again where that may help: after
-                a lost connection, a stall of a minute, a short body, a status of 5xx,
-                408, 425 or 429.
-            backoff: seconds up to which is waited before the first of these, twice as
-                long before each further one.
-            timeout: seconds a file may take with all its retries, as for `map`.
-            max_bytes: of a remote file: a body is not read beyond it.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
-
-        Raises:
-            SpecError: no file, files of several file systems, or not a label a file.
-        """
-        from .files import Patience, find_files
-
-        patience = Patience(retries, backoff, parse_bytes(max_bytes))
-        stage = SourceStage(
-            find_files(urls, labels, storage_options, executor, patience),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            timeout=timeout,
-        )
-        return cls((stage,), shard, schedule=schedule)
-
-    @classmethod
-    def from_dataset(
-        cls,
-        dataset: Any,
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        thread_safe: bool | None = None,
-        name: str | None = None,
-        timeout: float | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
-    ) -> Self:
-        """Read from a torch dataset, a list, an array: map-style or iterable.
-
-        Args:
-            dataset: has `__len__` and `__getitem__`, or `__iter__`.
-            num_parallel_workers: n, or (lo, hi), or as configured.
-            executor: "auto" (as measured), "inline", "thread" or "process".
-            thread_safe: whether `__getitem__` may run on several threads of a process
-                at once. None: not if it is seen to hold an open file, a database or
-                the like, a few levels down; then "auto" uses processes.
-            name: what the log calls this stage.
-            timeout: seconds a sample may take, as for `map`.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
-
-        Raises:
-            SpecError: not a dataset, or an empty one.
-        """
-        stage = SourceStage(
-            dataset,
-            iterable=is_iterable(dataset),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            thread_safe=thread_safe,
-            name=name,
-            timeout=timeout,
-        )
         return cls((stage,), shard, schedule=schedule)
 
     # Stages of samples
@@ -334,12 +204,16 @@ class Description(Printed):
 
     # Stages of batches
 
-    def batch(
+    def batch(  # noqa: PLR0913 all are said by name
         self,
         size: int | None = None,
         *,
         global_size: int | None = None,
         drop_last: bool = False,
+        max_tokens: int | None = None,
+        global_max_tokens: int | None = None,
+        lengths: Any = None,
+        window: int = 100,
         microbatches: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
@@ -348,9 +222,22 @@ class Description(Printed):
     ) -> Self:
         """Make batches.
 
+        With `lengths` samples of about the same length come together, so little is
+        padded: each window of the epoch's order is sorted by length, cut into batches,
+        and these are shuffled where the pipeline is. The batches follow from the order
+        and the lengths alone, on any number of workers. With `global_size` or
+        `global_max_tokens` they are the same for any number of ranks, too.
+
         Args:
             size: samples a rank; none where the pipeline has a schedule.
             global_size: samples over all ranks, instead of `size`.
+            max_tokens: instead of a size: tokens of a rank's batch, padded to its
+                longest sample. All ranks have equally many samples, and equally many
+                steps.
+            global_max_tokens: the same over all ranks.
+            lengths: `int [N]`, tokens of each sample of the data set (not of what a
+                select() leaves), or any other cost.
+            window: how many batches are sorted together, about.
             drop_last: leave out an epoch's last batch if it is short.
             microbatches: hand over a list of so many parts of a batch, of equal sizes,
                 as `torch.distributed.pipelining` takes them.
@@ -371,6 +258,10 @@ class Description(Printed):
             on_error,
             error_budget,
             microbatches,
+            max_tokens,
+            global_max_tokens,
+            None if lengths is None else Lengths.of(lengths),
+            window,
         )
         check_sized(stage, scheduled=self._schedule is not None)
         return self._with(stage)
@@ -505,18 +396,20 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
 
 def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
     """Raise `SpecError` unless the batch size is said once."""
-    said = [size for size in (batch.size, batch.global_size) if size is not None]
+    sizes = batch.size, batch.global_size, batch.max_tokens, batch.global_max_tokens
+    said = [size for size in sizes if size is not None]
     if scheduled:
         check(
-            not said,
+            not said and batch.lengths is None,
             f"this pipeline has a schedule, which says the batch size; write .batch()"
-            f" without one, got {said}",
+            f" without a size and without lengths, got {said}",
         )
         return
     check(
         len(said) == 1,
-        "batch() needs a size: either batch(n), per rank, or batch(global_size=n), "
-        f"over all ranks, got {batch.size!r} and {batch.global_size!r}",
+        "batch() needs one size: batch(n), samples a rank; batch(global_size=n), over"
+        " all ranks; batch(max_tokens=n, lengths=...), tokens a rank; or"
+        f" batch(global_max_tokens=n, lengths=...), over all ranks; got {said}",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from .. import config
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
+from ..engine.plan import Lengths
 from ..engine.recipe import Executor
 from ..errors import check
 from ..system.printing import Bare, call, name_of
@@ -390,6 +391,10 @@ class BatchStage:
     on_error: OnError = "raise"
     error_budget: float = 0.01
     microbatches: int | None = None
+    max_tokens: int | None = None
+    global_max_tokens: int | None = None
+    lengths: Lengths | None = None
+    window: int = 100
 
     def __post_init__(self) -> None:
         for size in (self.size, self.global_size):
@@ -397,6 +402,7 @@ class BatchStage:
                 size is None or (type(size) is int and size >= 1),
                 f"the batch size must be an int >= 1, got {size!r}",
             )
+        self._check_tokens()
         check(
             self.microbatches is None
             or (type(self.microbatches) is int and self.microbatches >= 1),
@@ -414,6 +420,31 @@ class BatchStage:
             0 <= self.error_budget <= 1,
             "`error_budget` is the share of an epoch's samples that may fail, from 0 "
             f"to 1, got {self.error_budget!r}",
+        )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether tokens, not samples, say how large a batch is."""
+        return self.max_tokens is not None or self.global_max_tokens is not None
+
+    def _check_tokens(self) -> None:
+        for name in ("max_tokens", "global_max_tokens", "window"):
+            number = getattr(self, name)
+            check(
+                number is None or (type(number) is int and number >= 1),
+                f"`{name}` must be an int >= 1, got {number!r}",
+            )
+        if not self.has_budget:
+            return
+        check(
+            self.lengths is not None,
+            "a budget of tokens needs `lengths`, the tokens of each sample: batches are"
+            " planned before a sample is read; count them once and keep the array",
+        )
+        check(
+            not self.drop_last and self.microbatches is None,
+            "batches of so many tokens have no number of samples of which one could be"
+            " short: leave out `drop_last` and `microbatches`",
         )
 
     def __repr__(self) -> str:

@@ -4,6 +4,8 @@
                     by a Permutation with random access
     timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes
+    buckets.py      Buckets: samples of about the same length together; BudgetTimeline:
+                    batches of so many tokens
     shard.py        Shard: this rank's part of a global batch
     plan.py         Plan: all of these together, asked by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
@@ -17,6 +19,7 @@ Only the names below are used from outside.
 from __future__ import annotations
 
 from .batch_plan import BatchPlan, Context
+from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
 from .drawn import Drawing, DrawnPlan
 from .order import Order, Permutation, Rows
@@ -32,6 +35,7 @@ __all__ = [
     "Cursor",
     "Drawing",
     "DrawnPlan",
+    "Lengths",
     "Order",
     "Permutation",
     "Place",
@@ -41,6 +45,7 @@ __all__ = [
     "Setting",
     "Shard",
     "Tail",
+    "bucketed",
     "read_state",
     "write_state",
 ]

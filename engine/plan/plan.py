@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
+from .buckets import BatchRun, BudgetTimeline, budget_of
 from .cursor import Cursor, read_state, write_state
 from .order import Order, Rows
 from .shard import Shard
@@ -50,7 +51,7 @@ class Plan:
     shard: Shard
     drop_last: bool = False
     tail: Tail = "pad_mask"
-    timeline: Timeline = field(init=False, repr=False, compare=False)
+    timeline: Timeline | BudgetTimeline = field(init=False, repr=False, compare=False)
     hash: str = field(init=False, compare=False)
     """32 hex digits of everything that decides the global batches."""
     _reader: RowReader = field(init=False, repr=False, compare=False)
@@ -60,13 +61,18 @@ class Plan:
             self.tail in get_args(Tail),
             f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}",
         )
-        timeline = Timeline(
-            self.schedule, self.order.epoch_length, drop_last=self.drop_last
-        )
+        timeline = self._timeline()
         check_sizes(timeline, self.shard)
         object.__setattr__(self, "timeline", timeline)
         object.__setattr__(self, "hash", fingerprint(self.facts()))
         object.__setattr__(self, "_reader", RowReader(self.order))
+
+    def _timeline(self) -> Timeline | BudgetTimeline:
+        budget = budget_of(self.order)
+        if budget is not None:
+            return BudgetTimeline(budget)
+        length = self.order.epoch_length
+        return Timeline(self.schedule, length, drop_last=self.drop_last)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`, the same on every rank."""
@@ -90,7 +96,7 @@ class Plan:
             raise IndexError(f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}")
         return self._batch(self.timeline.run_at(epoch, batch), epoch, batch)
 
-    def _batch(self, run: SettingRun, epoch: int, batch: int) -> BatchPlan:
+    def _batch(self, run: SettingRun | BatchRun, epoch: int, batch: int) -> BatchPlan:
         """Return a batch of a run."""
         timeline, size = self.timeline, run.size
         place = run.place(epoch, batch)
@@ -99,6 +105,7 @@ class Plan:
         n_global = min(size, timeline.epoch_length - place.position)
         n_local = n_rows = n_global
         if ranks > 1:
+            size = max(size, ranks)  # long samples may be fewer than ranks
             first, n_rows = self.shard.share(size)
             n_local = min(max(n_global - first, 0), n_rows)
             if self.tail == "pad_repeat":
@@ -122,8 +129,11 @@ class Plan:
     def regime(self, step: int) -> str:
         """Return what the batch of a global step is like to load.
 
-        An epoch's short last batch is like those before it.
+        An epoch's short last batch is like those before it. Batches of so many tokens
+        are all alike.
         """
+        if isinstance(self.timeline, BudgetTimeline):
+            return ""
         batch = self.batch(step)
         return (self.batch(step - 1) if batch.last and batch.batch else batch).regime
 
@@ -168,6 +178,9 @@ class Plan:
         if override and state.get("plan") != self.hash:
             batch = self.timeline.batch_of(cursor.epoch, cursor.position)
             return self._cursor(cursor.epoch, batch)
+        known = cursor.step >= cursor.batch
+        if isinstance(self.timeline, BudgetTimeline) and known:
+            self.timeline.begin(cursor.epoch, cursor.step - cursor.batch)
         steps = self.timeline.steps_in(cursor.epoch)
         if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
             raise StateError(
@@ -182,6 +195,8 @@ class Plan:
 
     def _setting(self, place: Place, size: int) -> Setting:
         setting = self.schedule.at(place)
+        if isinstance(self.timeline, BudgetTimeline):
+            return replace(setting, global_size=size)
         if setting.global_size != size:
             raise SpecError(
                 f"the schedule gives a global size of {setting.global_size} at "
@@ -192,7 +207,8 @@ class Plan:
 
     def _dealt(self, span: Span) -> tuple[int, int]:
         """Return (first, count) of this rank's rows; one rank alone does not pad."""
-        return self.shard.share(span.n_true if self.shard.size == 1 else span.size)
+        ranks = self.shard.size
+        return self.shard.share(span.n_true if ranks == 1 else max(span.size, ranks))
 
     def _ahead(self, plan: BatchPlan) -> tuple[NDArray[np.int64], list[int]]:
         """Return the positions of `plan` and the batches after it; where each ends."""
@@ -218,7 +234,7 @@ class Plan:
         return start + rows % span.n_true
 
 
-def check_sizes(timeline: Timeline, shard: Shard) -> None:
+def check_sizes(timeline: Timeline | BudgetTimeline, shard: Shard) -> None:
     """Raise `SpecError` where a rank would have no row."""
     for run in timeline.runs:
         check(

@@ -10,11 +10,13 @@ from ...engine.batch.device import DeviceStage
 from ...engine.plan import (
     ConstantSchedule,
     DrawnPlan,
+    Lengths,
     Order,
     Plan,
     Schedule,
     Setting,
     Shard,
+    bucketed,
 )
 from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Program, Read
@@ -185,6 +187,8 @@ def _plan(
     repack: bool,
 ) -> Plan:
     schedule: Schedule
+    if batch.lengths is not None:
+        order = _by_length(order, batch, batch.lengths, shard, repack=repack)
     if scheduled is not None:
         check(
             not repack,
@@ -193,7 +197,9 @@ def _plan(
         )
         schedule = scheduled.resolve(shard.size)
     else:
-        size = batch.global_size or (batch.size or 0) * shard.size
+        # Where tokens count, each batch has a size of its own.
+        per_rank = 1 if batch.size is None else batch.size * shard.size
+        size = batch.global_size or per_rank
         schedule = ConstantSchedule(Setting(global_size=size, image_size=None))
     # What a filter leaves over is batched later, so no ticket may be dropped here.
     drop_last = batch.drop_last and not repack
@@ -201,6 +207,28 @@ def _plan(
     if batch.microbatches is not None:
         check_microbatches(plan, batch.microbatches)
     return plan
+
+
+def _by_length(
+    order: Order, batch: BatchStage, lengths: Lengths, shard: Shard, *, repack: bool
+) -> Order:
+    """Return the order with samples of about the same length together."""
+    check(
+        not repack,
+        "`lengths` say which samples make a batch before one is read, and filter() and"
+        " iterable datasets have none that are known; use select() with the indices to"
+        " keep, or group samples in a function of your own",
+    )
+    per_rank = batch.max_tokens is not None
+    size = batch.size and batch.size * shard.size
+    return bucketed(
+        order,
+        lengths,
+        size=None if batch.has_budget else batch.global_size or size,
+        tokens=batch.max_tokens or batch.global_max_tokens,
+        parts=shard.size if per_rank else 1,
+        window=batch.window,
+    )
 
 
 def check_microbatches(plan: Plan, count: int) -> None:

@@ -1,0 +1,162 @@
+"""Where a pipeline begins: a class method for each kind of source."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from ..engine.plan import Shard
+from ..engine.recipe import Executor
+from ..system.resources import parse_bytes
+from .sources import Folder, is_iterable
+from .stages import SourceStage, Workers
+
+if TYPE_CHECKING:
+    from .files import Urls
+    from .schedule import Scheduled
+
+
+class Constructors(ABC):
+    """Makes descriptions of one stage, a source."""
+
+    @classmethod
+    @abstractmethod
+    def _of(
+        cls, stage: SourceStage, shard: Shard | None, schedule: Scheduled | None
+    ) -> Self:
+        """Return the description of a source."""
+
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read images from class sub-folders: samples are `(bytes, label)`.
+
+        Args:
+            root: a folder with one sub-folder of images per class; labels number these
+                in sorted order.
+            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
+                for the storage, so many are cheap.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no such folder, or no images in class folders in it.
+        """
+        stage = SourceStage(
+            Folder.scan(root),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_files(  # noqa: PLR0913 all are said by name
+        cls,
+        urls: Urls,
+        labels: Sequence[Any] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        retries: int = 4,
+        backoff: float = 0.5,
+        timeout: float | None = None,
+        max_bytes: int | str = "1GiB",
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
+
+        Web servers and object stores are read in one event loop, where a waiting read
+        costs no thread; other file systems by threads.
+
+        Args:
+            urls: paths or URLs of one file system, or one pattern that matches them:
+                "photos/**/*.jpg", "s3://bucket/train/*.jpg".
+            labels: one a file, in the order of `urls` (of a pattern: sorted).
+            storage_options: for the file system, as its fsspec package names them.
+            num_parallel_workers: reads in flight: n, or (lo, hi).
+            executor: "auto", "inline", "thread", "process" or "async".
+            name: what the log calls this stage.
+            retries: how often a remote read is tried again where that may help: after
+                a lost connection, a stall of a minute, a short body, a status of 5xx,
+                408, 425 or 429.
+            backoff: seconds up to which is waited before the first of these, twice as
+                long before each further one.
+            timeout: seconds a file may take with all its retries, as for `map`.
+            max_bytes: of a remote file: a body is not read beyond it.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no file, files of several file systems, or not a label a file.
+        """
+        from .files import Patience, find_files
+
+        patience = Patience(retries, backoff, parse_bytes(max_bytes))
+        stage = SourceStage(
+            find_files(urls, labels, storage_options, executor, patience),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            timeout=timeout,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        thread_safe: bool | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read from a torch dataset, a list, an array: map-style or iterable.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`, or `__iter__`.
+            num_parallel_workers: n, or (lo, hi), or as configured.
+            executor: "auto" (as measured), "inline", "thread" or "process".
+            thread_safe: whether `__getitem__` may run on several threads of a process
+                at once. None: not if it is seen to hold an open file, a database or
+                the like, a few levels down; then "auto" uses processes.
+            name: what the log calls this stage.
+            timeout: seconds a sample may take, as for `map`.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: not a dataset, or an empty one.
+        """
+        stage = SourceStage(
+            dataset,
+            iterable=is_iterable(dataset),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            thread_safe=thread_safe,
+            name=name,
+            timeout=timeout,
+        )
+        return cls._of(stage, shard, schedule)
