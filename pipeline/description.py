@@ -12,9 +12,9 @@ import torch
 from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
-from ..engine.plan import Lengths, Order, Shard
+from ..engine.plan import Lengths, Order, Shard, shuffled_by_group
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
-from ..errors import check
+from ..errors import SpecError, check
 from ..system.printing import Printed
 from ..system.resources import parse_bytes
 from .constructors import Constructors
@@ -180,19 +180,24 @@ class Description(Constructors, Printed):
         """Use only these samples, in this order."""
         return self._with(SelectStage(indices))
 
-    def shuffle(self, *buffer: object, seed: int | None = None) -> Self:
+    def shuffle(
+        self, *buffer: object, seed: int | None = None, window: int | None = None
+    ) -> Self:
         """Use another order every epoch, a function of the seed and the epoch alone.
 
         Args:
             buffer: there is none: the whole data set is shuffled.
             seed: default: `set_seed`'s.
+            window: where the source has shards or row groups: shuffle these, then the
+                samples of so many of them at a time, so each is read once an epoch.
+                None: mix all samples.
 
         Raises:
-            SpecError: something is given without its name.
+            SpecError: something is given without its name; the source has no shards.
         """
         check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
         chosen = config.get_seed() if seed is None else seed
-        return self._with(ShuffleStage(chosen))
+        return self._with(ShuffleStage(chosen, window))
 
     def take(self, count: int) -> Self:
         """Use only the first `count` samples: of each epoch's order, if shuffled."""
@@ -437,9 +442,24 @@ def order_of(stages: Sequence[Stage]) -> Order:
                 order = order.take(stage.count)
             case RepeatStage():
                 order = order.repeat(stage.count)
-            case ShuffleStage():
+            case ShuffleStage(window=None):
                 order = order.shuffle(stage.seed)
+            case ShuffleStage(window=window):
+                sizes = _group_sizes(source)
+                order = shuffled_by_group(order, sizes, stage.seed, window)
     return order
+
+
+def _group_sizes(source: SourceStage) -> Sequence[int]:
+    """Return how many samples each shard of a source has."""
+    sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
+    if sizes is None:
+        raise SpecError(
+            f"shuffle(window=...) mixes a few shards at a time, and"
+            f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
+            " each of its shards; leave `window` out to mix all samples"
+        )
+    return sizes
 
 
 NO_BUFFER = (

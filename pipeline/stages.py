@@ -301,6 +301,7 @@ class ShuffleStage:
     """Another order each epoch."""
 
     seed: int
+    window: int | None = None
 
     def __post_init__(self) -> None:
         check(
@@ -309,7 +310,7 @@ class ShuffleStage:
         )
 
     def __repr__(self) -> str:
-        return f".shuffle(seed={self.seed})"
+        return call(".shuffle", self, Bare(f"seed={self.seed}"), hidden=("seed",))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,6 +4,8 @@
                     by a Permutation with random access
     timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes
+    group_shuffle.py
+                    GroupShuffle: shards first, then the samples of a few of them
     buckets.py      Buckets: samples of about the same length together; BudgetTimeline:
                     batches of so many tokens
     shard.py        Shard: this rank's part of a global batch
@@ -22,6 +24,7 @@ from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
 from .drawn import Drawing, DrawnPlan
+from .group_shuffle import shuffled_by_group
 from .order import Order, Permutation, Rows
 from .plan import Plan, Tail
 from .shard import Shard
@@ -47,5 +50,6 @@ __all__ = [
     "Tail",
     "bucketed",
     "read_state",
+    "shuffled_by_group",
     "write_state",
 ]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
+from .group_shuffle import GroupShuffle
 from .order import Order, Rows, Shuffle
 from .timeline import Place, Span
 
@@ -171,7 +172,8 @@ class Buckets:
         lengths = self.lengths.values[rows.indices]
         places = np.argsort(-lengths, kind="stable")
         ends = self._cut(lengths[places])
-        seeds = [s.seed for s in self.before.steps if isinstance(s, Shuffle)]
+        steps = self.before.steps
+        seeds = [s.seed for s in steps if isinstance(s, (Shuffle, GroupShuffle))]
         if not seeds:
             return PlannedWindow(places, ends)
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
@@ -209,7 +211,7 @@ def bucketed(
 ) -> Order:
     """Return an order with its samples sorted into batches: see `Buckets`."""
     step = Buckets(order, lengths, size, tokens, parts, window)
-    return replace(order, steps=(*order.steps, step))
+    return order.then(step)
 
 
 def budget_of(order: Order) -> Buckets | None:

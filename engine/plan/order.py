@@ -161,17 +161,17 @@ class Order:
     def take(self, n: int) -> Order:
         """Keep the first `n`, or all where there are fewer; `SpecError` below 1."""
         count = whole("n", n, LONGEST, "take at least one sample")
-        return self if count >= self.epoch_length else self._then(Take(count))
+        return self if count >= self.epoch_length else self.then(Take(count))
 
     def repeat(self, n: int) -> Order:
         """Go over it `n` times an epoch; `SpecError` below 1."""
         most = LONGEST // self.epoch_length
         times = whole("n", n, most, "repeat(1) is the sequence as it is")
-        return self if times == 1 else self._then(Repeat(self.epoch_length, times))
+        return self if times == 1 else self.then(Repeat(self.epoch_length, times))
 
     def shuffle(self, seed: int) -> Order:
         """Shuffle by `seed`, each epoch and pass differently; raise `SpecError`."""
-        return self._then(Shuffle(self.epoch_length, checked_seed(seed)))
+        return self.then(Shuffle(self.epoch_length, checked_seed(seed)))
 
     def select(self, indices: Sequence[int] | NDArray[np.integer]) -> Order:
         """Keep the positions `indices`, in that order; repeats are allowed.
@@ -181,7 +181,7 @@ class Order:
         """
         chosen = selection(indices, self.epoch_length)
         digest = hashlib.blake2b(chosen.astype("<i8").tobytes(), digest_size=8)
-        return self._then(Select(chosen, digest.hexdigest()))
+        return self.then(Select(chosen, digest.hexdigest()))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
         """Return the rows at positions `start` to `stop` of `epoch`."""
@@ -194,7 +194,8 @@ class Order:
             rows = step.trace(rows)
         return rows
 
-    def _then(self, step: Step) -> Order:
+    def then(self, step: Step) -> Order:
+        """Append a step."""
         return replace(self, steps=(*self.steps, step))
 
     def __str__(self) -> str:

@@ -1,0 +1,162 @@
+"""A shuffle that reads shards one after another: groups first, then samples of a few.
+
+To read a row of a compressed file, all that was compressed with it must be read. An
+order that mixes the whole data set so reads everything for each sample. This one
+shuffles the groups (shards, row groups), and mixes the samples of `window` of them at a
+time: each group is wanted once an epoch, for as long as its window lasts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import check, checked_seed
+from .order import Order, Permutation, Rows, by_round
+
+KEPT_ROUNDS = 2
+"""Whose groups are in order already."""
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """How many samples each group of a data set has, in its order."""
+
+    sizes: Numbers = field(repr=False)
+    """`int64 [G]`, each >= 1, read-only."""
+    starts: Numbers = field(repr=False)
+    """Where each begins in the data set, `int64 [G]`."""
+    digest: str
+
+    @classmethod
+    def of(cls, sizes: Any, length: int) -> Groups:
+        """Take a copy of `sizes`, `int [G]`; groups without samples are left out.
+
+        Raises:
+            SpecError: they do not make up `length` samples.
+        """
+        given = np.asarray(sizes, dtype=np.int64)
+        given = given[given != 0]
+        check(
+            given.ndim == 1 and (given > 0).all() and int(given.sum()) == length,
+            f"`group_sizes` must be the samples of each group of the data set, {length}"
+            f" together, got {given.size} groups of {int(given.sum())}",
+        )
+        given.flags.writeable = False
+        digest = hashlib.blake2b(given.astype("<i8").tobytes(), digest_size=8)
+        return cls(given, np.cumsum(given) - given, digest.hexdigest())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+class ShuffledGroups(NamedTuple):
+    """The groups of a round in their order, `[G]`."""
+
+    order: Numbers
+    ends: Numbers
+    """Where each ends, in positions of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShuffle:
+    """The groups in a pseudo-random order, and the samples of each few of them mixed.
+
+    Args:
+        groups: of what comes before, which is the data set as it is.
+        seed: each round has another order.
+        window: groups that are mixed, >= 1.
+    """
+
+    groups: Groups
+    seed: int
+    window: int
+    _kept: list[dict[int, ShuffledGroups]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_kept", [{}])
+
+    @property
+    def length(self) -> int:
+        return int(self.groups.sizes.sum())
+
+    def trace(self, rows: Rows) -> Rows:
+        """Return what each round has at `rows`; O(G) for the first of a round."""
+        found = np.empty_like(rows.indices)
+        for places in by_round(rows.rounds) if len(rows) else ():
+            round_ = int(rows.rounds[places[0]])
+            found[places] = self._at(round_, rows.indices[places])
+        return Rows(found, rows.rounds)
+
+    def _at(self, round_: int, positions: Numbers) -> Numbers:
+        shuffled = self._shuffled(round_)
+        last = shuffled.ends.size - 1
+        numbers = np.searchsorted(shuffled.ends, positions, side="right") // self.window
+        found = np.empty_like(positions)
+        for number in np.unique(numbers):
+            here = numbers == number
+            first = int(number) * self.window
+            stop = min(first + self.window - 1, last)
+            start = int(shuffled.ends[first - 1]) if first else 0
+            length = int(shuffled.ends[stop]) - start
+            key = round_ * (last + 1) + int(number)
+            mixed = Permutation(length, self.seed, key).indices(positions[here] - start)
+            found[here] = self._samples(shuffled, start + mixed)
+        return found
+
+    def _samples(self, shuffled: ShuffledGroups, positions: Numbers) -> Numbers:
+        """Return the samples at positions of the groups in their order, unmixed."""
+        places = np.searchsorted(shuffled.ends, positions, side="right")
+        group = shuffled.order[places]
+        inside = positions - (shuffled.ends[places] - self.groups.sizes[group])
+        found: Numbers = self.groups.starts[group] + inside
+        return found
+
+    def _shuffled(self, round_: int) -> ShuffledGroups:
+        known = self._kept[0]
+        found = known.get(round_)
+        if found is None:
+            text = f"penstock groups, seed {self.seed}, round {round_}"
+            key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+            words = np.random.Philox(key=np.frombuffer(key, "<u8"))
+            order = np.argsort(words.random_raw(self.groups.sizes.size), kind="stable")
+            found = ShuffledGroups(order, np.cumsum(self.groups.sizes[order]))
+            kept = [*known.items()][1 - KEPT_ROUNDS :]
+            self._kept[0] = dict(kept) | {round_: found}
+        return found
+
+    def __str__(self) -> str:
+        return (
+            f"shuffle(seed={self.seed}, window={self.window} of"
+            f" {self.groups.sizes.size} groups, blake2b {self.groups.digest})"
+        )
+
+
+def shuffled_by_group(order: Order, sizes: Any, seed: int, window: int) -> Order:
+    """Return the order of a data set shuffled by groups of so many samples.
+
+    Raises:
+        SpecError: something changed the order before; `window` is below 1; `sizes` do
+            not make up the data set.
+    """
+    check(
+        not order.steps,
+        f"shuffle(window=...) mixes the shards of the data set as it is, got {order};"
+        " put it right behind the source",
+    )
+    check(
+        type(window) is int and window >= 1,
+        f"`window` must be an int >= 1, the shards mixed at once, got {window!r}",
+    )
+    groups = Groups.of(sizes, order.length)
+    return order.then(GroupShuffle(groups, checked_seed(seed), window))
