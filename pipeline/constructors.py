@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ..engine.plan import Shard
 from ..engine.recipe import Executor
 from ..system.resources import parse_bytes
-from .sources import Folder, is_iterable
+from .source import Source
+from .sources import URL, Folder, is_iterable
 from .stages import SourceStage, Workers
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Constructors(ABC):
         cls,
         root: str | os.PathLike[str],
         *,
+        storage_options: Mapping[str, Any] | None = None,
         num_parallel_workers: Workers = None,
         executor: Executor = "auto",
         name: str | None = None,
@@ -43,10 +46,13 @@ class Constructors(ABC):
 
         Args:
             root: a folder with one sub-folder of images per class; labels number these
-                in sorted order.
+                in sorted order. A URL, as of "s3://bucket/train", is listed now, and
+                its files are read as those of `from_files`.
+            storage_options: for the URL's file system, as its fsspec package names
+                them.
             num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
                 for the storage, so many are cheap.
-            executor: "auto", "inline", "thread" or "process".
+            executor: "auto", "inline", "thread", "process", or of a URL "async".
             name: what the log calls this stage.
             shard: this rank's share of the global batches (default: as found: see
                 `Shard.found`).
@@ -56,7 +62,7 @@ class Constructors(ABC):
             SpecError: no such folder, or no images in class folders in it.
         """
         stage = SourceStage(
-            Folder.scan(root),
+            _folder(os.fspath(root), storage_options, executor),
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             name=name,
@@ -160,3 +166,13 @@ class Constructors(ABC):
             timeout=timeout,
         )
         return cls._of(stage, shard, schedule)
+
+
+def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) -> Source:
+    """Return the images in class folders of this machine, or of a store."""
+    if Path(root).is_dir() or not URL.match(root):
+        return Folder.scan(root)
+    from .files import PATIENCE
+    from .remote_folder import find_folder
+
+    return find_folder(root, options, executor, PATIENCE)

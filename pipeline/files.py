@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..engine.recipe import Executor
 from ..errors import BudgetError, SpecError, check
 from ..system.printing import Bare, call
+from .source import Source, digest
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -306,12 +307,14 @@ async def download(files: Any, patience: Patience, url: str) -> bytes:
     return bytes(content)
 
 
-class Files:
+class Files(Source):
     """Sample i is the `bytes` of file i, or `(bytes, labels[i])`.
 
     It travels to other processes as text, and forks: a file system is opened by each
     thread that reads, and never used by another process than the one that opened it.
     """
+
+    KIND: ClassVar[str] = "Files"
 
     def __init__(
         self,
@@ -323,14 +326,21 @@ class Files:
         self.store = store
         self.paths = paths
         self.labels = labels
-        self.shown = shown
-        """How the arguments that made it print."""
+        self._shown = shown
         self._local = threading.local()
+
+    @property
+    def shown(self) -> tuple[object, ...]:
+        return self._shown
+
+    def identity(self) -> str:
+        """Return the hash of the names of its files."""
+        return digest(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         path = self.paths[index]
         if not self.store.is_remote():
             return self._sample(index, self._here().cat_file(path))
@@ -389,7 +399,7 @@ class AsyncFiles(Files):
         super().__init__(store, paths, labels, shown)
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
 
-    async def __getitem__(self, index: int) -> Any:
+    async def __getitem__(self, index: Any) -> Any:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
@@ -472,16 +482,21 @@ def find_files(
         f"`labels` must hold one label a file, got {labelled} labels for "
         f"{len(paths)} files; leave them out, or give one for each in the same order",
     )
+    kind = AsyncFiles if is_awaited(store, executor) else Files
+    told = "" if labels is None else f"<{len(labels)} labels>"
+    given = (shown, *map(Bare, filter(None, (told, str(patience)))))
+    return kind(store, paths, labels, given)
+
+
+def is_awaited(store: Store, executor: Executor) -> bool:
+    """Whether files are read in an event loop; `SpecError` where that cannot be."""
     can_wait = store.can_wait()
     check(
         can_wait or executor != "async",
         f'executor="async" needs a file system that fsspec can read in an event loop, '
         f'which {store.protocol!r} is not; leave it out, or use executor="thread"',
     )
-    kind = AsyncFiles if can_wait and executor in ("auto", "async") else Files
-    told = "" if labels is None else f"<{len(labels)} labels>"
-    given = (shown, *map(Bare, filter(None, (told, str(patience)))))
-    return kind(store, paths, labels, given)
+    return can_wait and executor in ("auto", "async")
 
 
 def _text(url: Any) -> str:

@@ -10,17 +10,17 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from ..errors import SpecError, check
-from .files import Files
+from .source import Source, digest
 
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -35,12 +35,13 @@ ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
 
 
 @dataclass(frozen=True)
-class Folder(Sequence[tuple[bytes, int]]):
+class Folder(Source):
     """Images in class sub-folders: sample i is `(bytes of the file, label)`.
 
     Labels number the class folders in sorted order, as torchvision's ImageFolder does.
     """
 
+    KIND: ClassVar[str] = "Folder"
     root: str
     classes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -55,12 +56,6 @@ class Folder(Sequence[tuple[bytes, int]]):
         """
         top = Path(root)
         if not top.is_dir():
-            check(
-                not URL.match(str(root)),
-                f"`from_folder` reads folders of this machine, got {str(root)!r}; give"
-                ' from_files a pattern, as in from_files("s3://bucket/train/*/*.jpg"),'
-                " and labels, or mount the store as a folder",
-            )
             raise SpecError(
                 f"`from_folder` needs a folder, got {str(root)!r}, which "
                 f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
@@ -93,6 +88,10 @@ class Folder(Sequence[tuple[bytes, int]]):
         from ..cache.fingerprint.key import file_fingerprints
 
         return file_fingerprints(self.paths, labels=self.labels)
+
+    def identity(self) -> str:
+        """Return the hash of the names of its files, from the folder on."""
+        return digest([os.path.relpath(path, self.root) for path in self.paths])
 
     def __repr__(self) -> str:
         return (
@@ -208,26 +207,13 @@ def warn_of(data: Any) -> None:
 def identity_of(dataset: Any) -> str | None:
     """Return 32 hex digits; None where only its length can be told.
 
-    The names of their files identify folders and files, in order, from the folder on:
-    a copy elsewhere is the same. Other data sets by `__penstock_fingerprint__`, or
-    the `_fingerprint` of Hugging Face's; nothing else about an object is sure to be the
+    penstock's own sources say what they are, others by `__penstock_fingerprint__` or
+    the `_fingerprint` of Hugging Face's. Nothing else about an object is sure to be the
     same in the next run, and a run that cannot be resumed is worse than one that can.
     """
-    match dataset:
-        case Folder():
-            names = [os.path.relpath(path, dataset.root) for path in dataset.paths]
-            return digest(names)
-        case Files():
-            return digest(dataset.paths)
+    if isinstance(dataset, Source):
+        return dataset.identity()
     from ..cache.fingerprint.digest import said_fingerprint
 
     said = said_fingerprint(dataset)
     return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()
-
-
-def digest(names: Sequence[str]) -> str:
-    """Return the hash of names, each ended by a zero byte."""
-    found = hashlib.blake2b(digest_size=16)
-    for name in names:
-        found.update(os.fsencode(name) + b"\0")
-    return found.hexdigest()

@@ -24,8 +24,7 @@ from ..engine.recipe import Executor
 from ..errors import check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
-from .files import Files
-from .sources import Folder
+from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +219,7 @@ class SourceStage(PerSample):
 
     @property
     def kind(self) -> str:
-        kinds = {"Folder": Folder, "Files": Files}
-        found = (name for name, kind in kinds.items() if isinstance(self.dataset, kind))
-        return next(found, "Dataset")
+        return self.dataset.KIND if isinstance(self.dataset, Source) else "Dataset"
 
     @property
     def label(self) -> str:
@@ -231,11 +228,11 @@ class SourceStage(PerSample):
     @property
     def waits(self) -> bool:
         """Whether it is known to wait for a storage, and so is best kept apart."""
-        return isinstance(self.dataset, (Folder, Files))
+        return isinstance(self.dataset, Source) and self.dataset.WAITS
 
     def __repr__(self) -> str:
         shown: tuple[object, ...] = (Bare(f"<{type(self.dataset).__name__}>"),)
-        if isinstance(self.dataset, (Folder, Files)):
+        if isinstance(self.dataset, Source):
             shown = self.dataset.shown
         method = f"Pipeline.from_{self.kind.lower()}"
         return call(method, self, *shown, hidden=("iterable",))

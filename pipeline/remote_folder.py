@@ -1,0 +1,65 @@
+"""Class folders of images in a store: listed once, then read as files are."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..engine.recipe import Executor
+from ..errors import check
+from .files import AsyncFiles, Files, Patience, Store, is_awaited
+from .sources import SUFFIXES
+
+
+class RemoteFolder(Files):
+    """Sample i is `(bytes of the file, label)`, as of a folder of this machine."""
+
+    KIND: ClassVar[str] = "Folder"
+
+
+class AsyncRemoteFolder(RemoteFolder, AsyncFiles):
+    """The same, awaited in an event loop."""
+
+
+def find_folder(
+    root: str,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+    patience: Patience,
+) -> Files:
+    """Return the images in class folders below a URL; labels number these, sorted.
+
+    Raises:
+        SpecError: no image in a class folder; a file system that cannot be read in an
+            event loop, with executor="async".
+    """
+    from fsspec.core import url_to_fs
+
+    store = Store(root, options or {}, patience)
+    store.kind()
+    files, top = url_to_fs(root, **store.options)
+    classes = {path: class_of(path, top) for path in files.find(top) if is_image(path)}
+    paths = sorted(path for path, name in classes.items() if name)
+    check(
+        paths,
+        f"`from_folder` found no image in class folders below {root!r}, and"
+        f" {len(classes)} in none; give the folder that holds one sub-folder per class,"
+        f" with files ending in {' '.join(sorted(SUFFIXES))}",
+    )
+    names = sorted({classes[path] for path in paths})
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = [numbers[classes[path]] for path in paths]
+    kind = AsyncRemoteFolder if is_awaited(store, executor) else RemoteFolder
+    return kind(store, tuple(paths), labels, (root,))
+
+
+def class_of(path: str, top: str) -> str:
+    """Return the class folder that a file is in; empty where it is in none."""
+    name, inside, _ = posixpath.relpath(path, top).partition("/")
+    return name if inside else ""
+
+
+def is_image(path: str) -> bool:
+    """Whether a file is taken for an image, by the end of its name."""
+    return posixpath.splitext(path)[1].lower() in SUFFIXES
