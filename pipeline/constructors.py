@@ -175,4 +175,6 @@ def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) ->
     from .files import PATIENCE
     from .remote_folder import find_folder
 
-    return find_folder(root, options, executor, PATIENCE)
+    protocol, path = root.split(":/", 1)
+    url = f"{protocol}://{path.removeprefix('/')}"  # a Path has one slash of two
+    return find_folder(url, options, executor, PATIENCE)

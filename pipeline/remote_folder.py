@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..engine.recipe import Executor
-from ..errors import check
+from ..errors import SpecError, check
 from .files import AsyncFiles, Files, Patience, Store, is_awaited
 from .sources import SUFFIXES
 
@@ -39,7 +39,15 @@ def find_folder(
     store = Store(root, options or {}, patience)
     store.kind()
     files, top = url_to_fs(root, **store.options)
-    classes = {path: class_of(path, top) for path in files.find(top) if is_image(path)}
+    try:
+        # `find` passes over what cannot be listed, be it all.
+        found = files.find(top) or files.ls(top, detail=False)
+    except Exception as error:
+        raise SpecError(
+            f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
+            " see that the URL is right and that it may be read from here"
+        ) from error
+    classes = {path: class_of(path, top) for path in found if is_image(path)}
     paths = sorted(path for path, name in classes.items() if name)
     check(
         paths,

@@ -65,7 +65,7 @@ def test_it_prints_and_is_known_as_a_folder(folder: Path, store: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("memory://nothing", "no image in class folders below .* and 0 in none"),
+        ("memory://nothing", "could not list 'memory://nothing': FileNotFoundError"),
         ("memory://train/ant", "no image in class folders below .* and 4 in none"),
         ("s4://bucket/train", "cannot read 's4://bucket/train'"),
         ("/no/such/folder", "does not exist"),
