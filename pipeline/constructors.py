@@ -83,6 +83,8 @@ class Constructors(ABC):
         backoff: float = 0.5,
         timeout: float | None = None,
         max_bytes: int | str = "1GiB",
+        hedge: bool = True,
+        bandwidth: int | str | None = None,
         shard: Shard | None = None,
         schedule: Scheduled | None = None,
     ) -> Self:
@@ -106,6 +108,9 @@ class Constructors(ABC):
                 long before each further one.
             timeout: seconds a file may take with all its retries, as for `map`.
             max_bytes: of a remote file: a body is not read beyond it.
+            hedge: whether a read in an event loop is asked for once more where it takes
+                longer than nearly all others; at most one in twenty is.
+            bandwidth: bytes a second that this rank's event loop reads, or "100MB".
             shard: this rank's share of the global batches (default: as found: see
                 `Shard.found`).
             schedule: what changes while training; `.batch()` then takes no size.
@@ -115,7 +120,8 @@ class Constructors(ABC):
         """
         from .files import Patience, find_files
 
-        patience = Patience(retries, backoff, parse_bytes(max_bytes))
+        rate = None if bandwidth is None else parse_bytes(bandwidth)
+        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
         stage = SourceStage(
             find_files(urls, labels, storage_options, executor, patience),
             num_parallel_workers=num_parallel_workers,

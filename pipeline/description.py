@@ -444,7 +444,7 @@ def order_of(stages: Sequence[Stage]) -> Order:
                 order = order.repeat(stage.count)
             case ShuffleStage(window=None):
                 order = order.shuffle(stage.seed)
-            case ShuffleStage(window=window):
+            case ShuffleStage(window=int(window)):
                 sizes = _group_sizes(source)
                 order = shuffled_by_group(order, sizes, stage.seed, window)
     return order

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..engine.recipe import Executor
 from ..errors import BudgetError, SpecError, check
 from ..system.printing import Bare, call
+from .hedging import Bandwidth, HedgedReads
 from .source import Source, digest
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Urls = Url | Sequence[Url]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often a read of a remote file is tried, and how much it may bring.
+    """How often a read of a remote file is tried, and how much it may bring, how fast.
 
     Raises:
         SpecError: a number is out of range.
@@ -53,6 +54,10 @@ class Patience:
     """Seconds up to which is waited before the first retry; doubled for each further
     one, up to `MAX_WAIT_S`. How long within it is drawn, so that readers spread."""
     max_bytes: int = 1 << 30
+    hedge: bool = True
+    """Ask again, in an event loop, for what is late: see `HedgedReads`."""
+    bandwidth: int | None = None
+    """Bytes a second, of each event loop; None: no limit."""
 
     def __post_init__(self) -> None:
         check(
@@ -407,10 +412,15 @@ class AsyncFiles(Files):
             self._sessions[loop] = session
         files = session.files or await session.begin()
         read = files._cat_file  # noqa: SLF001 its async API
-        if self.store.is_web():
-            read = partial(download, files, self.store.patience)
         patience = self.store.patience
-        return self._sample(index, await patience.await_read(read, self.paths[index]))
+        if self.store.is_web():
+            read = partial(download, files, patience)
+        if patience.hedge and self.store.is_remote():
+            read = partial(session.hedged.read, read)
+        content = await patience.await_read(read, self.paths[index])
+        if session.bandwidth is not None:
+            await session.bandwidth.take(len(content))
+        return self._sample(index, content)
 
 
 class Session:
@@ -419,6 +429,9 @@ class Session:
     def __init__(self, store: Store, over: Any) -> None:
         self.files: Any = None
         """fsspec's instance, once it is open."""
+        limit = store.patience.bandwidth
+        self.bandwidth = None if limit is None else Bandwidth(limit)
+        self.hedged = HedgedReads()
         self._store = store
         self._over = over
         self._opening = asyncio.Lock()

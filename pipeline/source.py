@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Source(Sequence[Any]):
+class Source(ABC):
     """A data set on a disk or in a store.
 
     It may also have:
@@ -31,6 +31,14 @@ class Source(Sequence[Any]):
     """As the log names it; `Pipeline.from_<kind>` makes it."""
     WAITS: ClassVar[bool] = True
     """Whether it waits for its storage, and so is best read by workers of its own."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample."""
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
 
 
 @dataclass(frozen=True)
-class Folder(Source):
+class Folder(Source, Sequence[tuple[bytes, int]]):
     """Images in class sub-folders: sample i is `(bytes of the file, label)`.
 
     Labels number the class folders in sorted order, as torchvision's ImageFolder does.

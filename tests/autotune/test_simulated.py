@@ -175,9 +175,10 @@ HOST_CORES = frozenset(range(64))
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("batch", "seed"), [pytest.param(16, 1, marks=pytest.mark.slow), (8, 2)]
+    ("batch", "seed"),
+    [*(pytest.param(16, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)), (8, 2)],
 )
-def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
+def test_eight_ranks_share_64_cores_and_the_straggler_has_enough(
     batch: int, seed: int, tmp_path: Path
 ) -> None:
     """All step together, so the best is where all ranks are equally fast."""
@@ -204,9 +205,8 @@ def test_eight_ranks_share_64_cores_and_the_straggler_gets_more(
         steps = plants[0].steps
         run_together(tuners, machine, 90.0)
     rate = (plants[0].steps - steps) * batch / 30.0
-    *workers, straggler = (plant.knobs()[0].value for plant in plants)
     assert rate >= 0.95 * best
-    assert straggler > max(workers)
+    assert plants[-1].knobs()[0].value >= best * heavy.stages[0].cpu_s
 
 
 def run_together(tuners: Sequence[Tuner[Any]], machine: Machine, end_s: float) -> None:

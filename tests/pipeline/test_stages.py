@@ -123,21 +123,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     ),
     "no batch size": (
         lambda: check_sized(BatchStage(), scheduled=False),
-        "got None and None",
-        "batch() needs a size",
+        "got []",
+        "batch() needs one size",
         "batch(global_size=n)",
     ),
     "two batch sizes": (
         lambda: check_sized(BatchStage(4, global_size=8), scheduled=False),
-        "got 4 and 8",
-        "either batch(n), per rank, or",
+        "got [4, 8]",
+        "batch(n), samples a rank",
         "batch(global_size=n)",
     ),
     "a batch size beside a schedule": (
         lambda: check_sized(BatchStage(4), scheduled=True),
         "got [4]",
         "has a schedule",
-        "write .batch() without one",
+        "write .batch() without a size",
     ),
     "batch size 0": (
         lambda: BatchStage(0),

@@ -1,0 +1,171 @@
+"""Late reads are asked for once more, and no more comes a second than may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.pipeline import files, hedging
+from penstock.pipeline.hedging import KNOWN, MAX_SHARE, Bandwidth, HedgedReads
+from support.http_store import served
+
+
+async def at_once(path: str) -> bytes:
+    return path.encode()
+
+
+async def known() -> HedgedReads:
+    """Reads that have seen many that took no time."""
+    reads = HedgedReads()
+    for number in range(KNOWN):
+        assert await reads.read(at_once, str(number)) == str(number).encode()
+    return reads
+
+
+class Calls:
+    """A file whose calls end as they are told to."""
+
+    def __init__(self, *ends: Callable[[], Awaitable[bytes]]) -> None:
+        self.ends = iter(ends)
+        self.cancelled = self.asked = 0
+        self.asked_twice = asyncio.Event()
+
+    async def __call__(self, path: str) -> bytes:
+        assert path == "file"
+        self.asked += 1
+        if self.asked == 2:
+            self.asked_twice.set()
+        try:
+            return await next(self.ends)()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+async def never() -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def right() -> bytes:
+    return b"right"
+
+
+async def broken() -> bytes:
+    raise OSError("broken")
+
+
+async def broken_later() -> bytes:
+    for _ in range(100):
+        await asyncio.sleep(0)
+    raise OSError("broken later")
+
+
+def test_a_late_read_is_asked_for_once_more_and_given_up() -> None:
+    async def run() -> None:
+        reads, calls = await known(), Calls(never, right)
+        assert await reads.read(calls, "file") == b"right"
+        assert (reads.hedged, calls.cancelled) == (1, 1)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_one_that_fails_leaves_the_other_its_chance() -> None:
+    async def run() -> None:
+        reads = await known()
+        assert await reads.read(Calls(right), "file") == b"right"
+        reads._sorted = [0.0] * KNOWN  # noqa: SLF001 so that all is late
+        assert await reads.read(Calls(broken_later, right), "file") == b"right"
+        with pytest.raises(OSError, match="broken"):
+            await reads.read(Calls(broken_later, broken), "file")
+
+    asyncio.run(run())
+
+
+def test_who_is_cancelled_leaves_no_read_behind() -> None:
+    async def run() -> None:
+        reads, calls = await known(), Calls(never, never)
+        task = asyncio.ensure_future(reads.read(calls, "file"))
+        await calls.asked_twice.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert calls.cancelled == 2
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_no_more_than_a_share_is_asked_for_twice() -> None:
+    async def run() -> int:
+        reads = await known()
+        for _ in range(10 * KNOWN):
+            reads._sorted = [0.0] * KNOWN  # noqa: SLF001 so that all is late
+            reads._latest.clear()  # noqa: SLF001
+            late = reads.late_s() is not None
+            calls = Calls(broken_later, right) if late else Calls(right)
+            await reads.read(calls, "file")
+        return reads.hedged
+
+    hedged = asyncio.run(run())
+    assert 0 < hedged <= MAX_SHARE * 11 * KNOWN + 1
+
+
+def test_nothing_is_late_while_little_is_known() -> None:
+    reads = HedgedReads()
+    for number in range(KNOWN - 1):
+        reads._note(float(number))  # noqa: SLF001
+    assert reads.late_s() is None
+    reads._note(1000.0)  # noqa: SLF001
+    assert reads.late_s() == pytest.approx(1.5 * 47)
+    for _ in range(hedging.REMEMBERED):
+        reads._note(2.0)  # noqa: SLF001
+    assert reads.late_s() == 3.0
+
+
+def test_bytes_are_spread_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+
+    async def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    monkeypatch.setattr(hedging.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(hedging.asyncio, "sleep", sleep)
+
+    async def run() -> None:
+        bandwidth = Bandwidth(1000.0)
+        for _ in range(100):
+            await bandwidth.take(500)
+
+    asyncio.run(run())
+    assert now_s[0] == pytest.approx(100.0 + 50.0 - 1.0)
+
+
+NUMBERS = {f"{n:04d}.bin": n.to_bytes(2, "big") * 300 for n in range(600)}
+
+
+@pytest.mark.parametrize("hedge", [True, False])
+def test_a_store_that_errs_and_stalls_gives_every_file_once(
+    hedge: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stalls last until the server ends, or for a tenth of a second unhedged."""
+    monkeypatch.setattr(files, "STALLED_S", 3600.0 if hedge else 0.1)
+    faults: dict[str, list[Any]] = {f"{n:04d}.bin": [503] for n in range(50, 600, 97)}
+    stalls = {f"{n:04d}.bin": ["stall"] for n in range(130, 600, 101)}
+    with served(NUMBERS, latency_s=0.002, faults=faults | stalls) as store:
+        urls = [f"{store.url}/{name}" for name in NUMBERS]
+        pipe = ps.Pipeline.from_files(
+            urls, backoff=0.01, num_parallel_workers=8, hedge=hedge
+        )
+        with pipe.batch(50, collate_fn=list) as batches:
+            found = [content for batch in batches for content in batch]
+        asked = sum(store.asked.values())
+    assert found == [*NUMBERS.values()]
+    assert len(NUMBERS) + len(faults) + len(stalls) <= asked
+    assert asked <= 1.1 * (len(NUMBERS) + len(faults) + len(stalls))
