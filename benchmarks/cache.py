@@ -42,7 +42,7 @@ from penstock.cache.disk import Disk
 from penstock.cache.picking import measure
 from penstock.cache.record import decode, encode
 from penstock.pipeline.image.geometry import random_box
-from penstock.pipeline.sources import Folder
+from penstock.pipeline.sources.folder import Folder
 
 SIZE, SHORT, BATCH = 224, 256, 64
 WARM_S = 12.0

@@ -24,7 +24,7 @@ from versus import show, versus
 
 import penstock as ps
 from penstock.pipeline.image.geometry import random_box
-from penstock.pipeline.sources import Folder
+from penstock.pipeline.sources.folder import Folder
 
 SIZE = 224
 BATCH = 64

@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import SpecError
 from ..pipeline.image import decode_random_resized_crop
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.sources import Folder
+from ..pipeline.sources.folder import Folder
 from ..pipeline.testing import draw_photos
 
 PHOTOS = 512

@@ -24,7 +24,7 @@ from ..config import set_enable_autotune
 from ..engine.observe.observation import Observation
 from ..engine.observe.reading import Reading, difference
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.sources import Folder
+from ..pipeline.sources.folder import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
 
 AS_SET_SHARE = 0.2

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from ..engine.plan import Shard
 from ..engine.recipe import Executor
 from ..system.resources import parse_bytes
-from .source import Source
-from .sources import URL, Folder, is_iterable
+from .sources.datasets import is_iterable
+from .sources.folder import URL, Folder
+from .sources.source import Source
 from .stages import SourceStage, Workers
 
 if TYPE_CHECKING:
-    from .files import Urls
     from .schedule import Scheduled
+    from .sources.files import Urls
 
 
 class Constructors(ABC):
@@ -118,7 +119,7 @@ class Constructors(ABC):
         Raises:
             SpecError: no file, files of several file systems, or not a label a file.
         """
-        from .files import Patience, find_files
+        from .sources.files import Patience, find_files
 
         rate = None if bandwidth is None else parse_bytes(bandwidth)
         patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
@@ -178,8 +179,8 @@ def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) ->
     """Return the images in class folders of this machine, or of a store."""
     if Path(root).is_dir() or not URL.match(root):
         return Folder.scan(root)
-    from .files import PATIENCE
-    from .remote_folder import find_folder
+    from .sources.files import PATIENCE
+    from .sources.remote_folder import find_folder
 
     protocol, path = root.split(":/", 1)
     url = f"{protocol}://{path.removeprefix('/')}"  # a Path has one slash of two

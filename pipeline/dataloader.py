@@ -31,7 +31,7 @@ from ..errors import StateError, check
 from ..system.forking import FORKS
 from .naming import found_name
 from .session import Epoch, Loop, Slot, rank_of_process
-from .sources import warn_of
+from .sources.datasets import warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation

@@ -24,7 +24,7 @@ from ..engine.recipe import Executor
 from ..errors import check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
-from .source import Source
+from .sources.source import Source
 
 
 @dataclass(frozen=True, slots=True)

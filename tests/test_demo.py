@@ -19,7 +19,7 @@ import pytest
 from penstock.demo.lesson import Lesson, Remote, cached_photos, pipeline
 from penstock.demo.story import Screen
 from penstock.errors import SpecError
-from penstock.pipeline.sources import Folder
+from penstock.pipeline.sources.folder import Folder
 from penstock.pipeline.testing import draw_photos
 from support import warm
 

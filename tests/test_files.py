@@ -15,8 +15,8 @@ import fsspec.asyn
 import pytest
 
 import penstock as ps
-import penstock.pipeline.files
-from penstock.pipeline.files import AsyncFiles, Files, find_files, may_pass
+import penstock.pipeline.sources.files
+from penstock.pipeline.sources.files import AsyncFiles, Files, find_files, may_pass
 from support.datasets import KINDS
 from support.http_store import Fault, HttpStore, served
 
@@ -340,7 +340,7 @@ def test_all_tries_together_take_as_long_as_said() -> None:
 def test_a_connection_that_stalls_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(penstock.pipeline.files, "STALLED_S", 0.1)
+    monkeypatch.setattr(penstock.pipeline.sources.files, "STALLED_S", 0.1)
     with served(CONTENTS, faults={"001.bin": ["stall"]}) as store:
         pipe = ps.Pipeline.from_files(below(store.url)[:2], **SOON).batch(2)
         assert contents(pipe) == [*CONTENTS.values()][:2]

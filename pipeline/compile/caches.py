@@ -12,7 +12,7 @@ from ...cache.fingerprint.key import fingerprint
 from ...cache.tiers import Opening
 from ...errors import check
 from ...system.printing import name_of
-from ..files import AsyncFiles, Files
+from ..sources.files import AsyncFiles, Files
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
 
 LOGGER = logging.getLogger("penstock")

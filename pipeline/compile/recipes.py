@@ -25,7 +25,7 @@ from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
 from ...errors import SpecError, check
 from ..description import order_of
 from ..schedule import Scheduled
-from ..sources import identity_of
+from ..sources.datasets import identity_of
 from ..stages import (
     BatchStage,
     CacheStage,

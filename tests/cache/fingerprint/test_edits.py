@@ -20,8 +20,8 @@ import pytest
 
 from penstock.cache.fingerprint import digest
 from penstock.cache.fingerprint.key import fingerprint
-from penstock.pipeline.files import find_files
-from penstock.pipeline.sources import Folder
+from penstock.pipeline.sources.files import find_files
+from penstock.pipeline.sources.folder import Folder
 
 FILES = {
     "edited_main.py": """

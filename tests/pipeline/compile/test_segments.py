@@ -15,7 +15,7 @@ import torch
 from penstock.engine.program.program import Filter, Map, Operation, Read, ReadOn
 from penstock.engine.recipe import Recipe
 from penstock.pipeline.compile.segments import MAX_WORKERS
-from penstock.pipeline.sources import Folder
+from penstock.pipeline.sources.folder import Folder
 from penstock.pipeline.stages import (
     BatchStage,
     FilterStage,

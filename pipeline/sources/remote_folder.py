@@ -6,10 +6,10 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..engine.recipe import Executor
-from ..errors import SpecError, check
+from ...engine.recipe import Executor
+from ...errors import SpecError, check
 from .files import AsyncFiles, Files, Patience, Store, is_awaited
-from .sources import SUFFIXES
+from .folder import SUFFIXES
 
 
 class RemoteFolder(Files):

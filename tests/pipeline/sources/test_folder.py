@@ -13,7 +13,8 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock.errors import SpecError
-from penstock.pipeline.sources import Folder, is_iterable, list_images
+from penstock.pipeline.sources.datasets import is_iterable
+from penstock.pipeline.sources.folder import Folder, list_images
 
 
 def touch(path: Path, content: bytes = b"") -> None:

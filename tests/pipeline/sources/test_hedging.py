@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline import files, hedging
-from penstock.pipeline.hedging import KNOWN, MAX_SHARE, Bandwidth, HedgedReads
+from penstock.pipeline.sources import files, hedging
+from penstock.pipeline.sources.hedging import KNOWN, MAX_SHARE, Bandwidth, HedgedReads
 from support.http_store import served
 
 

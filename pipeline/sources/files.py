@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.recipe import Executor
-from ..errors import BudgetError, SpecError, check
-from ..system.printing import Bare, call
+from ...engine.recipe import Executor
+from ...errors import BudgetError, SpecError, check
+from ...system.printing import Bare, call
 from .hedging import Bandwidth, HedgedReads
 from .source import Source, digest
 
@@ -221,7 +221,7 @@ class Store:
         """
         from fsspec.utils import get_protocol
 
-        from ..cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint.key import file_fingerprints
 
         first, _, archive = self.url.partition("::")
         found = [self.protocol, dict(self.options), archive]
@@ -371,7 +371,7 @@ class Files(Source):
         identifies those of a store, as to look at each would take a request, and those
         of an archive.
         """
-        from ..cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint.key import file_fingerprints
 
         is_here = self.store.protocol in ("file", "local")
         place = None if is_here else self.store.place()

@@ -1,25 +1,18 @@
-"""Sources: what a pipeline may read from, and how.
-
-A map-style source is anything with `__len__` and `__getitem__`: a torch dataset, a
-list, an array, an HF dataset. An iterable source is anything else with `__iter__`.
-"""
+"""Class folders of images on this machine."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 
-from ..errors import SpecError, check
+from ...errors import SpecError, check
 from .source import Source, digest
 
 SUFFIXES = frozenset(
@@ -28,10 +21,6 @@ SUFFIXES = frozenset(
 """Files taken for images, in any case of letters."""
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Its beginning, also where a `Path` made one slash of two."""
-
-
-ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
-"""Modules whose iterators do not begin again: generators, `zip`, open files."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
-        from ..cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint.key import file_fingerprints
 
         return file_fingerprints(self.paths, labels=self.labels)
 
@@ -134,86 +123,3 @@ def empty(top: Path, folders: list[str]) -> str:
         f"and images; give the folder that holds one sub-folder per class, with files "
         f"ending in {kinds}"
     )
-
-
-def is_iterable(dataset: Any) -> bool:
-    """Tell an iterable dataset from a map-style one.
-
-    Raises:
-        SpecError: it is neither.
-    """
-    if isinstance(dataset, IterableDataset):
-        return True
-    cure = cure_of(dataset)
-    check(
-        not cure,
-        f"`from_dataset` cannot take {type(dataset).__name__} objects: {cure}",
-    )
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return False
-    if hasattr(dataset, "__iter__"):
-        return True
-    raise SpecError(
-        f"`from_dataset` needs a dataset with __len__ and __getitem__, or one with "
-        f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
-        "list or an array"
-    )
-
-
-def cure_of(data: Any) -> str:
-    """Say why an object is no data set though it looks like one; empty: it may be."""
-    package = type(data).__module__.partition(".")[0]
-    kind = f"{package}.{type(data).__name__}"
-    if isinstance(data, (str, bytes, os.PathLike)):
-        return (
-            "a path is not what it leads to; use from_folder(path) or"
-            " from_files(pattern)"
-        )
-    if kind == "pandas.DataFrame":
-        return 'an index picks a column of it; give its rows: df.to_dict("records")'
-    if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
-        return (
-            "an index picks a column of it; give its rows, table.to_pylist(), or"
-            " datasets.Dataset(table), which reads them when they are asked for"
-        )
-    if isinstance(data, Mapping) and len(data) and 0 not in data:
-        return (
-            "samples are asked for by number, and its keys are none; for a dict of"
-            " columns give torch.utils.data.StackDataset(**columns)"
-        )
-    if isinstance(data, Iterator) and type(data).__module__ in ONCE:
-        return (
-            "it can be read once, and each epoch begins at the start; give an object"
-            " whose __iter__ begins again, as a torch IterableDataset"
-        )
-    return ""
-
-
-def warn_of(data: Any) -> None:
-    """Warn where an object looks like a data set to torch, and is none.
-
-    Torch would take the letters of a path for samples. A mapping is left alone, as a
-    sampler may draw its keys.
-    """
-    if not isinstance(data, Mapping) and (cure := cure_of(data)):
-        kind = type(data).__name__
-        text = f"this {kind} is no data set: {cure}"
-        warnings.warn(text, UserWarning, stacklevel=3)
-
-
-# Which data set it is, as far as it says so: what a state is held against.
-
-
-def identity_of(dataset: Any) -> str | None:
-    """Return 32 hex digits; None where only its length can be told.
-
-    penstock's own sources say what they are, others by `__penstock_fingerprint__` or
-    the `_fingerprint` of Hugging Face's. Nothing else about an object is sure to be the
-    same in the next run, and a run that cannot be resumed is worse than one that can.
-    """
-    if isinstance(dataset, Source):
-        return dataset.identity()
-    from ..cache.fingerprint.digest import said_fingerprint
-
-    said = said_fingerprint(dataset)
-    return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()

@@ -1,0 +1,9 @@
+"""Where samples come from.
+
+source.py         Source: what every source has that penstock reads itself
+folder.py         class folders of images on this machine
+remote_folder.py  the same in a store
+files.py          files anywhere, through fsspec
+hedging.py        late reads are asked for once more
+datasets.py       what users bring: data sets, lists, arrays, iterables
+"""
