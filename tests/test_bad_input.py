@@ -42,8 +42,8 @@ def numbers() -> ps.Pipeline:
         ),
         (lambda p: p.batch(-3), "the batch size must be an int >= 1, got -3"),
         (lambda p: p.batch(2.5), "the batch size must be an int >= 1, got 2.5"),
-        (lambda p: p.batch(), "batch() needs a size: either batch(n), per rank, or"),
-        (lambda p: p.batch(2, global_size=4), "batch() needs a size"),
+        (lambda p: p.batch(), "batch() needs one size: batch(n), samples a rank;"),
+        (lambda p: p.batch(2, global_size=4), "batch() needs one size"),
         (
             lambda p: p.map(abs, executor="fast"),
             (

@@ -1,0 +1,133 @@
+"""An S3 server on this machine: listed, read, late and wrong now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec.asyn
+import numpy as np
+import pytest
+
+import penstock as ps
+from support.faulty_proxy import proxied
+
+pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+N = 1200
+BODIES = [
+    np.random.default_rng(n).integers(0, 256, 2000, np.uint8).tobytes()
+    for n in range(N)
+]
+KEYS = {"key": "none", "secret": "none"}
+
+
+def options(url: str) -> dict[str, Any]:
+    """What s3fs needs to know of a server."""
+    return {**KEYS, "client_kwargs": {"endpoint_url": url, "region_name": "us-east-1"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_thread_of_fsspec() -> None:
+    """Let fsspec begin its thread, which lasts: a test would be found to have left it.
+
+    It looks up names by a thread of its loop, which lasts as well.
+    """
+    loop = fsspec.asyn.get_loop()
+    fsspec.asyn.sync(loop, resolve)
+
+
+async def resolve() -> None:
+    await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[str]:
+    """The URL of a server with three class folders in a bucket."""
+    import boto3
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto = server.ThreadedMotoServer(port=0, verbose=False)
+    moto.start()
+    url = "http://{}:{}".format(*moto.get_host_and_port())
+    client = boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",  # noqa: S106 there is no secret
+    )
+    client.create_bucket(Bucket="bucket")
+    for number, body in enumerate(BODIES):
+        key = f"train/{'abc'[number % 3]}/{number:05d}.jpg"
+        client.put_object(Bucket="bucket", Key=key, Body=body)
+    yield url
+    moto.stop()
+
+
+def folder(url: str, **settings: Any) -> ps.Pipeline:
+    return ps.Pipeline.from_folder(
+        "s3://bucket/train", storage_options=options(url), **settings
+    )
+
+
+def expected() -> list[tuple[bytes, int]]:
+    by_class = (range(label, N, 3) for label in range(3))
+    return [(BODIES[n], n % 3) for n in itertools.chain.from_iterable(by_class)]
+
+
+def samples(pipe: ps.Pipeline) -> tuple[list[tuple[bytes, int]], float]:
+    """An epoch's samples, and how many came a second."""
+    with pipe.batch(32, collate_fn=list) as batches:
+        begun_s = time.perf_counter()
+        found = [sample for batch in batches for sample in batch]
+        return found, len(found) / (time.perf_counter() - begun_s)
+
+
+@pytest.mark.parametrize("executor", ["auto", "thread"])
+def test_class_folders_of_a_bucket_are_listed_and_read(
+    store: str, executor: Any
+) -> None:
+    found, _ = samples(folder(store, executor=executor, num_parallel_workers=16))
+    assert found == expected()
+
+
+def test_an_epoch_goes_on_where_it_was_left(store: str) -> None:
+    def make() -> ps.Pipeline:
+        return folder(store, num_parallel_workers=16).shuffle(seed=1).batch(32)
+
+    with make() as pipe:
+        whole = [batch[1].tolist() for batch in pipe]
+    with make() as pipe:
+        batches = iter(pipe)
+        first = [next(batches)[1].tolist() for _ in range(7)]
+        state = pipe.state_dict()
+    with make() as pipe:
+        pipe.load_state_dict(state)
+        rest = [batch[1].tolist() for batch in pipe]
+    assert first + rest == whole
+
+
+def test_faults_lose_no_sample_and_little_time(store: str) -> None:
+    """1 % of errors and 1 % of stalls of 5 s, at a latency of 50 ms."""
+    rates = []
+    for every in (0, 100):
+        with proxied(store, 0.05, every=every) as proxy:
+            pipe = folder(proxy.url, num_parallel_workers=16)
+            found, rate = samples(pipe)
+        assert found == expected()
+        assert (proxy.seen["errors"] > 0) == (proxy.seen["stalls"] > 0) == (every > 0)
+        rates.append(rate)
+    print(f"without faults {rates[0]:.0f}/s, with them {rates[1]:.0f}/s")
+    # Where stalls were waited for, twelve of 5 s would leave a tenth of the rate.
+    assert rates[1] > 0.5 * rates[0]
