@@ -59,6 +59,8 @@ def read_since(before: Mapping[int, Place]) -> str | None:
     if not moved:
         return None
     mapped = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
-    found = (d for d, inode in moved.items() if inode not in mapped)
-    descriptor = next(found, None)
-    return None if descriptor is None else os.readlink(f"{OPEN}/{descriptor}")
+    for descriptor, inode in moved.items():
+        if inode not in mapped:
+            with suppress(OSError):  # another thread has closed it meanwhile
+                return os.readlink(f"{OPEN}/{descriptor}")
+    return None

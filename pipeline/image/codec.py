@@ -10,13 +10,14 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 import PIL
 import PIL.Image
 import simplejpeg
 
-from .sample import Encoded, Image, Result, on_image, require_encoded
+from .sample import Encoded, Image, on_image, require_encoded
 
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 FORMATS = (
@@ -36,17 +37,18 @@ FORMATS = (
 or hold no photographs."""
 
 
-def decode(sample: object) -> Result:
+def decode(sample: Any) -> Any:
     """Decode an image file to RGB pixels, those of Pillow's `convert("RGB")`.
 
     An orientation in EXIF is not applied: nor does the loader of torchvision's
     `ImageFolder`, so the pixels agree with it.
 
     Args:
-        sample: the bytes of the file, or a tuple that starts with them.
+        sample: the bytes of the file, a tuple that starts with them, or a dict that
+            has them as "image".
 
     Returns:
-        `uint8 [H, W, 3]`, or the tuple with this in the place of the bytes.
+        `uint8 [H, W, 3]`, or the tuple or dict with this in the place of the bytes.
 
     Raises:
         ValueError: the bytes are empty, truncated, corrupt or no image, or the picture

@@ -90,11 +90,18 @@ def central_box(height: int, width: int, tall: int, wide: int) -> Box:
     return Box((height - tall) // 2, (width - wide) // 2, tall, wide)
 
 
-def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
-    """Return (height, width), same aspect, of which the smaller is `short` pixels."""
-    if height <= width:
-        return short, max(short, short * width // height)
-    return max(short, short * height // width), short
+def short_side_size(
+    height: int, width: int, short: int, longest: int | None = None
+) -> tuple[int, int]:
+    """Return (height, width), same aspect, of which the smaller is `short` pixels.
+
+    Where the larger would be more than `longest` it is that, and the smaller less.
+    """
+    low, high = min(height, width), max(height, width)
+    long = max(short, short * high // low)
+    if longest is not None and long > longest:
+        short, long = max(1, longest * low // high), longest
+    return (short, long) if height <= width else (long, short)
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:

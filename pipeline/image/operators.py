@@ -1,6 +1,7 @@
-"""The operators that a user writes into `map`.
+"""The operators that cut, resize and mirror; a user writes them into `map`.
 
-Each is a frozen value which compares, pickles and prints as the call that makes it. The
+Each takes an image, or a sample that holds one (`Parts`), and moves boxes, masks and
+keypoints with it (`annotations`). Each is a frozen value which compares, pickles and prints as the call that makes it. The
 lower-case class names are what makes that true, in the log as well: they are used as
 functions, as `functools.partial` is.
 """
@@ -9,7 +10,7 @@ functions, as `functools.partial` is.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,16 +18,10 @@ from ...engine.plan import Context
 from ...errors import SpecError, check
 from .codec import decode_reduced, image_size
 from .crop_decoder import CropDecoder
-from .geometry import (
-    Box,
-    Range,
-    central_box,
-    mirror,
-    random_box,
-    resize,
-    short_side_size,
-)
-from .sample import Encoded, Image, Result, on_image, require_encoded, require_image
+from .geometry import Box, Range, central_box, mirror, random_box, short_side_size
+from .geometry import resize as resized
+from .placement import Fill, Placement, placed
+from .sample import Image, Parts, on_pixels, require_encoded
 
 REDUCTIONS = (8, 4, 2)
 """Scales 1/n at which libjpeg decodes faster than in full."""
@@ -44,6 +39,7 @@ class random_resized_crop:
         scale: least and greatest share of the image's area, > 0 and <= 1.
         ratio: least and greatest width / height of the part, > 0.
         antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+        per_box: names of what has one entry a box, besides the usual ones.
     """
 
     size: int | None
@@ -51,98 +47,240 @@ class random_resized_crop:
     scale: Range = (0.08, 1.0)
     ratio: Range = (3 / 4, 4 / 3)
     antialias: bool = True
+    per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_crop(self.size, self.scale, self.ratio)
 
     def __call__(
         self,
-        sample: object,
+        sample: Any,
         rng: np.random.Generator,
         ctx: Context | None = None,
-    ) -> Result:
-        """Return `uint8 [size, size, 3]` for an image `uint8 [H, W, 3]`."""
+    ) -> Any:
+        """Return the part `[size, size]` of an image `[H, W]` of any kind."""
         size = wanted_size(self.size, ctx)
 
-        def cropped(value: object) -> Image:
-            image = require_image(value)
-            height, width, _ = image.shape
+        def choose(height: int, width: int) -> Placement:
             box = random_box(height, width, self.scale, self.ratio, rng)
-            return resize(box.cut(image), size, size, antialias=self.antialias)
+            of = (height, width)
+            return Placement(box, size, size, of, antialias=self.antialias)
 
-        return on_image(sample, cropped)
+        return placed(sample, choose, per_box=self.per_box)
 
 
 @dataclass(frozen=True, slots=True)
 class horizontal_flip:
-    """Exchange left and right of an image with probability `p`, 0 to 1."""
+    """Exchange left and right of an image with probability `p`, 0 to 1.
+
+    Args:
+        p: the probability.
+        keypoint_pairs: numbers of keypoints that are each other's mirror images, such
+            as a left and a right eye: `((1, 2), ...)`. They change places, too.
+    """
 
     p: float = 0.5
+    _: KW_ONLY
+    keypoint_pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_probability("p", self.p)
 
-    def __call__(self, sample: object, rng: np.random.Generator) -> Result:
-        """Return an image `uint8 [H, W, 3]` mirrored, or as it is."""
-        flip = rng.random() < self.p
+    def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
+        """Return the sample mirrored, or as it is."""
+        if rng.random() >= self.p:
+            return on_pixels(sample, lambda image: image)
 
-        def flipped(value: object) -> Image:
-            image = require_image(value)
-            return mirror(image) if flip else image
+        def choose(height: int, width: int) -> Placement:
+            return Placement.whole((height, width), mirrored=True)
 
-        return on_image(sample, flipped)
+        return with_pairs(placed(sample, choose), self.keypoint_pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class resize_short_side:
-    """Resize an image, keeping its aspect, until its shorter side has `size` pixels."""
+class resize:
+    """Resize an image to `size`: (height, width), or one number for both.
 
-    size: int
+    Args:
+        size: in pixels; None: the context's `image_size`, which a schedule sets.
+        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+    """
+
+    size: int | tuple[int, int] | None
     _: KW_ONLY
     antialias: bool = True
 
     def __post_init__(self) -> None:
+        if self.size is not None:
+            for side in sides(self.size):
+                check_size(side)
+
+    def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
+        """Return the sample with its image `[*size]`."""
+        given = self.size
+        tall, wide = sides(wanted_size(None, ctx) if given is None else given)
+
+        def choose(height: int, width: int) -> Placement:
+            sizes = {"height": tall, "width": wide, "antialias": self.antialias}
+            return Placement.whole((height, width), **sizes)
+
+        return placed(sample, choose)
+
+
+@dataclass(frozen=True, slots=True)
+class resize_short_side:
+    """Resize an image, keeping its aspect, until its shorter side has `size` pixels.
+
+    Args:
+        size: in pixels.
+        max_size: the longer side has no more than so many: then the shorter one may
+            have less than `size`. None: any number.
+        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+    """
+
+    size: int
+    _: KW_ONLY
+    max_size: int | None = None
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
         check_size(self.size)
+        check(
+            self.max_size is None or self.max_size >= self.size,
+            f"`max_size` must be at least `size`, {self.size}, got {self.max_size}; 1333"
+            " goes with 800",
+        )
 
-    def __call__(self, sample: object) -> Result:
-        """Return `uint8 [h, w, 3]` with min(h, w) = size for `uint8 [H, W, 3]`."""
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample with its image `[h, w]`, min(h, w) = size."""
 
-        def resized(value: object) -> Image:
-            image = require_image(value)
-            height, width, _ = image.shape
-            tall, wide = short_side_size(height, width, self.size)
-            return resize(image, tall, wide, antialias=self.antialias)
+        def choose(height: int, width: int) -> Placement:
+            tall, wide = short_side_size(height, width, self.size, self.max_size)
+            sizes = {"height": tall, "width": wide, "antialias": self.antialias}
+            return Placement.whole((height, width), **sizes)
 
-        return on_image(sample, resized)
+        return placed(sample, choose)
 
 
 @dataclass(frozen=True, slots=True)
 class center_crop:
     """Cut a square of `size` pixels out of the middle of an image.
 
+    Args:
+        size: in pixels.
+        per_box: names of what has one entry a box, besides the usual ones.
+
     Raises (when called):
         ValueError: the image is smaller than that.
     """
 
     size: int
+    _: KW_ONLY
+    per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_size(self.size)
 
-    def __call__(self, sample: object) -> Result:
-        """Return `uint8 [size, size, 3]` for an image `uint8 [H, W, 3]`."""
-        return on_image(sample, self._cut)
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample with its image `[size, size]`."""
+        return placed(sample, self._choose, per_box=self.per_box)
 
-    def _cut(self, value: object) -> Image:
-        image = require_image(value)
-        height, width, _ = image.shape
+    def _choose(self, height: int, width: int) -> Placement:
         if min(height, width) < self.size:
             raise ValueError(
                 f"`center_crop({self.size})` needs {self.size} pixels on both sides, "
                 f"got {height} x {width}; put resize_short_side({self.size}) before it"
             )
-        # A copy, so that the batch does not keep the whole photo alive.
-        return central_box(height, width, self.size, self.size).cut(image).copy()
+        box = central_box(height, width, self.size, self.size)
+        return Placement(box, self.size, self.size, (height, width))
+
+
+@dataclass(frozen=True, slots=True)
+class random_crop:
+    """Cut a part of `size` out of an image at a random place, each as likely.
+
+    Args:
+        size: (height, width), or one number for both.
+        padding: pixels around the image before, as for CIFAR (He et al., "Deep Residual
+            Learning", CVPR 2016, section 4.2, has 4).
+        fill: what these are.
+        mask_fill: what they are in a `mask`.
+        per_box: names of what has one entry a box, besides the usual ones.
+
+    Raises (when called):
+        ValueError: the image, with its padding, is smaller than that.
+    """
+
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    padding: int = 0
+    fill: Fill = 0
+    mask_fill: int = 0
+    per_box: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for side in sides(self.size):
+            check_size(side)
+        check_padding(self.padding)
+
+    def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
+        """Return the sample with its image `[*size]`."""
+        tall, wide = sides(self.size)
+
+        def choose(height: int, width: int) -> Placement:
+            if height < tall or width < wide:
+                raise ValueError(
+                    f"`random_crop` needs {tall} x {wide} pixels, got {height} x"
+                    f" {width}; put resize_short_side({max(tall, wide)}) before it"
+                )
+            top = int(rng.integers(height - tall + 1))
+            left = int(rng.integers(width - wide + 1))
+            return Placement(Box(top, left, tall, wide), tall, wide, (height, width))
+
+        if self.padding:
+            sample = pad(self.padding, fill=self.fill, mask_fill=self.mask_fill)(sample)
+        return placed(sample, choose, per_box=self.per_box)
+
+
+@dataclass(frozen=True, slots=True)
+class pad:
+    """Set an image into a larger one.
+
+    Args:
+        padding: pixels on each side: one number, or (left, top, right, bottom).
+        to: height and width that the image is to have at least, in the place of
+            `padding`: what is missing is added on the right and below.
+        fill: what the new pixels are, 0 to 255: one number, or one a channel.
+        mask_fill: what they are in a `mask`.
+    """
+
+    padding: int | tuple[int, int, int, int] = 0
+    _: KW_ONLY
+    to: tuple[int, int] | None = None
+    fill: Fill = 0
+    mask_fill: int = 0
+
+    def __post_init__(self) -> None:
+        given = self.padding
+        for number in given if isinstance(given, tuple) else (given,):
+            check_padding(number)
+        check(
+            self.to is None or self.padding == 0,
+            f"`pad` takes `padding` or `to`, got {self.padding} and {self.to}",
+        )
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample with its image padded; annotations move with it."""
+        return placed(sample, self._choose, mask_fill=self.mask_fill)
+
+    def _choose(self, height: int, width: int) -> Placement:
+        given = self.padding
+        left, top, right, bottom = given if isinstance(given, tuple) else (given,) * 4
+        tall, wide = height + top + bottom, width + left + right
+        if self.to is not None:
+            tall, wide = max(height, self.to[0]), max(width, self.to[1])
+        canvas = Box(top, left, tall, wide)
+        return Placement.whole((height, width), canvas=canvas, fill=self.fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +294,7 @@ class decode_random_resized_crop:
     crop of a usual JPEG is decoded; the pixels, and the errors, are the same.
 
     Args:
-        size, scale, ratio, antialias: as for `random_resized_crop`.
+        size, scale, ratio, antialias, per_box: as for `random_resized_crop`.
         flip: probability of a mirror image, 0 to 1.
         reducing_gap: decode at 1/2, 1/4 or 1/8 scale where that leaves the crop at
             least this many times `size` pixels on both sides, >= 1 (Pillow's `resize`
@@ -175,6 +313,7 @@ class decode_random_resized_crop:
     ratio: Range = (3 / 4, 4 / 3)
     flip: float = 0.0
     reducing_gap: float = 3.0
+    per_box: tuple[str, ...] = ()
     decoder: CropDecoder = field(
         default=CropDecoder(), init=False, repr=False, compare=False
     )
@@ -191,27 +330,30 @@ class decode_random_resized_crop:
 
     def __call__(
         self,
-        sample: object,
+        sample: Any,
         rng: np.random.Generator,
         ctx: Context | None = None,
-    ) -> Result:
+    ) -> Any:
         """Return `uint8 [size, size, 3]` for the bytes of an image file."""
         size = wanted_size(self.size, ctx)
-        return on_image(
-            sample, lambda data: self._crop(require_encoded(data), size, rng)
-        )
 
-    def _crop(self, data: Encoded, size: int, rng: np.random.Generator) -> Image:
-        shape = image_size(data)
-        box = random_box(*shape, self.scale, self.ratio, rng)
-        flip = rng.random() < self.flip
-        factor = reduction(box, size * self.reducing_gap)
+        def choose(height: int, width: int) -> Placement:
+            box = random_box(height, width, self.scale, self.ratio, rng)
+            flip, of = bool(rng.random() < self.flip), (height, width)
+            return Placement(box, size, size, of, flip, antialias=self.antialias)
+
+        return placed(sample, choose, per_box=self.per_box, draw=self._draw)
+
+    def _draw(self, given: Any, placement: Placement) -> Image:
+        data, box = require_encoded(given), placement.box
+        factor = reduction(box, placement.height * self.reducing_gap)
         if factor == 1:
-            pixels = self.decoder.decode(data, shape, box, to_end=self.TO_END)
+            pixels = self.decoder.decode(data, placement.of, box, to_end=self.TO_END)
         else:
             pixels = box.reduced(factor).cut(decode_reduced(data, factor))
-        image = resize(pixels, size, size, antialias=self.antialias)
-        return mirror(image) if flip else image
+        size = (placement.height, placement.width)
+        image = resized(pixels, *size, antialias=self.antialias)
+        return mirror(image) if placement.mirrored else image
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +387,26 @@ def wanted_size(size: int | None, ctx: Context | None) -> int:
     return size
 
 
+def sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of a size, which may be one number for both."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
+    """Return a mirrored sample, its keypoints `[n, k, 2 or 3]` paired anew."""
+    parts = Parts.of(sample)
+    if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
+        return sample
+    points = parts.target["keypoints"]
+    is_list = isinstance(points, list)
+    points = np.array(points) if is_list else points
+    order = list(range(points.shape[1]))
+    for one, other in pairs:
+        order[one], order[other] = other, one
+    changed = points[:, order].tolist() if is_list else points[:, order]
+    return parts.made(parts.image, {**parts.target, "keypoints": changed})
+
+
 def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
     """Raise `SpecError` unless a random resized crop can be made of these."""
     if size is not None:
@@ -266,6 +428,14 @@ def check_size(size: object) -> None:
     check(
         isinstance(size, int) and size >= 1,
         f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual",
+    )
+
+
+def check_padding(padding: object) -> None:
+    """Raise `SpecError` unless `padding` is a number of pixels."""
+    check(
+        isinstance(padding, int) and padding >= 0,
+        f"`padding` must be an int >= 0, in pixels, got {padding!r}; 4 is usual",
     )
 
 

@@ -128,6 +128,6 @@ def test_faults_lose_no_sample_and_little_time(store: str) -> None:
         assert found == expected()
         assert (proxy.seen["errors"] > 0) == (proxy.seen["stalls"] > 0) == (every > 0)
         rates.append(rate)
-    print(f"without faults {rates[0]:.0f}/s, with them {rates[1]:.0f}/s")
-    # Where stalls were waited for, twelve of 5 s would leave a tenth of the rate.
-    assert rates[1] > 0.5 * rates[0]
+    # Each stall, waited for, would stop the epoch for 5 s: it is delivered in order.
+    waited_s = N / rates[1] - N / rates[0]
+    assert waited_s < 0.75 * 5.0 * proxy.seen["stalls"]

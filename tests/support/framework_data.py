@@ -47,4 +47,4 @@ def verdict(seen: ps.DataLoader[Any], *, loading: bool) -> None:
     assert found.verdict == ("input-bound" if loading else "not input-bound"), found
     if loading:
         assert "Slow" in found.bottleneck
-        assert "blocked" in found.cause
+        assert "blocked" in found.cause, found

@@ -200,7 +200,7 @@ def test_a_namedtuple_stays_one(photo_file: bytes) -> None:
     assert result.label == 3
 
 
-@pytest.mark.parametrize("sample", [{"image": b""}, (), None, "a.jpg", ("a.jpg", 1)])
+@pytest.mark.parametrize("sample", [{"file": b""}, (), None, "a.jpg", ("a.jpg", 1)])
 def test_a_sample_without_bytes_is_an_error_that_says_what_is_there(
     sample: object,
 ) -> None:

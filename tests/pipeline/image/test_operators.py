@@ -220,7 +220,8 @@ def test_an_argument_out_of_range_is_an_error_when_it_is_given(
         (np.zeros((4, 4), np.uint8), r"an array uint8 \[4, 4\]"),
         (np.zeros((4, 4, 3), np.float32), r"an array float32 \[4, 4, 3\]"),
         (np.zeros((0, 4, 3), np.uint8), r"an array uint8 \[0, 4, 3\]"),
-        (b"\xff\xd8", r"got bytes; put `\.map\(ps\.image\.decode\)` before"),
+        (torch.zeros(4, 4, 3), r"a tensor float32 \[4, 4, 3\]"),
+        (PIL.Image.new("L", (4, 4)), "a Pillow image L 4 x 4"),
     ],
 )
 def test_what_is_no_image_is_an_error_that_describes_it(

@@ -1,0 +1,228 @@
+"""Annotations that move with an image's pixels: boxes, masks and keypoints.
+
+They are named, and shaped, as torchvision's detection models take them; arrays, tensors
+or lists:
+
+- `boxes [n, 4]`: left, top, right, bottom in pixels, x from the left and y from above;
+- `masks [n, H, W]`: one an object; `mask [H, W]`: one class a pixel;
+- `keypoints [n, k, 2 or 3]`: x, y, and whether it is visible.
+
+A box that nothing is left of is dropped, and so is its entry in all that has one a box:
+`PER_BOX`, and what an operator is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import SampleError
+from .sample import Target, described
+
+Points = NDArray[np.float64]
+"""`[m, 2]`: x and y in pixels."""
+Flags = NDArray[np.bool_]
+
+PER_BOX = frozenset(
+    ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")
+)
+"""What has an entry a box, besides what an operator is told."""
+
+
+class Move(Protocol):
+    """What an operator does to places in an image."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image that comes of it."""
+        ...
+
+    @property
+    def shown(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom of what was the image; around it is padding."""
+        ...
+
+    @property
+    def cuts(self) -> bool:
+        """Whether something may lie outside afterwards."""
+        ...
+
+    def points(self, points: Points) -> Points:
+        """Return where points come to lie."""
+        ...
+
+    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
+        """Return masks `uint8 or int [n, H, W]` of the new image, nearest pixels."""
+        ...
+
+
+def moved(
+    target: Target,
+    move: Move,
+    size: tuple[int, int],
+    *,
+    per_box: Sequence[str] = (),
+    min_visible: float = 0.0,
+    mask_fill: int = 0,
+) -> dict[str, Any]:
+    """Return annotations as they are after a move.
+
+    Args:
+        target: the annotations, and what else is in their dict: handed on.
+        move: what became of the image.
+        size: height and width before.
+        per_box: names of further entries that have one a box.
+        min_visible: boxes keep at least this share of their area, or are dropped.
+        mask_fill: what `mask` is around the image.
+
+    Raises:
+        SampleError: an annotation of another shape than its name says.
+    """
+    found = dict(target)
+    kept: Flags | None = None
+    if "boxes" in target:
+        before = boxes_of(target["boxes"])
+        after, kept = moved_boxes(before, move, min_visible)
+        found["boxes"] = as_given(after, target["boxes"])
+        if "area" in target:
+            found["area"] = scaled_area(target["area"], before, after)
+    if "masks" in target:
+        found["masks"] = moved_masks(target["masks"], move, size, "masks", 0)
+    if "mask" in target:
+        found["mask"] = moved_masks(target["mask"], move, size, "mask", mask_fill)
+    if "keypoints" in target:
+        found["keypoints"] = moved_keypoints(target["keypoints"], move)
+    if kept is not None and not kept.all():
+        for name in (PER_BOX | set(per_box)) & found.keys():
+            found[name] = chosen(found[name], kept, name)
+    return found
+
+
+def boxes_of(given: Any) -> Points:
+    """Return boxes as `float64 [n, 4]`, or raise `SampleError`."""
+    boxes = numbers(given, "boxes")
+    if boxes.size == 0:
+        return boxes.reshape(0, 4)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise SampleError(
+            f"`boxes` must be [n, 4]: left, top, right, bottom, got {[*boxes.shape]};"
+            " convert them in a map() before this"
+        )
+    return boxes
+
+
+def moved_boxes(boxes: Points, move: Move, min_visible: float) -> tuple[Points, Flags]:
+    """Return the boxes that hold the moved ones, within the image; and which stay.
+
+    They are `float64 [n, 4]` still: `n` is not changed.
+    """
+    corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2)
+    places = move.points(corners).reshape(-1, 4, 2)
+    whole = np.concatenate([places.min(axis=1), places.max(axis=1)], axis=1)
+    if not move.cuts:
+        return whole, np.ones(len(boxes), bool)
+    left, top, right, bottom = move.shown
+    inside = np.clip(whole, (left, top) * 2, (right, bottom) * 2)
+    visible = areas(inside)
+    return inside, (visible > 0) & (visible >= min_visible * areas(whole))
+
+
+def areas(boxes: Points) -> NDArray[np.float64]:
+    """Return the area of each box `[n, 4]`, in pixels; 0 where it is turned over."""
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
+    found: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    return found
+
+
+def scaled_area(given: Any, before: Points, after: Points) -> Any:
+    """Return `area [n]` in the proportion in which the boxes' areas changed."""
+    was = areas(before)
+    share = np.divide(areas(after), was, out=np.ones_like(was), where=was > 0)
+    area = numbers(given, "area")
+    if area.shape != share.shape:
+        raise SampleError(
+            f"`area` must be one number a box, [{len(share)}], got {[*area.shape]}"
+        )
+    return as_given(area * share, given)
+
+
+def moved_keypoints(given: Any, move: Move) -> Any:
+    """Return keypoints `[n, k, 2 or 3]`; what lies outside is 0, and not visible."""
+    points = numbers(given, "keypoints")
+    if points.size == 0:
+        return given
+    if points.ndim != 3 or points.shape[2] not in (2, 3):
+        raise SampleError(
+            "`keypoints` must be [n, k, 3]: x, y and whether it is visible, or [n, k,"
+            f" 2], got {[*points.shape]}; convert them in a map() before this"
+        )
+    places = move.points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:2], 2)
+    if points.shape[2] == 2:
+        return as_given(places, given)
+    left, top, right, bottom = move.shown
+    is_shown = (places >= (left, top)).all(-1) & (places <= (right, bottom)).all(-1)
+    is_shown &= points[..., 2] > 0
+    found = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
+    return as_given(found, given)
+
+
+def moved_masks(
+    given: Any, move: Move, size: tuple[int, int], name: str, fill: int
+) -> Any:
+    """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move."""
+    array = given if isinstance(given, torch.Tensor) else np.asarray(given)
+    dimensions = 3 if name == "masks" else 2
+    if array.ndim != dimensions or tuple(array.shape[-2:]) != size:
+        lead = "n, " if name == "masks" else ""
+        raise SampleError(
+            f"`{name}` must be [{lead}{size[0]}, {size[1]}], as the image is, got"
+            f" {described(array)}"
+        )
+    if not isinstance(array, torch.Tensor):
+        array = torch.from_numpy(np.require(array, requirements=("C", "W")))
+    whole = array.reshape(-1, *size)
+    is_bool = whole.dtype == torch.bool
+    found = move.masks(whole.to(torch.uint8) if is_bool else whole, fill)
+    found = found.to(array.dtype).reshape(*array.shape[:-2], *found.shape[-2:])
+    return found if isinstance(given, torch.Tensor) else found.numpy()
+
+
+def chosen(given: Any, kept: Flags, name: str) -> Any:
+    """Return the entries of the boxes that stay."""
+    if len(given) != len(kept):
+        raise SampleError(
+            f"`{name}` must have one entry a box, {len(kept)}, got {len(given)}; give"
+            " what belongs to the whole image another name"
+        )
+    if isinstance(given, torch.Tensor):
+        return given[torch.from_numpy(kept)]
+    if isinstance(given, np.ndarray):
+        return given[kept]
+    return type(given)(each for each, stays in zip(given, kept, strict=True) if stays)
+
+
+def numbers(given: Any, name: str) -> Points:
+    """Return numbers of a list, an array or a tensor as `float64`, as a copy."""
+    try:
+        return np.array(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise SampleError(
+            f"`{name}` must be numbers, as a list, an array or a tensor, got"
+            f" {described(given)}: {error}"
+        ) from error
+
+
+def as_given(found: Points, given: Any) -> Any:
+    """Return numbers as the kind they came as; integers become `float32`."""
+    if isinstance(given, torch.Tensor):
+        kind = given.dtype if given.is_floating_point() else torch.float32
+        return torch.from_numpy(found).to(kind)
+    if isinstance(given, np.ndarray):
+        return found.astype(given.dtype if given.dtype.kind == "f" else np.float32)
+    return found.tolist()
+
+

@@ -1,0 +1,174 @@
+"""Images of a batch mixed with one another: mixup and cutmix, for `map` behind `batch`.
+
+A batch is `(images, labels)`: images `[N, H, W, C]` or `[N, C, H, W]`, labels the
+number of a class `[N]`, or already a share of each class `[N, classes]`.
+"""
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import SampleError, check
+from .sample import described
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing(ABC):
+    """Mixes each image of a batch with another one, by one share for the batch.
+
+    Args:
+        num_classes: that labels number, from 0.
+        alpha: the share is drawn from a Beta distribution of (alpha, alpha): the
+            larger, the nearer to a half.
+        p: probability that a batch is mixed; labels are shares of classes in any case.
+    """
+
+    num_classes: int
+    alpha: float = 1.0
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(
+            type(self.num_classes) is int and self.num_classes >= 2,
+            f"`num_classes` must be an int >= 2, got {self.num_classes!r}",
+        )
+        check(
+            self.alpha > 0,
+            f"`alpha` must be > 0, got {self.alpha}; 0.2 to 1.0 are usual",
+        )
+        check(0 <= self.p <= 1, f"`p` must be a probability, 0 to 1, got {self.p}")
+
+    def __call__(self, batch: Any, rng: np.random.Generator) -> Any:
+        """Return the batch with images mixed, and labels `float32 [N, classes]`.
+
+        What else is in the batch is handed on.
+
+        Raises:
+            SampleError: no pair of images and labels.
+        """
+        images, labels = pair_of(batch)
+        shares = self._shares(labels)
+        mixed = images
+        if rng.random() < self.p:
+            share = float(rng.beta(self.alpha, self.alpha))
+            other = torch.from_numpy(rng.permutation(len(images)))
+            mixed, share = self._mixed(images, images[other], share, rng)
+            shares = share * shares + (1 - share) * shares[other]
+        made = [mixed, shares]
+        if not isinstance(batch[0], torch.Tensor):
+            made = [each.numpy() for each in made]
+        return type(batch)((*made, *batch[2:]))
+
+    @abstractmethod
+    def _mixed(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        share: float,
+        rng: np.random.Generator,
+    ) -> tuple[torch.Tensor, float]:
+        """Return images mixed, and the share of the first that came of it."""
+
+    def _shares(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the share of each class, `float32 [N, classes]`."""
+        if labels.ndim == 2 and labels.shape[1] == self.num_classes:
+            return labels.to(torch.float32)
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise SampleError(
+                f"labels must be the numbers of classes [N], or a share of each [N,"
+                f" {self.num_classes}], got {described(labels)}"
+            )
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < (
+            self.num_classes
+        ):
+            raise SampleError(
+                f"labels must be 0 to {self.num_classes - 1}, got {int(labels.min())}"
+                f" to {int(labels.max())}; `num_classes` is {self.num_classes}"
+            )
+        return torch.nn.functional.one_hot(labels.long(), self.num_classes).float()
+
+
+@dataclass(frozen=True, slots=True)
+class mixup(Mixing):
+    """Blend each image, and its label, with another one of the batch.
+
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
+    Integer images are rounded to the nearest.
+    """
+
+    def _mixed(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        share: float,
+        rng: np.random.Generator,
+    ) -> tuple[torch.Tensor, float]:
+        del rng
+        if images.is_floating_point():
+            return torch.lerp(others, images, share), share
+        mixed = torch.lerp(others.to(torch.float32), images.to(torch.float32), share)
+        return mixed.round_().to(images.dtype), share
+
+
+@dataclass(frozen=True, slots=True)
+class cutmix(Mixing):
+    """Replace a part of each image by that of another one, and share the label so.
+
+    Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers
+    with Localizable Features", ICCV 2019, section 3 and appendix A: the part's sides
+    are sqrt(1 - share) of the image's, its middle is uniform, and what lies outside is
+    cut off, after which the share is that of the pixels.
+    """
+
+    def _mixed(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        share: float,
+        rng: np.random.Generator,
+    ) -> tuple[torch.Tensor, float]:
+        rows, columns = spatial_axes(images)
+        height, width = images.shape[rows], images.shape[columns]
+        side = math.sqrt(1 - share)
+        top, bottom = drawn_span(height, side, rng)
+        left, right = drawn_span(width, side, rng)
+        part: list[Any] = [slice(None)] * 4
+        part[rows], part[columns] = slice(top, bottom), slice(left, right)
+        mixed = images.clone()
+        mixed[tuple(part)] = others[tuple(part)]
+        return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def drawn_span(length: int, side: float, rng: np.random.Generator) -> tuple[int, int]:
+    """Draw where a part begins and ends, cut off at the image's edges."""
+    middle, half = int(rng.integers(length)), int(length * side) // 2
+    return max(0, middle - half), min(length, middle + half)
+
+
+def spatial_axes(images: torch.Tensor) -> tuple[int, int]:
+    """Return the axes of rows and columns of `[N, C, H, W]`, or of `[N, H, W, C]`."""
+    return (2, 3) if images.shape[1] <= 4 else (1, 2)
+
+
+def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images and the labels of a batch, as tensors."""
+    if isinstance(batch, list | tuple) and len(batch) >= 2:
+        images, labels = (
+            each if isinstance(each, torch.Tensor) else torch.as_tensor(each)
+            for each in batch[:2]
+        )
+        if images.ndim == 4 and labels.ndim >= 1 and len(images) == len(labels):
+            return images, labels
+    found = [described(each) for each in batch] if isinstance(batch, list | tuple) else 0
+    raise SampleError(
+        "mixing takes a batch (images, labels) of images [N, H, W, C] or [N, C, H, W],"
+        f" and one label each, got {found or described(batch)}; put it into map() behind"
+        " batch()"
+    )

@@ -1,0 +1,91 @@
+"""From pixels to the numbers that a model is trained on."""
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import SampleError, check
+from .sample import described, on_image, pixels_of
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Of the training set's pixels between 0 and 1, by channel, as torchvision has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class normalize:
+    """Turn pixels into numbers: `(pixel / 255 - mean) / std`, by channel.
+
+    It takes one image of any kind, or a batch of them: an array or a tensor `uint8 [N,
+    H, W, 3]`, a tensor `uint8 [N, 3, H, W]`. Tensors give tensors, all else arrays. One
+    call for a batch, in `map` behind `batch`, is the faster way.
+
+    Args:
+        mean: of each channel between 0 and 1 (default: ImageNet's).
+        std: the standard deviation, likewise.
+        channels_first: put the channels in front of height and width, as torch's models
+            take them. False: leave them where they are.
+    """
+
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    _: KW_ONLY
+    channels_first: bool = True
+
+    def __post_init__(self) -> None:
+        check(
+            len(self.mean) == len(self.std) == 3 and min(self.std) > 0,
+            f"`mean` and `std` must be three numbers each, and `std` > 0, got"
+            f" {self.mean} and {self.std}; ImageNet's are the default",
+        )
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample with its image, or images, as `float32`."""
+        return on_image(sample, self._normalized)
+
+    def _normalized(self, image: Any) -> Any:
+        if isinstance(image, torch.Tensor):
+            return self._numbers(image, channel_axis(image))
+        is_batch = isinstance(image, np.ndarray) and image.ndim == 4
+        pixels = image if is_batch else pixels_of(image)
+        if pixels.dtype != np.uint8 or pixels.shape[-1] != 3:
+            raise no_images(pixels)
+        tensor = torch.from_numpy(np.require(pixels, None, "CW"))
+        return self._numbers(tensor, -1).numpy()
+
+    def _numbers(self, pixels: torch.Tensor, axis: int) -> torch.Tensor:
+        shape = (3, 1, 1) if axis == -3 else (3,)
+        scale = torch.tensor([1 / (255 * std) for std in self.std]).view(shape)
+        moments = zip(self.mean, self.std, strict=True)
+        shift = torch.tensor([-mean / std for mean, std in moments]).view(shape)
+        if axis == -1 and self.channels_first:
+            pixels = pixels.movedim(-1, -3).contiguous()
+            scale, shift = scale.view(3, 1, 1), shift.view(3, 1, 1)
+        return torch.addcmul(shift, pixels.to(torch.float32), scale)
+
+
+def channel_axis(pixels: torch.Tensor) -> int:
+    """Return where the channels are, -1 or -3; if both may be, -3, as torch has them.
+
+    Raises:
+        SampleError: no images.
+    """
+    if pixels.dtype == torch.uint8 and pixels.ndim in (3, 4):
+        for axis in (-3, -1):
+            if pixels.shape[axis] == 3:
+                return axis
+    raise no_images(pixels)
+
+
+def no_images(given: Any) -> SampleError:
+    """Return the error for what are no images."""
+    return SampleError(
+        "`normalize` takes images uint8 [H, W, 3] or [3, H, W], or a batch of them, got"
+        f" {described(given)}"
+    )

@@ -1,0 +1,42 @@
+"""Which file was read is told while other threads open and close theirs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from penstock.system.descriptors import read_places, read_since
+
+
+def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "read.bin"
+    path.write_bytes(bytes(1000))
+    with path.open("rb", buffering=0) as file:
+        before = read_places()
+        assert read_since(before) is None
+        file.read(10)
+        assert read_since(before) == str(path)
+
+
+def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "closed.bin"
+    path.write_bytes(bytes(1000))
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.read(descriptor, 10)
+            os.close(descriptor)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = {read_since({}) for _ in range(1000)}
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert str(path) in found
