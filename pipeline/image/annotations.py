@@ -13,7 +13,7 @@ A box that nothing is left of is dropped, and so is its entry in all that has on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -224,5 +224,3 @@ def as_given(found: Points, given: Any) -> Any:
     if isinstance(given, np.ndarray):
         return found.astype(given.dtype if given.dtype.kind == "f" else np.float32)
     return found.tolist()
-
-

@@ -1,7 +1,7 @@
 """Changes of color, by Pillow: brightness, contrast, saturation and hue.
 
-Factors mean what they mean to Pillow's `ImageEnhance`: 0 is black, mean grey or grey, 1
-is the image as it is, and beyond 1 is more. So the pixels are Pillow's, to the last bit.
+Factors mean what they mean to Pillow's `ImageEnhance`: 0 is black, or grey, 1 is the
+image as it is, and beyond 1 is more. The pixels are Pillow's, to the last bit.
 """
 # ruff: noqa: N801
 
@@ -18,7 +18,8 @@ import PIL.ImageEnhance
 
 from ...errors import check
 from .geometry import Range
-from .sample import Image, on_pixels
+from .kinds import on_pixels
+from .sample import Image
 
 UNCHANGED: Range = (1.0, 1.0)
 

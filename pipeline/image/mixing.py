@@ -61,9 +61,9 @@ class Mixing(ABC):
             other = torch.from_numpy(rng.permutation(len(images)))
             mixed, share = self._mixed(images, images[other], share, rng)
             shares = share * shares + (1 - share) * shares[other]
-        made = [mixed, shares]
+        made: tuple[Any, Any] = (mixed, shares)
         if not isinstance(batch[0], torch.Tensor):
-            made = [each.numpy() for each in made]
+            made = (mixed.numpy(), shares.numpy())
         return type(batch)((*made, *batch[2:]))
 
     @abstractmethod
@@ -166,9 +166,9 @@ def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         )
         if images.ndim == 4 and labels.ndim >= 1 and len(images) == len(labels):
             return images, labels
-    found = [described(each) for each in batch] if isinstance(batch, list | tuple) else 0
+    is_pair = isinstance(batch, list | tuple)
+    found = [described(each) for each in batch] if is_pair else described(batch)
     raise SampleError(
         "mixing takes a batch (images, labels) of images [N, H, W, C] or [N, C, H, W],"
-        f" and one label each, got {found or described(batch)}; put it into map() behind"
-        " batch()"
+        f" and one label each, got {found}; put it into map() behind batch()"
     )

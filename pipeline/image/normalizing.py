@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ...errors import SampleError, check
-from .sample import described, on_image, pixels_of
+from .kinds import pixels_of
+from .sample import described, on_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -56,7 +57,7 @@ class normalize:
         pixels = image if is_batch else pixels_of(image)
         if pixels.dtype != np.uint8 or pixels.shape[-1] != 3:
             raise no_images(pixels)
-        tensor = torch.from_numpy(np.require(pixels, None, "CW"))
+        tensor = torch.from_numpy(np.require(pixels, requirements=("C", "W")))
         return self._numbers(tensor, -1).numpy()
 
     def _numbers(self, pixels: torch.Tensor, axis: int) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """The operators that cut, resize and mirror; a user writes them into `map`.
 
 Each takes an image, or a sample that holds one (`Parts`), and moves boxes, masks and
-keypoints with it (`annotations`). Each is a frozen value which compares, pickles and prints as the call that makes it. The
+keypoints with it (`annotations`).
+
+Each is a frozen value which compares, pickles and prints as the call that makes it. The
 lower-case class names are what makes that true, in the log as well: they are used as
 functions, as `functools.partial` is.
 """
@@ -16,12 +18,13 @@ import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .codec import decode_reduced, image_size
+from .codec import decode_reduced
 from .crop_decoder import CropDecoder
 from .geometry import Box, Range, central_box, mirror, random_box, short_side_size
 from .geometry import resize as resized
+from .kinds import on_pixels
 from .placement import Fill, Placement, placed
-from .sample import Image, Parts, on_pixels, require_encoded
+from .sample import Image, Parts, require_encoded
 
 REDUCTIONS = (8, 4, 2)
 """Scales 1/n at which libjpeg decodes faster than in full."""
@@ -147,8 +150,8 @@ class resize_short_side:
         check_size(self.size)
         check(
             self.max_size is None or self.max_size >= self.size,
-            f"`max_size` must be at least `size`, {self.size}, got {self.max_size}; 1333"
-            " goes with 800",
+            f"`max_size` must be at least `size`, {self.size}, got {self.max_size};"
+            " 1333 goes with 800",
         )
 
     def __call__(self, sample: Any) -> Any:
@@ -393,7 +396,7 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
-    """Return a mirrored sample, its keypoints `[n, k, 2 or 3]` paired anew."""
+    """Return a mirrored sample, the pairs of its keypoints exchanged."""
     parts = Parts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample

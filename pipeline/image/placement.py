@@ -11,7 +11,8 @@ import torch
 
 from .annotations import Points, moved
 from .geometry import Box, mirror, resize
-from .sample import Image, Parts, like, pixels_of, size_of
+from .kinds import like, pixels_of, size_of
+from .sample import Image, Parts
 
 Fill = int | tuple[int, int, int]
 """What pixels around an image are, 0 to 255: one number, or one a channel."""
@@ -87,9 +88,7 @@ class Placement:
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
         """Return masks `[n, H, W]` of the image that comes of it, nearest pixels."""
         box = self.box
-        made = masks[
-            :, box.top : box.top + box.height, box.left : box.left + box.width
-        ]
+        made = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
         if made.shape[1:] != (self.height, self.width):
             made = nearest(made, self.height, self.width)
         if self.mirrored:
@@ -133,7 +132,9 @@ def placed(
     Args:
         sample: an image, or what holds one: see `Parts`.
         choose: given height and width, returns the placement.
-        per_box, min_visible, mask_fill: see `moved`.
+        per_box: see `moved`.
+        min_visible: see `moved`.
+        mask_fill: see `moved`.
         draw: makes the pixels of the image as it was given; None: decodes all of it.
     """
     parts = Parts.of(sample)

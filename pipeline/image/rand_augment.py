@@ -21,7 +21,8 @@ import torch
 from ...errors import check
 from .annotations import Points, moved
 from .color import Change, brightened, contrasted, saturated, sharpened
-from .sample import Parts, like, pixels_of
+from .kinds import like, pixels_of
+from .sample import Parts
 
 Picture = PIL.Image.Image
 MAX_SHEAR = 0.3
@@ -129,7 +130,7 @@ def posterized(picture: Picture, level: float) -> Picture:
 
 def solarized(picture: Picture, level: float) -> Picture:
     """Invert what is brighter than a threshold, which falls with the level."""
-    return PIL.ImageOps.solarize(picture, 255.0 * (1 - level))
+    return PIL.ImageOps.solarize(picture, math.ceil(255 * (1 - level)))
 
 
 def stretched(picture: Picture, level: float) -> Picture:

@@ -1,9 +1,4 @@
-"""What an image operator is given: where the image is, and of what kind.
-
-An image is the bytes of a file, an array `uint8 [H, W, 3]`, a tensor `uint8 [3, H, W]`
-as torch has them, or a Pillow image. Operators work on arrays, and return what they
-were given: of a tensor a tensor, of a Pillow image one. Bytes are decoded to an array.
-"""
+"""What an image operator is given: where in a sample the image is, and what moves."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ ANNOTATIONS = frozenset(("boxes", "masks", "mask", "keypoints"))
 """What moves with the pixels, by its name in a dict."""
 
 CURE = (
-    'an operator takes the image itself, a tuple that starts with it or a dict with an'
+    "an operator takes the image itself, a tuple that starts with it or a dict with an"
     ' "image"; take other samples apart in a function of your own and call the operator'
     " in there"
 )
@@ -86,54 +81,6 @@ def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
     return parts.made(change(parts.image))
 
 
-def on_pixels(sample: Any, change: Callable[[Image], Image]) -> Any:
-    """The same for `change` of an array, whatever kind of image it is."""
-    return on_image(sample, lambda image: like(image, change(pixels_of(image))))
-
-
-def pixels_of(image: Any) -> Image:
-    """Return the pixels of an image of any kind, `uint8 [H, W, 3]`.
-
-    Raises:
-        SampleError: it is none of them.
-        ValueError: bytes that cannot be decoded.
-    """
-    if isinstance(image, torch.Tensor):
-        if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3:
-            return require_image(image.permute(1, 2, 0).contiguous().numpy())
-    elif isinstance(image, PIL.Image.Image):
-        if image.mode == "RGB":
-            return require_image(np.asarray(image))
-    elif isinstance(image, bytes | bytearray | memoryview):
-        from .codec import decode_reduced
-
-        return decode_reduced(image, 1)
-    return require_image(image)
-
-
-def like(image: Any, pixels: NDArray[Any]) -> Any:
-    """Return pixels `[H, W, C]` as the kind of image that `image` is."""
-    if isinstance(image, torch.Tensor):
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-    if isinstance(image, PIL.Image.Image):
-        return PIL.Image.fromarray(pixels)
-    return pixels
-
-
-def size_of(image: Any) -> tuple[int, int]:
-    """Return (height, width) in pixels of an image of any kind; of bytes: undecoded."""
-    if isinstance(image, bytes | bytearray | memoryview):
-        from .codec import image_size
-
-        return image_size(image)
-    if isinstance(image, PIL.Image.Image):
-        return image.height, image.width
-    if isinstance(image, torch.Tensor) and image.ndim == 3:
-        return int(image.shape[1]), int(image.shape[2])
-    height, width, _ = require_image(image).shape
-    return height, width
-
-
 def require_encoded(value: object) -> Encoded:
     """Return `value` if it is the bytes of a file; else raise `SampleError`."""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -149,7 +96,7 @@ def require_image(value: object) -> Image:
         and value.shape[2:] == (3,)
         and value.size > 0
     ):
-        return cast(Image, value)
+        return cast("Image", value)
     raise SampleError(
         "an image must be a numpy array uint8 [H, W, 3], a tensor uint8 [3, H, W], a"
         f" Pillow image in RGB, or the bytes of a file, got {described(value)}; {CURE}"
