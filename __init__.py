@@ -40,7 +40,7 @@ from .pipeline.dataloader import DataLoader
 from .pipeline.pipeline import Pipeline
 
 if _typing.TYPE_CHECKING:
-    from .pipeline import image, optim, schedule, testing
+    from .pipeline import detection, image, optim, schedule, testing
 
 __all__ = [
     "BatchPlan",
@@ -54,6 +54,7 @@ __all__ = [
     "StateError",
     "WorkerError",
     "config",
+    "detection",
     "get_autotune_interval",
     "get_enable_autotune",
     "get_num_parallel_workers",
@@ -76,7 +77,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
-    if name in ("image", "optim", "schedule", "testing"):
+    if name in ("detection", "image", "optim", "schedule", "testing"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

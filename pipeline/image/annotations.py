@@ -66,7 +66,7 @@ def moved(
     size: tuple[int, int],
     *,
     per_box: Sequence[str] = (),
-    min_visible: float = 0.0,
+    by_middle: bool = False,
     mask_fill: int = 0,
 ) -> dict[str, Any]:
     """Return annotations as they are after a move.
@@ -76,7 +76,8 @@ def moved(
         move: what became of the image.
         size: height and width before.
         per_box: names of further entries that have one a box.
-        min_visible: boxes keep at least this share of their area, or are dropped.
+        by_middle: boxes stay whose middle is in the image. False: all that something
+            is left of.
         mask_fill: what `mask` is around the image.
 
     Raises:
@@ -86,7 +87,7 @@ def moved(
     kept: Flags | None = None
     if "boxes" in target:
         before = boxes_of(target["boxes"])
-        after, kept = moved_boxes(before, move, min_visible)
+        after, kept = moved_boxes(before, move, by_middle=by_middle)
         found["boxes"] = as_given(after, target["boxes"])
         if "area" in target:
             found["area"] = scaled_area(target["area"], before, after)
@@ -115,7 +116,7 @@ def boxes_of(given: Any) -> Points:
     return boxes
 
 
-def moved_boxes(boxes: Points, move: Move, min_visible: float) -> tuple[Points, Flags]:
+def moved_boxes(boxes: Points, move: Move, *, by_middle: bool) -> tuple[Points, Flags]:
     """Return the boxes that hold the moved ones, within the image; and which stay.
 
     They are `float64 [n, 4]` still: `n` is not changed.
@@ -127,8 +128,11 @@ def moved_boxes(boxes: Points, move: Move, min_visible: float) -> tuple[Points, 
         return whole, np.ones(len(boxes), bool)
     left, top, right, bottom = move.shown
     inside = np.clip(whole, (left, top) * 2, (right, bottom) * 2)
-    visible = areas(inside)
-    return inside, (visible > 0) & (visible >= min_visible * areas(whole))
+    kept = areas(inside) > 0
+    if by_middle:
+        middles = (whole[:, :2] + whole[:, 2:]) / 2
+        kept &= ((middles >= (left, top)) & (middles < (right, bottom))).all(axis=1)
+    return inside, kept
 
 
 def areas(boxes: Points) -> NDArray[np.float64]:

@@ -123,7 +123,7 @@ def placed(
     choose: Callable[[int, int], Placement],
     *,
     per_box: Sequence[str] = (),
-    min_visible: float = 0.0,
+    by_middle: bool = False,
     mask_fill: int = 0,
     draw: Callable[[Any, Placement], Image] | None = None,
 ) -> Any:
@@ -133,7 +133,7 @@ def placed(
         sample: an image, or what holds one: see `Parts`.
         choose: given height and width, returns the placement.
         per_box: see `moved`.
-        min_visible: see `moved`.
+        by_middle: see `moved`.
         mask_fill: see `moved`.
         draw: makes the pixels of the image as it was given; None: decodes all of it.
     """
@@ -152,7 +152,7 @@ def placed(
         placement,
         (height, width),
         per_box=per_box,
-        min_visible=min_visible,
+        by_middle=by_middle,
         mask_fill=mask_fill,
     )
     return parts.made(image, target)
