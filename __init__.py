@@ -40,7 +40,7 @@ from .pipeline.dataloader import DataLoader
 from .pipeline.pipeline import Pipeline
 
 if _typing.TYPE_CHECKING:
-    from .pipeline import detection, image, optim, schedule, testing
+    from .pipeline import detection, image, optim, schedule, testing, text
 
 __all__ = [
     "BatchPlan",
@@ -72,12 +72,13 @@ __all__ = [
     "set_prefetch_size",
     "set_seed",
     "testing",
+    "text",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
-    if name in ("detection", "image", "optim", "schedule", "testing"):
+    if name in ("detection", "image", "optim", "schedule", "testing", "text"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

@@ -1,0 +1,219 @@
+"""Documents packed into blocks of one size: a dataset made of a dataset."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ...errors import SampleError, SpecError, check
+from .packing import BestFit, Concatenated, Pieces, Plan
+from .sample import IDS, MASK, Ids, ids_in, row, whole_number
+
+MEASURED = 1024
+"""Documents read at once to learn their lengths."""
+FORMAT = "penstock.text.PackedBlocks 1"
+"""Goes up when the same documents make other blocks."""
+
+
+class PackedBlocks:
+    """Blocks of `size` tokens, packed of documents: a map-style dataset.
+
+    What block i is made of depends on the lengths alone. So it may be asked for in any
+    order, by any worker, and a state resumes exactly. A sample is a dict of `int64
+    [size]`:
+
+    - `input_ids`: the tokens; the last of a document is `eos_id`, if one is given.
+    - `document_ids`: 0, 1, ... for the documents of the block, in their order; -1 for
+      padding. Tokens may attend to those with the same number.
+    - `position_ids`: 0, 1, ... within what the block has of a document; 0 for padding.
+    - `attention_mask`: 1 for tokens, 0 for padding.
+
+    No token is lost or comes twice. Each block reads in whole the documents that it
+    has a part of, and neighbours read a document they share once more.
+
+    Args:
+        documents: a map-style dataset of token ids: lists, arrays or tensors `[n]`, or
+            dicts with these as `input_ids`. Where it has `__getitems__`, all documents
+            that are needed are asked for at once.
+        lengths: tokens of each document, without eos. None: each document is read once
+            when this is made, which takes as long as an epoch.
+        size: tokens of a block.
+        eos_id: ends each document; None: nothing does.
+        split: True: documents stand in one line, in their order, and are cut where a
+            block ends; only the last block has padding. False: a document that fits
+            into a block stays whole; longer ones are cut every `size` tokens. The
+            pieces are placed by best-fit decreasing (Ding et al. 2024), which starts
+            with the longest: shuffle the blocks.
+        pad_id: of padding.
+
+    Raises:
+        SpecError: an argument is out of range, the lengths are not one a document, or
+            there is no token at all.
+    """
+
+    def __init__(
+        self,
+        documents: Any,
+        lengths: Any = None,
+        *,
+        size: int,
+        eos_id: int | None = None,
+        split: bool = True,
+        pad_id: int = 0,
+    ) -> None:
+        self.documents = documents
+        self.size = whole_number("size", size, 1, "2048 is usual")
+        self.eos_id = eos_id
+        self.split = split
+        self.pad_id = pad_id
+        for name, number in (("eos_id", eos_id), ("pad_id", pad_id)):
+            if number is not None:
+                whole_number(name, number, 0, "tokenizers number their tokens from 0")
+        if lengths is None:
+            lengths = measured(documents)
+        self.lengths = checked_lengths(lengths, len(documents))
+        whole = self.lengths + (eos_id is not None)
+        check(
+            whole.any(),
+            f"there is no token in the {len(whole)} documents, so there are no blocks;"
+            " look at what makes the documents",
+        )
+        self._plan: Plan = (Concatenated if split else BestFit)(whole, self.size)
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __getitem__(self, block: int) -> dict[str, Ids]:
+        return self.__getitems__([block])[0]
+
+    def __getitems__(self, blocks: Sequence[int]) -> list[dict[str, Ids]]:
+        """Return several blocks; each document they need is read once.
+
+        Raises:
+            IndexError: there is no such block.
+            SampleError: a document is no sequence of ids, or not as long as was said.
+        """
+        planned = [self._plan.pieces(self._checked(block)) for block in blocks]
+        needed = sorted(set(chain.from_iterable(p.documents.tolist() for p in planned)))
+        found = zip(needed, read(self.documents, needed), strict=True)
+        tokens = {number: self._tokens(number, each) for number, each in found}
+        return [self._made(pieces, tokens) for pieces in planned]
+
+    def _checked(self, block: int) -> int:
+        number = operator.index(block)
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} blocks, none has number {block}")
+        return number
+
+    def _tokens(self, number: int, document: Any) -> Ids:
+        """Return a document's tokens, eos included."""
+        ids = tokens_of(document)
+        if len(ids) != self.lengths[number]:
+            raise SampleError(
+                f"document {number} has {len(ids)} tokens, and `lengths` says "
+                f"{self.lengths[number]}; blocks are planned by lengths, so measure"
+                " them again, or leave `lengths` out"
+            )
+        return ids if self.eos_id is None else np.append(ids, self.eos_id)
+
+    def _made(self, pieces: Pieces, tokens: Mapping[int, Ids]) -> dict[str, Ids]:
+        """Return the block that is made of these pieces."""
+        lengths = pieces.lengths
+        total, count = int(lengths.sum()), len(lengths)
+        block = {
+            IDS: np.full(self.size, self.pad_id, np.int64),
+            "document_ids": np.full(self.size, -1, np.int64),
+            "position_ids": np.zeros(self.size, np.int64),
+            MASK: np.zeros(self.size, np.int64),
+        }
+        parts = zip(*(each.tolist() for each in pieces), strict=True)
+        ids = [tokens[number][at : at + length] for number, at, length in parts]
+        firsts = np.cumsum(lengths) - lengths
+        block[IDS][:total] = np.concatenate(ids)
+        block["document_ids"][:total] = np.repeat(np.arange(count), lengths)
+        block["position_ids"][:total] = np.arange(total) - np.repeat(firsts, lengths)
+        block[MASK][:total] = 1
+        return block
+
+    def __penstock_fingerprint__(self) -> bytes | None:
+        """Return what identifies these blocks, if the documents say what they are.
+
+        None: nobody knows, and whoever asks may look at what this object holds.
+        """
+        from ...cache.fingerprint.digest import digest, said_fingerprint
+
+        said = said_fingerprint(self.documents)
+        if said is None:
+            return None
+        how = (self.size, self.eos_id, bool(self.split), self.pad_id)
+        return digest((FORMAT, said, how, self.lengths), "blocks")
+
+    def __repr__(self) -> str:
+        kind = type(self.documents).__name__
+        return (
+            f"<PackedBlocks: {len(self)} of {self.size} tokens, of "
+            f"{len(self.lengths)} documents ({kind})>"
+        )
+
+
+def tokens_of(document: Any) -> Ids:
+    """Return the ids of a document: itself, or what it has as `input_ids`."""
+    is_dict = isinstance(document, Mapping)
+    return row(ids_in(document) if is_dict else document, IDS)
+
+
+def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
+    """Return several documents of a dataset, asked for at once where it can be.
+
+    Raises:
+        SampleError: there are more or fewer of them than asked for.
+    """
+    many = getattr(documents, "__getitems__", None)
+    if many is None:
+        return [documents[number] for number in numbers]
+    found = list(many(numbers))
+    if len(found) != len(numbers):
+        raise SampleError(
+            f"`__getitems__` of {type(documents).__name__} was asked for {len(numbers)}"
+            f" documents and returned {len(found)}; it must return one for each"
+        )
+    return found
+
+
+def measured(documents: Any) -> Ids:
+    """Return the lengths of all documents, having read them."""
+    count = len(documents)
+    lengths = np.empty(count, np.int64)
+    for begin in range(0, count, MEASURED):
+        numbers = list(range(begin, min(begin + MEASURED, count)))
+        found = read(documents, numbers)
+        lengths[begin : begin + len(numbers)] = [len(tokens_of(d)) for d in found]
+    return lengths
+
+
+def checked_lengths(lengths: Any, count: int) -> Ids:
+    """Return a copy of the documents' lengths as `int64 [count]`.
+
+    Raises:
+        SpecError: they are no integers, not one a document, or one is below 0.
+    """
+    given = np.asarray(lengths)
+    is_fit = given.shape == (count,) and (given.dtype.kind in "iu" or not count)
+    check(
+        is_fit,
+        f"`lengths` must be integers [{count}], one a document, got {given.dtype} "
+        f"{[*given.shape]}; leave it out to have the documents measured",
+    )
+    negative = np.flatnonzero(given < 0).tolist()
+    if negative:
+        raise SpecError(
+            f"`lengths` must be >= 0, got {given[negative[0]]} for document "
+            f"{negative[0]}; count the tokens of each document"
+        )
+    return given.astype(np.int64)

@@ -1,0 +1,218 @@
+"""Masked language modelling: which tokens a model has to guess, drawn again each epoch.
+
+Source: Devlin et al. 2018, "BERT", sections 3.1 and A.1; that the mask is drawn each
+time a sample is seen, Liu et al. 2019, "RoBERTa", section 4.1 ("dynamic masking").
+"""
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import SampleError, check
+from .sample import (
+    IDS,
+    IGNORED,
+    LABELS,
+    MASK,
+    Ids,
+    ids_in,
+    integers,
+    whole_number,
+    without_none,
+)
+
+Flags = NDArray[np.bool_]
+FROM_ZERO = "tokenizers number their tokens from 0"
+ROUNDING = 1e-9
+"""Shares that make 1 on paper may make a little more in floating point."""
+
+
+@dataclass(frozen=True, slots=True)
+class mask_tokens:
+    """Choose tokens to be guessed, and hide most of them, as BERT does.
+
+    Each token is chosen with probability `p`, on its own. Of the chosen ones a share is
+    replaced by the mask token, a share by a token drawn evenly from the vocabulary, and
+    the rest stays as it is. Special tokens and padding are never chosen: padding is
+    where `attention_mask` is 0, or put its id among `special_ids`. Where there is a
+    `special_tokens_mask`, what it marks is left alone, too.
+
+    Args:
+        vocab_size: ids are below it.
+        mask_id: of the mask token.
+        special_ids: of tokens that are never chosen.
+        p: probability that a token, or a word, is chosen.
+        mask_share: share of the chosen tokens that the mask replaces.
+        random_share: share of the chosen tokens that any token replaces.
+        ignore_id: the label of tokens that were not chosen.
+        whole_words: choose all tokens of a word or none. The sample must then have
+            `word_ids`: tokens side by side with one number are a word; None or a
+            negative number is no word, and is never chosen. What replaces a chosen
+            token is drawn for each token, as in BERT.
+
+    Raises:
+        SpecError: an argument is out of range.
+    """
+
+    vocab_size: int
+    mask_id: int
+    _: KW_ONLY
+    special_ids: tuple[int, ...] = ()
+    p: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    ignore_id: int = IGNORED
+    whole_words: bool = False
+
+    def __post_init__(self) -> None:
+        size = whole_number("vocab_size", self.vocab_size, 1, "len(tokenizer) is usual")
+        check(
+            np.iterable(self.special_ids),
+            f"`special_ids` must be a tuple of ids, got {self.special_ids!r}; most"
+            " tokenizers tell them as `all_special_ids`",
+        )
+        special = tuple(
+            whole_number("special_ids", i, 0, FROM_ZERO) for i in self.special_ids
+        )
+        for each in (*special, whole_number("mask_id", self.mask_id, 0, FROM_ZERO)):
+            check(
+                each < size,
+                f"`mask_id` and `special_ids` must be below `vocab_size`, {size}, got "
+                f"{each}; count added tokens in, as len(tokenizer) does",
+            )
+        object.__setattr__(self, "special_ids", special)
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        for name in ("p", "mask_share", "random_share"):
+            share = getattr(self, name)
+            check(
+                0 <= share <= 1,
+                f"`{name}` must be a probability, 0 to 1, got {share}; BERT has p=0.15,"
+                " mask_share=0.8, random_share=0.1",
+            )
+        check(
+            self.mask_share + self.random_share <= 1 + ROUNDING,
+            f"`mask_share` and `random_share` must make 1 at most, got "
+            f"{self.mask_share} and {self.random_share}; BERT has 0.8 and 0.1",
+        )
+
+    def __call__(self, sample: Any, rng: np.random.Generator) -> dict[str, Any]:
+        """Return the sample with `input_ids` masked and `labels`, both `int64`.
+
+        Args:
+            sample: token ids `[n]`, or padded `[rows, n]`; or a dict that has them as
+                `input_ids`, whose other values are handed on. Arrays and lists give
+                arrays, tensors give tensors.
+            rng: what is drawn from.
+
+        Raises:
+            SampleError: no integers, masks of another shape, or `labels` are there.
+        """
+        fields = sample if isinstance(sample, Mapping) else {IDS: sample}
+        given = ids_in(fields)
+        check_unlabelled(fields)
+        ids = integers(given, IDS)
+        if ids.ndim not in (1, 2):
+            raise SampleError(
+                f"`{IDS}` must be [n] or [rows, n], got {[*ids.shape]}; mask one"
+                " sample or one padded batch at a time"
+            )
+        chosen = self._chosen(ids, fields, rng)
+        masked, labels = self._masked(ids, chosen, rng)
+        if not isinstance(given, torch.Tensor):
+            return {**fields, IDS: masked, LABELS: labels}
+        made = {IDS: torch.from_numpy(masked), LABELS: torch.from_numpy(labels)}
+        return {**fields, **made}
+
+    def _chosen(
+        self, ids: Ids, fields: Mapping[str, Any], rng: np.random.Generator
+    ) -> Flags:
+        """Return which tokens are to be guessed; one draw a token."""
+        allowed = np.isin(ids, self.special_ids, invert=True)
+        if MASK in fields:
+            allowed &= matching(fields[MASK], MASK, ids) != 0
+        if SPECIAL in fields:
+            allowed &= matching(fields[SPECIAL], SPECIAL, ids) == 0
+        draws = rng.random(ids.shape)
+        if self.whole_words:
+            words = words_of(fields, ids)
+            allowed &= words >= 0
+            draws = first_of_word(draws, words)
+        return allowed & (draws < self.p)
+
+    def _masked(
+        self, ids: Ids, chosen: Flags, rng: np.random.Generator
+    ) -> tuple[Ids, Ids]:
+        """Return new ids and labels; one draw a chosen token, and one more if random.
+
+        A new token may be the one that was there: it is drawn from all.
+        """
+        targets = ids[chosen]
+        draws = rng.random(len(targets))
+        replaced = np.where(draws < self.mask_share, self.mask_id, targets)
+        is_random = (draws >= self.mask_share) & (
+            draws < self.mask_share + self.random_share
+        )
+        replaced[is_random] = rng.integers(self.vocab_size, size=is_random.sum())
+        masked, labels = ids.copy(), np.full(ids.shape, self.ignore_id, np.int64)
+        masked[chosen], labels[chosen] = replaced, targets
+        return masked, labels
+
+
+SPECIAL = "special_tokens_mask"
+WORDS = "word_ids"
+
+
+def check_unlabelled(fields: Mapping[str, Any]) -> None:
+    """Raise `SampleError` if there are labels, which would be lost."""
+    if LABELS in fields:
+        raise SampleError(
+            f"`mask_tokens` makes `{LABELS}`, and this sample has some already: "
+            f"{described_keys(fields)}; rename or drop them in a map() before this"
+        )
+
+
+def matching(value: Any, name: str, ids: Ids) -> Ids:
+    """Return what must be one number a token.
+
+    Raises:
+        SampleError: it is of another shape than the ids.
+    """
+    array = integers(value, name)
+    if array.shape != ids.shape:
+        raise SampleError(
+            f"`{name}` must have the shape of `{IDS}`, {[*ids.shape]}, got "
+            f"{[*array.shape]}; give one number a token"
+        )
+    return array
+
+
+def words_of(fields: Mapping[str, Any], ids: Ids) -> Ids:
+    """Return the number of each token's word, -1 for none."""
+    if WORDS not in fields:
+        raise SampleError(
+            f"whole_words=True needs `{WORDS}`, a number a token, got "
+            f"{described_keys(fields)}; fast tokenizers tell them by word_ids()"
+        )
+    return matching(without_none(fields[WORDS]), WORDS, ids)
+
+
+def first_of_word(draws: NDArray[np.float64], words: Ids) -> NDArray[np.float64]:
+    """Return for each token what was drawn for the first token of its word."""
+    starts = np.ones(words.shape, np.bool_)
+    starts[..., 1:] = words[..., 1:] != words[..., :-1]
+    spread = np.cumsum(starts).reshape(draws.shape) - 1
+    return np.take(draws[starts], spread)
+
+
+def described_keys(fields: Mapping[str, Any]) -> str:
+    """Return the keys of a sample as a message shows them."""
+    return f"the keys {sorted(map(str, fields))}"

@@ -1,0 +1,234 @@
+"""Sequences of several lengths, made into batches: a `collate_fn`."""
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from ...errors import SampleError, check
+from .sample import (
+    IDS,
+    IGNORED,
+    LABELS,
+    MASK,
+    Ids,
+    ids_in,
+    row,
+    whole_number,
+    without_none,
+)
+
+Side: TypeAlias = Literal["right", "left"]
+To: TypeAlias = Literal["longest"] | int | tuple[int, ...]
+
+PER_TOKEN: Mapping[str, int] = {
+    MASK: 0,
+    "document_ids": -1,
+    "position_ids": 0,
+    "special_tokens_mask": 1,
+    "token_type_ids": 0,
+    "word_ids": -1,
+}
+"""What is one number a token, and what stands for it in padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class pad:
+    """Make a batch of sequences, filled up to one length: a `collate_fn`.
+
+    A sample is a sequence of ids (a list, an array or a tensor), a dict that has one as
+    `input_ids`, or a tuple that begins with either.
+
+    - Sequences and dicts give a dict: `input_ids` and `attention_mask`, `int64 [rows,
+      n]`, the mask 1 for tokens and 0 for padding (or the samples' own, padded).
+    - In a dict, `labels` are padded with -100 and what is one number a token with what
+      means none: `token_type_ids` and `position_ids` 0, `special_tokens_mask` 1,
+      `document_ids` and `word_ids` -1. `labels` may have a length of their own, as
+      those of translations do. All else is collated as torch does.
+    - Tuples give a tuple: that dict, then the other elements. Of these, sequences of
+      integers are labels, padded with -100; all else is collated as torch does.
+
+    Args:
+        pad_id: fills up `input_ids`.
+        to: the length: "longest" of the batch, a number, or several: then the smallest
+            that the longest of the batch fits into, so that few shapes occur.
+        multiple_of: the length is rounded up to a multiple of it.
+        side: where padding stands.
+        truncate: cut off the end of what is longer than `to`, instead of an error.
+        fill: what pads further sequences in dicts, by their keys.
+
+    Raises:
+        SpecError: an argument is out of range, or two do not go together.
+    """
+
+    pad_id: int = 0
+    _: KW_ONLY
+    to: To | Sequence[int] = "longest"
+    multiple_of: int = 1
+    side: Side = "right"
+    truncate: bool = False
+    fill: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        whole_number("multiple_of", self.multiple_of, 1, "8 suits most GPUs")
+        check(
+            isinstance(self.pad_id, int | np.integer),
+            f"`pad_id` must be an int, got {self.pad_id!r}; most tokenizers tell it as"
+            " `pad_token_id`",
+        )
+        check(
+            self.side in ("right", "left"),
+            f'`side` must be "right" or "left", got {self.side!r}; models that go on'
+            ' with a text want "left"',
+        )
+        object.__setattr__(self, "to", checked_lengths(self.to, self.multiple_of))
+        object.__setattr__(self, "fill", dict(self.fill))
+        check(
+            not self.truncate or self.to != "longest",
+            'truncate=True needs a length to cut to, got to="longest"; say for instance'
+            " to=512",
+        )
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return a batch of these samples.
+
+        Raises:
+            SampleError: samples of several kinds, no integers, or a sequence that is
+                longer than `to` allows.
+        """
+        first = samples[0]
+        if not isinstance(first, tuple):
+            return self._dicts(samples)
+        columns = list(zip(*samples, strict=True))
+        batch = (self._dicts(columns[0]), *map(self._others, columns[1:]))
+        return getattr(type(first), "_make", tuple)(batch)
+
+    def _dicts(self, samples: Sequence[Any]) -> dict[str, Any]:
+        if not isinstance(samples[0], Mapping):
+            samples = [{IDS: each} for each in samples]
+        rows = [row(ids_in(each), IDS) for each in samples]
+        batch = {IDS: self._padded(rows, IDS, self.pad_id)}
+        for key in samples[0]:
+            if key != IDS:
+                column = values_of(samples, key)
+                batch[key] = self._column(column, str(key), rows)
+        if MASK not in batch:
+            ones = [np.ones(len(each), np.int64) for each in rows]
+            batch[MASK] = self._padded(ones, MASK, 0)
+        return batch
+
+    def _column(self, column: list[Any], key: str, rows: list[Ids]) -> Any:
+        """Return what a batch holds under one key of its samples."""
+        if key == LABELS and key not in self.fill:
+            return self._others(column)
+        filler = self.fill.get(key, PER_TOKEN.get(key))
+        if filler is None:
+            return collated(column, key)
+        found = [row(without_none(each), key) for each in column]
+        if key in PER_TOKEN:
+            check_one_a_token(found, rows, key)
+        return self._padded(found, key, filler)
+
+    def _others(self, column: Sequence[Any]) -> Any:
+        """Return labels: of tokens padded, others as torch collates them."""
+        if not is_sequence_of_integers(column[0]):
+            return collated(column, LABELS)
+        rows = [row(each, LABELS) for each in column]
+        return self._padded(rows, LABELS, IGNORED)
+
+    def _padded(self, rows: Sequence[Ids], key: str, filler: int) -> torch.Tensor:
+        """Return `int64 [len(rows), n]`."""
+        length = self._length(max(map(len, rows)), key)
+        rows = [each[:length] for each in rows]
+        lengths = np.array([len(each) for each in rows])[:, None]
+        columns = np.arange(length)
+        is_token = columns < lengths
+        if self.side == "left":
+            is_token = columns >= length - lengths
+        batch = np.full((len(rows), length), filler, np.int64)
+        batch[is_token] = np.concatenate(rows)
+        return torch.from_numpy(batch)
+
+    def _length(self, longest: int, key: str) -> int:
+        """Return how long the rows of a batch are to be."""
+        if self.to == "longest":
+            return -(-longest // self.multiple_of) * self.multiple_of
+        allowed = self.to if isinstance(self.to, tuple) else (self.to,)
+        found = next((each for each in allowed if longest <= int(each)), None)
+        if found is None and not self.truncate:
+            raise SampleError(
+                f"a sequence of `{key}` has {longest} numbers, and to={self.to!r} "
+                f"allows {allowed[-1]} at most; raise `to`, cut the sequence before, or"
+                " say truncate=True to lose its end"
+            )
+        return int(allowed[-1] if found is None else found)
+
+
+def checked_lengths(to: Any, multiple_of: int) -> To:
+    """Return `to` as "longest", an int or a sorted tuple, or raise `SpecError`."""
+    if isinstance(to, str):
+        check(
+            to == "longest",
+            f'`to` must be "longest", a length or several, got {to!r}; say "longest"',
+        )
+        return "longest"
+    several = isinstance(to, Sequence | np.ndarray)
+    lengths = [
+        whole_number("to", each, 1, 'say "longest", a length or several')
+        for each in (to if several else [to])
+    ]
+    check(lengths, '`to` must have a length, got none; say "longest", or to=[128, 512]')
+    for length in lengths:
+        check(
+            length % multiple_of == 0,
+            f"`to` must be a multiple of `multiple_of`, {multiple_of}, got {length}; "
+            f"say {-(-length // multiple_of) * multiple_of}",
+        )
+    return tuple(sorted(set(lengths))) if several else lengths[0]
+
+
+def values_of(samples: Sequence[Any], key: Any) -> list[Any]:
+    """Return what each sample has under a key, or raise `SampleError`."""
+    try:
+        return [each[key] for each in samples]
+    except (KeyError, IndexError, TypeError) as error:
+        raise SampleError(
+            f"a sample of the batch has `{key}` and another has not; give all samples"
+            " the same keys"
+        ) from error
+
+
+def collated(column: Sequence[Any], key: str) -> Any:
+    """Return what torch makes of a column, or say what it may need."""
+    try:
+        return default_collate(list(column))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SampleError(
+            f"`{key}` cannot be made into a batch: {error}; if it is a sequence to be"
+            f' padded, say ps.text.pad(..., fill={{"{key}": 0}}); else drop it in a'
+            " map() before this"
+        ) from error
+
+
+def check_one_a_token(found: list[Ids], rows: list[Ids], key: str) -> None:
+    """Raise `SampleError` unless there is one number a token."""
+    for each, ids in zip(found, rows, strict=True):
+        if len(each) != len(ids):
+            raise SampleError(
+                f"`{key}` must have one number a token, got {len(each)} for {len(ids)}"
+                f" `{IDS}`; cut both alike"
+            )
+
+
+def is_sequence_of_integers(value: Any) -> bool:
+    """Whether it is a list, an array or a tensor of one dimension, of integers."""
+    if not isinstance(value, list | tuple | np.ndarray | torch.Tensor):
+        return False
+    array = np.asarray(value)
+    return array.ndim == 1 and (array.dtype.kind in "biu" or array.size == 0)

@@ -1,0 +1,99 @@
+"""What the operators on text are given: token ids, however a dataset holds them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import SampleError, check
+
+Ids: TypeAlias = NDArray[np.int64]
+"""Token ids, or what else there is one of a token."""
+
+IDS = "input_ids"
+MASK = "attention_mask"
+LABELS = "labels"
+IGNORED = -100
+"""The label that `torch.nn.functional.cross_entropy` leaves out."""
+
+
+def integers(value: Any, name: str) -> Ids:
+    """Return numbers of a list, an array or a tensor as `int64`, of any shape.
+
+    Raises:
+        SampleError: they are no integers, or rows of several lengths.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of several lengths
+        array = np.empty(0, object)
+    if array.size == 0 and array.dtype == np.float64:  # of an empty list
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "biu":
+        raise SampleError(
+            f"`{name}` must be integers, as a list, an array or a tensor, got "
+            f"{described(value)}; tokenize text first, with ps.text.tokenize"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def row(value: Any, name: str) -> Ids:
+    """Return one sequence of integers as `int64 [n]`.
+
+    Raises:
+        SampleError: it is none.
+    """
+    array = integers(value, name)
+    if array.ndim != 1:
+        raise SampleError(
+            f"`{name}` of one sample must have one dimension, got "
+            f"{described(value)}; give one sequence of token ids a sample"
+        )
+    return array
+
+
+def without_none(value: Any) -> Any:
+    """Return a list with -1 for None, as which fast tokenizers tell no word."""
+    if isinstance(value, list | tuple) and None in value:
+        return [-1 if each is None else each for each in value]
+    return value
+
+
+def ids_in(sample: Mapping[str, Any]) -> Any:
+    """Return what a dict has as `input_ids`.
+
+    Raises:
+        SampleError: it has none.
+    """
+    if IDS not in sample:
+        raise SampleError(
+            f"a dict must hold the token ids as `{IDS}`, got the keys "
+            f"{sorted(map(str, sample))}; rename them in a map() before this"
+        )
+    return sample[IDS]
+
+
+def described(value: object) -> str:
+    """Return the kind of `value`, and of an array its dtype and shape."""
+    if isinstance(value, np.ndarray):
+        return f"an array {value.dtype} {list(value.shape)}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {value.dtype} {list(value.shape)}"
+    return f"a {type(value).__name__}: {value!r:.60}"
+
+
+def whole_number(name: str, value: Any, low: int, cure: str) -> int:
+    """Return an argument as an int; raise `SpecError` unless it is one >= `low`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    text = f"`{name}` must be an int >= {low}, got {value!r}; {cure}"
+    check(number is not None and number >= low, text)
+    assert number is not None
+    return number
