@@ -7,7 +7,7 @@ time a sample is seen, Liu et al. 2019, "RoBERTa", section 4.1 ("dynamic masking
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class mask_tokens:
     vocab_size: int
     mask_id: int
     _: KW_ONLY
-    special_ids: tuple[int, ...] = ()
+    special_ids: Sequence[int] = ()
     p: float = 0.15
     mask_share: float = 0.8
     random_share: float = 0.1
@@ -104,14 +104,17 @@ class mask_tokens:
             f"{self.mask_share} and {self.random_share}; BERT has 0.8 and 0.1",
         )
 
-    def __call__(self, sample: Any, rng: np.random.Generator) -> dict[str, Any]:
+    def __call__(
+        self, sample: Any, rng: np.random.Generator | None = None
+    ) -> dict[str, Any]:
         """Return the sample with `input_ids` masked and `labels`, both `int64`.
 
         Args:
             sample: token ids `[n]`, or padded `[rows, n]`; or a dict that has them as
                 `input_ids`, whose other values are handed on. Arrays and lists give
                 arrays, tensors give tensors.
-            rng: what is drawn from.
+            rng: what is drawn from; `Pipeline.map` gives it. None, as in a data set or
+                a `collate_fn`: one seeded from torch's global generator.
 
         Raises:
             SampleError: no integers, masks of another shape, or `labels` are there.
@@ -125,6 +128,7 @@ class mask_tokens:
                 f"`{IDS}` must be [n] or [rows, n], got {[*ids.shape]}; mask one"
                 " sample or one padded batch at a time"
             )
+        rng = rng or seeded_by_torch()
         chosen = self._chosen(ids, fields, rng)
         masked, labels = self._masked(ids, chosen, rng)
         if not isinstance(given, torch.Tensor):
@@ -169,6 +173,11 @@ class mask_tokens:
 
 SPECIAL = "special_tokens_mask"
 WORDS = "word_ids"
+
+
+def seeded_by_torch() -> np.random.Generator:
+    """Return a generator seeded by the one that a DataLoader seeds."""
+    return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
 
 
 def check_unlabelled(fields: Mapping[str, Any]) -> None:
