@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import SampleError, SpecError, check
 from .packing import BestFit, Concatenated, Pieces, Plan
-from .sample import IDS, MASK, Ids, ids_in, row, whole_number
+from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
 
 MEASURED = 1024
 """Documents read at once to learn their lengths."""
@@ -70,9 +70,9 @@ class PackedBlocks:
         self.eos_id = eos_id
         self.split = split
         self.pad_id = pad_id
-        for name, number in (("eos_id", eos_id), ("pad_id", pad_id)):
-            if number is not None:
-                whole_number(name, number, 0, "tokenizers number their tokens from 0")
+        whole_number("pad_id", pad_id, 0, FROM_ZERO)
+        if eos_id is not None:
+            whole_number("eos_id", eos_id, 0, FROM_ZERO)
         if lengths is None:
             lengths = measured(documents)
         self.lengths = checked_lengths(lengths, len(documents))

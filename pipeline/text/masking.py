@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError, check
 from .sample import (
+    FROM_ZERO,
     IDS,
     IGNORED,
     LABELS,
@@ -29,7 +30,6 @@ from .sample import (
 )
 
 Flags = NDArray[np.bool_]
-FROM_ZERO = "tokenizers number their tokens from 0"
 ROUNDING = 1e-9
 """Shares that make 1 on paper may make a little more in floating point."""
 

@@ -15,6 +15,8 @@ from ...errors import SampleError, check
 Ids: TypeAlias = NDArray[np.int64]
 """Token ids, or what else there is one of a token."""
 
+FROM_ZERO = "tokenizers number their tokens from 0"
+
 IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"

@@ -1,0 +1,36 @@
+"""A small tokenizer, trained on text that is drawn."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from support.texts import drawn_texts
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return drawn_texts(300, 0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(texts: list[str]) -> Any:
+    """Return a `tokenizers.Tokenizer` like BERT's: WordPiece, [CLS] ... [SEP]."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import models, pre_tokenizers, processors, trainers
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=400, special_tokens=SPECIAL, show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made

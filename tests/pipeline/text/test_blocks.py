@@ -1,0 +1,305 @@
+"""Blocks of packed documents, token by token, and as a data set."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.cache.fingerprint.digest import digest
+from penstock.errors import SampleError, SpecError
+from penstock.pipeline.text import PackedBlocks
+
+KEYS = ["input_ids", "document_ids", "position_ids", "attention_mask"]
+EOS, PADDING = 7, 3
+
+
+def documents(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Return documents whose tokens say which they are; some are empty."""
+    lengths = np.random.default_rng(seed).integers(0, longest + 1, count).tolist()
+    return [[1000 * (i + 1) + k for k in range(n)] for i, n in enumerate(lengths)]
+
+
+class Counted:
+    """Documents, and which were asked for, at once or one by one."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> list[int]:
+        raise AssertionError
+
+    def __getitems__(self, indices: list[int]) -> list[list[int]]:
+        self.asked.append(indices)
+        return [self.texts[index] for index in indices]
+
+
+def lines(blocks: PackedBlocks) -> list[dict[str, list[int]]]:
+    """Return all blocks as lists."""
+    found = [blocks[number] for number in range(len(blocks))]
+    for block in found:
+        assert list(block) == KEYS
+        assert {(v.dtype.str, v.shape) for v in block.values()} == {
+            ("<i8", (blocks.size,))
+        }
+    return [{key: value.tolist() for key, value in each.items()} for each in found]
+
+
+def by_hand(texts: list[list[int]], size: int) -> list[dict[str, list[int]]]:
+    """Put token after token into blocks, each document ended by `EOS`."""
+    blocks: list[dict[str, list[int]]] = []
+    for text in texts:
+        document, position = -1, 0
+        for token in [*text, EOS]:
+            if not blocks or len(blocks[-1]["input_ids"]) == size:
+                blocks.append({key: [] for key in KEYS})
+                document = -1
+            block = blocks[-1]
+            if document < 0:
+                document = max(block["document_ids"], default=-1) + 1
+                position = 0
+            for key, value in zip(KEYS, (token, document, position, 1), strict=True):
+                block[key].append(value)
+            position += 1
+    for key, filler in zip(KEYS, (PADDING, -1, 0, 0), strict=True):
+        blocks[-1][key] += [filler] * (size - len(blocks[-1][key]))
+    return blocks
+
+
+def parts_of(block: dict[str, list[int]]) -> list[list[int]]:
+    """Return the tokens of a block's documents, having checked its other rows."""
+    tokens, numbers, positions, attended = (block[key] for key in KEYS)
+    count = sum(attended)
+    assert attended == [1] * count + [0] * (len(tokens) - count)
+    assert set(tokens[count:]) <= {PADDING}
+    assert set(numbers[count:]) <= {-1}
+    assert set(positions[count:]) <= {0}
+    parts: list[list[int]] = []
+    for token, number, position in list(zip(tokens, numbers, positions, strict=True))[
+        :count
+    ]:
+        if number == len(parts):
+            parts.append([])
+        assert number == len(parts) - 1
+        assert position == len(parts[-1])
+        parts[-1].append(token)
+    return parts
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 5000])
+def test_blocks_are_those_of_a_plain_loop(size: int) -> None:
+    for seed in range(5):
+        texts = documents(200, 40, seed)
+        blocks = PackedBlocks(texts, size=size, eos_id=EOS, pad_id=PADDING)
+        assert lines(blocks) == by_hand(texts, size)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 5000])
+def test_unsplit_blocks_hold_whole_documents(size: int) -> None:
+    texts = documents(1100, 40)  # measured in two goes
+    blocks = PackedBlocks(texts, size=size, eos_id=EOS, split=False, pad_id=PADDING)
+    found = [part for block in lines(blocks) for part in parts_of(block)]
+    ended = [[*text, EOS] for text in texts]
+    expected = [t[at : at + size] for t in ended for at in range(0, len(t), size)]
+    assert sorted(found) == sorted(expected)
+
+
+texts_of = st.lists(st.integers(0, 30), min_size=1, max_size=20).map(
+    lambda lengths: [
+        [1000 * (i + 1) + k for k in range(n)] for i, n in enumerate(lengths)
+    ]
+)
+
+
+@given(texts_of.filter(any), st.integers(1, 40), st.booleans(), st.booleans())
+def test_every_token_is_in_one_block(
+    texts: list[list[int]],
+    size: int,
+    split: bool,  # noqa: FBT001
+    ended: bool,  # noqa: FBT001
+) -> None:
+    blocks = PackedBlocks(
+        texts, size=size, split=split, eos_id=EOS if ended else None, pad_id=PADDING
+    )
+    found = [part for block in lines(blocks) for part in parts_of(block)]
+    tokens = [token for text in texts for token in (*text, *[EOS] * ended)]
+    assert sorted(token for part in found for token in part) == sorted(tokens)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_documents_come_as_lists_arrays_tensors_or_dicts(split: bool) -> None:  # noqa: FBT001
+    texts = documents(50, 20)
+    lengths = [len(text) for text in texts]
+    expected = lines(PackedBlocks(texts, lengths, size=16, split=split))
+    for form in (
+        [np.array(text, np.uint16) for text in texts],
+        [torch.tensor(text, dtype=torch.int32) for text in texts],
+        [{"input_ids": text, "other": None} for text in texts],
+        tuple(texts),
+    ):
+        assert (
+            lines(PackedBlocks(form, torch.tensor(lengths), size=16, split=split))
+            == expected
+        )
+        assert lines(PackedBlocks(form, size=16, split=split)) == expected
+
+
+def test_each_document_is_read_once_for_several_blocks() -> None:
+    counted = Counted(documents(40, 20))
+    lengths = [len(text) for text in counted.texts]
+    blocks = PackedBlocks(counted, lengths, size=16, eos_id=EOS)
+    assert counted.asked == []
+    several = blocks.__getitems__([5, 3, 5, 4])
+    assert len(counted.asked) == 1
+    [asked] = counted.asked
+    assert asked == sorted(set(asked))
+    assert len(asked) < 20
+    for found, number in zip(several, (5, 3, 5, 4), strict=True):
+        assert all((found[key] == blocks[number][key]).all() for key in KEYS)
+
+
+def test_blocks_are_counted_from_the_end_too() -> None:
+    blocks = PackedBlocks(documents(40, 20), size=16)
+    last = blocks[len(blocks) - 1]
+    assert (blocks[-1]["input_ids"] == last["input_ids"]).all()
+    for number in (len(blocks), -len(blocks) - 1):
+        with pytest.raises(IndexError, match=f"none has number {number}"):
+            blocks[number]
+    assert len(list(blocks)) == len(blocks)
+
+
+def test_it_is_copied_whole() -> None:
+    blocks = PackedBlocks(documents(40, 20), size=16, split=False)
+    for other in (pickle.loads(pickle.dumps(blocks)), copy.deepcopy(blocks)):  # noqa: S301
+        assert lines(other) == lines(blocks)
+    assert (
+        repr(blocks)
+        == f"<PackedBlocks: {len(blocks)} of 16 tokens, of 40 documents (list)>"
+    )
+
+
+class Said(list[Any]):
+    """Documents that say which they are."""
+
+    def __penstock_fingerprint__(self) -> str:
+        return "these"
+
+
+def test_what_identifies_blocks_is_what_they_are_made_of() -> None:
+    texts = documents(40, 20)
+    lengths = [len(text) for text in texts]
+    for kind in (list, Said):
+        assert digest(PackedBlocks(kind(texts), size=16), "a") == digest(
+            PackedBlocks(kind(texts), lengths, size=16), "a"
+        )
+        digests = {
+            digest(PackedBlocks(kind(texts), size=16, **options), "blocks")  # type: ignore[arg-type]
+            for options in ({}, {"eos_id": 1}, {"pad_id": 1}, {"split": False})
+        }
+        digests |= {digest(PackedBlocks(kind(texts), size=17), "blocks")}
+        assert len(digests) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "`size` must be an int >= 1, got 0; 2048"),
+        ({"size": 2.5}, "`size` must be an int >= 1, got 2.5"),
+        ({"eos_id": -1}, "`eos_id` must be an int >= 0, got -1"),
+        ({"pad_id": None}, "`pad_id` must be an int >= 0, got None"),
+        ({"lengths": [1]}, r"integers \[2\], one a document, got int64 \[1\]; leave"),
+        ({"lengths": [1.0, 2.0]}, r"integers \[2\], one a document, got float64 \[2\]"),
+        ({"lengths": [1, -2]}, "must be >= 0, got -2 for document 1; count"),
+        ({"documents": [[], []]}, "no token in the 2 documents"),
+        ({"documents": []}, "no token in the 0 documents"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        PackedBlocks(**({"documents": [[1], [2, 3]], "size": 4} | options))
+
+
+def test_documents_that_are_not_as_was_said_are_refused() -> None:
+    with pytest.raises(SampleError, match="1 has 2 tokens, and `lengths` says 3"):
+        PackedBlocks([[1], [2, 3]], [1, 3], size=4)[0]
+    with pytest.raises(SampleError, match="must have one dimension, got an array"):
+        PackedBlocks([np.ones((2, 2), int)], size=4)
+    with pytest.raises(SampleError, match="tokenize text first"):
+        PackedBlocks(["a text"], [3], size=4)[0]
+
+
+def test_an_answer_with_a_document_too_few_is_refused() -> None:
+    class Lossy(Counted):
+        def __getitems__(self, indices: list[int]) -> list[list[int]]:
+            return [self.texts[index] for index in indices[1:]]
+
+    with pytest.raises(SampleError, match="Lossy was asked for 3 .* returned 2"):
+        PackedBlocks(Lossy([[1], [2], [3]]), [1, 1, 1], size=4)[0]
+
+
+# In both faces.
+
+TEXTS = documents(300, 30, 1)
+
+
+def packed(split: bool) -> PackedBlocks:  # noqa: FBT001
+    return PackedBlocks(TEXTS, size=32, eos_id=EOS, split=split)
+
+
+def rows(batches: Any) -> list[list[list[int]]]:
+    return [[batch[key].tolist() for key in KEYS] for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3")
+@pytest.mark.parametrize("split", [True, False])
+def test_a_loader_gives_the_same_blocks_with_any_number_of_workers(
+    split: bool,  # noqa: FBT001
+) -> None:
+    blocks, found = packed(split), []
+    for workers in (0, 1, 3):
+        for seeding in (False, True):
+            loader = ps.DataLoader(
+                blocks,
+                4,
+                shuffle=True,
+                num_workers=workers,
+                sample_seeding=seeding,
+                generator=torch.Generator().manual_seed(3),
+            )
+            found.append(rows(loader))
+            loader.close()
+    assert all(each == found[0] for each in found)
+    seen = [row for batch in found[0] for row in batch[0]]
+    assert sorted(seen) == sorted(block["input_ids"] for block in lines(blocks))
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+def test_a_pipeline_of_blocks_resumes_exactly(executor: Any) -> None:
+    def pipe() -> ps.Pipeline:
+        how = {"executor": executor, "num_parallel_workers": 3}
+        if executor == "inline":
+            del how["num_parallel_workers"]
+        source = ps.Pipeline.from_dataset(packed(split=False), **how)
+        return source.shuffle(seed=0).batch(4)
+
+    ps.testing.assert_exact_resume(pipe, epochs=2, every=11)
+    with (
+        pipe() as found,
+        ps.Pipeline.from_dataset(packed(split=False))
+        .shuffle(seed=0)
+        .batch(4) as expected,
+    ):
+        assert rows(found) == rows(expected)

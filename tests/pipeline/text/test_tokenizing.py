@@ -1,0 +1,290 @@
+"""Ids are those that the tokenizer itself gives, whoever calls it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.fingerprint.digest import digest
+from penstock.errors import SampleError, SpecError
+from penstock.pipeline.text import pad, tokenize
+from support.texts import Listed, plain
+
+pytest.importorskip("tokenizers")
+PADDING = 0
+
+
+def by_itself(tokenizer: Any, texts: list[str], length: int | None = None) -> Any:
+    """Return what the tokenizer makes of a batch, which it pads itself."""
+    own = copy.deepcopy(tokenizer)
+    own.enable_padding(pad_id=PADDING)
+    if length is not None:
+        own.enable_truncation(length)
+    found = own.encode_batch(texts)
+    return {
+        "input_ids": [each.ids for each in found],
+        "attention_mask": [each.attention_mask for each in found],
+    }
+
+
+@pytest.mark.parametrize("length", [None, 3, 20])
+def test_a_batch_is_what_the_tokenizer_makes_of_it(
+    tokenizer: Any, texts: list[str], length: int | None
+) -> None:
+    f = tokenize(tokenizer, max_length=length)
+    for at in range(0, len(texts), 16):
+        batch = texts[at : at + 16]
+        assert plain(f(batch)) == by_itself(tokenizer, batch, length)
+    assert tokenizer.padding is None
+    assert tokenizer.truncation is None
+
+
+def test_one_text_is_what_the_tokenizer_makes_of_it(
+    tokenizer: Any, texts: list[str]
+) -> None:
+    f = tokenize(tokenizer, add_special_tokens=False)
+    for text in texts:
+        found, expected = f(text), tokenizer.encode(text, add_special_tokens=False)
+        assert list(found) == ["input_ids", "attention_mask"]
+        assert found["input_ids"].dtype == np.int64
+        assert found["input_ids"].tolist() == expected.ids
+        assert found["attention_mask"].tolist() == expected.attention_mask
+
+
+@given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=5))
+def test_any_text_is_tokenized(tokenizer: Any, texts: list[str]) -> None:
+    assert plain(tokenize(tokenizer)(texts)) == by_itself(tokenizer, texts)
+
+
+def test_settings_of_the_tokenizer_hold(tokenizer: Any, texts: list[str]) -> None:
+    own = copy.deepcopy(tokenizer)
+    own.enable_padding(pad_id=4, direction="left")
+    own.enable_truncation(12, direction="left")
+    expected = own.encode_batch(texts[:20])
+    for f in (tokenize(own), tokenize(own, max_length=12)):
+        assert plain(f(texts[:20])) == {
+            "input_ids": [each.ids for each in expected],
+            "attention_mask": [each.attention_mask for each in expected],
+        }
+    f = tokenize(own)
+    own.enable_truncation(2)
+    assert f(texts[:20])["input_ids"].shape == (20, 12)
+
+
+def test_padding_may_be_said(tokenizer: Any, texts: list[str]) -> None:
+    f = tokenize(tokenizer, max_length=30, padding=pad(7, to=(32, 64)))
+    found = f(texts[:16])
+    assert found["input_ids"].shape == (16, 32)
+    assert (found["input_ids"][found["attention_mask"] == 0] == 7).all()
+
+
+def test_text_is_found_where_it_stands(tokenizer: Any, texts: list[str]) -> None:
+    expected = by_itself(tokenizer, texts[:4])
+    in_key = tokenize(tokenizer, key="text")
+    found = in_key({"text": texts[:4], "label": torch.arange(4)})
+    assert found.pop("label").tolist() == [0, 1, 2, 3]
+    assert plain(found) == expected
+    f = tokenize(tokenizer)
+    for batch in ((texts[:4], 5), [tuple(texts[:4]), 5]):  # torch collates to a list
+        found, rest = f(batch)
+        assert type(f(batch)) is type(batch)
+        assert plain(found) == expected
+        assert rest == 5
+    one, rest = f((texts[0], texts[1]))
+    assert one["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
+    assert rest == texts[1]
+
+
+class Pair(NamedTuple):
+    """A namedtuple of the user's."""
+
+    text: Any
+    label: int
+
+
+def test_a_namedtuple_stays_one(tokenizer: Any, texts: list[str]) -> None:
+    found = tokenize(tokenizer)(Pair(texts[0], 5))
+    assert isinstance(found, Pair)
+    assert found.text["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
+
+
+def test_many_threads_share_it(tokenizer: Any, texts: list[str]) -> None:
+    f = tokenize(tokenizer, max_length=16)
+    batches = [texts[at : at + 7] for at in range(0, len(texts), 7)] * 5
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(f, batches))
+    for batch, made in zip(batches, found, strict=True):
+        assert plain(made) == by_itself(tokenizer, batch, 16)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.usefixtures("warm_interpreters")
+def test_worker_processes_give_the_same_ids(
+    tokenizer: Any, texts: list[str], method: str
+) -> None:
+    f = tokenize(tokenizer, max_length=16)
+    assert f(texts[:8])["input_ids"].shape[0] == 8  # it was used before the fork
+    batches = [texts[:8], texts[8:16], texts[16:20]]
+    with ProcessPoolExecutor(2, get_context(method)) as processes:
+        found = list(processes.map(Listed(f), batches))
+    assert found == [by_itself(tokenizer, batch, 16) for batch in batches]
+
+
+FORKED = """
+import os, sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from penstock.pipeline.text import tokenize
+
+own = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+own.pre_tokenizer = pre_tokenizers.Whitespace()
+f = tokenize(own)
+batch = ["a b"] * 64
+expected = f(batch)["input_ids"].tolist()
+own.encode_batch(batch)  # the user's own: by its threads, which a fork ends
+child = os.fork()
+if not child:
+    os._exit(f(batch)["input_ids"].tolist() != expected)
+print(os.environ["TOKENIZERS_PARALLELISM"], os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(("said", "kept"), [(None, "false"), ("true", "true")])
+def test_a_fork_is_survived_whatever_the_variable_says(
+    said: str | None, kept: str
+) -> None:
+    variables = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    if said is not None:
+        variables["TOKENIZERS_PARALLELISM"] = said
+    found = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert found.stdout.split() == [kept, "0"]
+    assert "just got forked" not in found.stderr
+
+
+def test_it_is_copied_with_its_settings(tokenizer: Any, texts: list[str]) -> None:
+    f = tokenize(tokenizer, max_length=9, key="text", padding=pad(2))
+    assert repr(f) == (
+        f"tokenize(<Tokenizer>, max_length=9, key='text', padding={pad(2)!r})"
+    )
+    batch = {"text": texts[:8]}
+    for other in (pickle.loads(pickle.dumps(f)), copy.deepcopy(f)):  # noqa: S301
+        assert plain(other(batch)) == plain(f(batch))
+        assert repr(other) == repr(f)
+
+
+def test_what_identifies_it_is_what_it_does(tokenizer: Any) -> None:
+    f = tokenize(tokenizer, max_length=9)
+    assert digest(f, "f") == digest(pickle.loads(pickle.dumps(f)), "f")  # noqa: S301
+    smaller = copy.deepcopy(tokenizer)
+    smaller.add_tokens(["another"])
+    others = [
+        tokenize(tokenizer, max_length=8),
+        tokenize(tokenizer, max_length=9, add_special_tokens=False),
+        tokenize(smaller, max_length=9),
+    ]
+    assert len({digest(each, "f") for each in (f, *others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: tokenize("bert-base-uncased"), "got a str: 'bert.*; load one with"),
+        (lambda own: tokenize(type(own)), "must be a tokenizers.Tokenizer"),
+        (lambda own: tokenize(own, max_length=0), "must be an int >= 1, got 0; 512"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(
+    tokenizer: Any, make: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        make(tokenizer)
+
+
+def test_a_tokenizer_that_draws_is_refused() -> None:
+    from tokenizers import Tokenizer, models
+
+    own = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.1))
+    with pytest.raises(SpecError, match="has dropout=0.1, .* set `model.dropout`"):
+        tokenize(own)
+    own.model.dropout = None
+    assert tokenize(own)("ab")["input_ids"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (b"bytes", "got a bytes: .*decode bytes"),
+        ([], "got an empty list"),
+        (["a", None], "got a list with a NoneType: None"),
+        ({"text": "a"}, r'under `key`, None, got the keys \[\'text\'\].*key="text"'),
+        (5, "got a int: 5"),
+        ((), r"got an empty"),
+    ],
+)
+def test_what_is_no_text_is_refused(tokenizer: Any, sample: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        tokenize(tokenizer)(sample)
+
+
+# Tokenizers of transformers.
+
+
+@pytest.fixture(scope="module")
+def fast(tokenizer: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",  # noqa: S106
+        padding_side="left",
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("length", [None, 10])
+def test_ids_are_those_of_a_tokenizer_of_transformers(
+    fast: Any, texts: list[str], length: int | None
+) -> None:
+    f = tokenize(fast, max_length=length)
+    cut = {} if length is None else {"max_length": length, "truncation": True}
+    for at in range(0, 64, 8):
+        theirs = fast(texts[at : at + 8], padding=True, return_tensors="pt", **cut)
+        assert plain(f(texts[at : at + 8])) == plain(dict(theirs))
+    assert f(texts[0])["input_ids"].tolist() == fast(texts[0], **cut)["input_ids"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_threads_share_a_tokenizer_of_transformers(fast: Any, texts: list[str]) -> None:
+    f = tokenize(fast, max_length=10)
+    batches = [texts[at : at + 7] for at in range(0, len(texts), 7)] * 5
+    expected = [plain(f(batch)) for batch in batches]
+    with ThreadPoolExecutor(8) as threads:
+        assert [plain(each) for each in threads.map(f, batches)] == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_padding_needs_a_token(fast: Any) -> None:
+    own = copy.deepcopy(fast)
+    own.pad_token = None
+    f = tokenize(own)
+    assert f(["same", "same"])["input_ids"].shape[0] == 2
+    with pytest.raises(SpecError, match="have 2 to .* set tokenizer.pad_token"):
+        f(["", "some more words"])
