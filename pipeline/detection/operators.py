@@ -141,7 +141,8 @@ def middle_inside(boxes: Points, part: Box) -> Flags:
     """Return of each box `[n, 4]` whether its middle is in a part."""
     edges = edges_of(part)
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
-    found: Flags = ((middles >= edges[:2]) & (middles < edges[2:])).all(axis=1)
+    inside = (middles >= edges[:2]) & (middles < edges[2:])
+    found: Flags = np.all(inside, axis=1)
     return found
 
 
