@@ -12,7 +12,7 @@ import torch
 from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
-from ..engine.plan import Lengths, Order, Shard, shuffled_by_group
+from ..engine.plan import Lengths, Order, Shard, group_shuffle, shuffled_by_part
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
 from ..errors import SpecError, check
 from ..system.printing import Printed
@@ -181,7 +181,11 @@ class Description(Constructors, Printed):
         return self._with(SelectStage(indices))
 
     def shuffle(
-        self, *buffer: object, seed: int | None = None, window: int | None = None
+        self,
+        *buffer: object,
+        seed: int | None = None,
+        window: int | None = None,
+        parts: int | None = None,
     ) -> Self:
         """Use another order every epoch, a function of the seed and the epoch alone.
 
@@ -191,13 +195,18 @@ class Description(Constructors, Printed):
             window: where the source has shards or row groups: shuffle these, then the
                 samples of so many of them at a time, so each is read once an epoch.
                 None: mix all samples.
+            parts: deal the data into so many equal parts, the same ones in each epoch,
+                and make each global batch of all of them, so that a rank reads its own
+                parts alone. A multiple of the number of ranks, of which each global
+                batch is a multiple. With a `window`, each part has one of its own.
+                None: any rank reads any sample.
 
         Raises:
             SpecError: something is given without its name; the source has no shards.
         """
         check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
         chosen = config.get_seed() if seed is None else seed
-        return self._with(ShuffleStage(chosen, window))
+        return self._with(ShuffleStage(chosen, window, parts))
 
     def take(self, count: int) -> Self:
         """Use only the first `count` samples: of each epoch's order, if shuffled."""
@@ -442,12 +451,19 @@ def order_of(stages: Sequence[Stage]) -> Order:
                 order = order.take(stage.count)
             case RepeatStage():
                 order = order.repeat(stage.count)
-            case ShuffleStage(window=None):
-                order = order.shuffle(stage.seed)
-            case ShuffleStage(window=int(window)):
-                sizes = _group_sizes(source)
-                order = shuffled_by_group(order, sizes, stage.seed, window)
+            case ShuffleStage():
+                order = _shuffled(order, stage, source)
     return order
+
+
+def _shuffled(order: Order, stage: ShuffleStage, source: SourceStage) -> Order:
+    within = None
+    if stage.window is not None:
+        sizes = _group_sizes(source)
+        within = group_shuffle(order, sizes, stage.seed, stage.window)
+    if stage.parts is not None:
+        return shuffled_by_part(order, stage.seed, stage.parts, within)
+    return order.then(within) if within else order.shuffle(stage.seed)
 
 
 def _group_sizes(source: SourceStage) -> Sequence[int]:

@@ -299,6 +299,7 @@ class ShuffleStage:
 
     seed: int
     window: int | None = None
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         check(

@@ -6,6 +6,7 @@
                     Timeline: batch numbers to positions and back, across sizes
     group_shuffle.py
                     GroupShuffle: shards first, then the samples of a few of them
+    part_shuffle.py PartShuffle: each rank has its own part of the data to read
     buckets.py      Buckets: samples of about the same length together; BudgetTimeline:
                     batches of so many tokens
     shard.py        Shard: this rank's part of a global batch
@@ -24,8 +25,9 @@ from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
 from .drawn import Drawing, DrawnPlan
-from .group_shuffle import shuffled_by_group
+from .group_shuffle import group_shuffle
 from .order import Order, Permutation, Rows
+from .part_shuffle import shuffled_by_part
 from .plan import Plan, Tail
 from .shard import Shard
 from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
@@ -49,7 +51,8 @@ __all__ = [
     "Shard",
     "Tail",
     "bucketed",
+    "group_shuffle",
     "read_state",
-    "shuffled_by_group",
+    "shuffled_by_part",
     "write_state",
 ]

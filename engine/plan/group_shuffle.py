@@ -95,11 +95,12 @@ class GroupShuffle:
         found = np.empty_like(rows.indices)
         for places in by_round(rows.rounds) if len(rows) else ():
             round_ = int(rows.rounds[places[0]])
-            found[places] = self._at(round_, rows.indices[places])
+            found[places] = self.at(round_, rows.indices[places])
         return Rows(found, rows.rounds)
 
-    def _at(self, round_: int, positions: Numbers) -> Numbers:
-        shuffled = self._shuffled(round_)
+    def at(self, round_: int, positions: Numbers) -> Numbers:
+        """Return what a round has at positions, `[N]`."""
+        shuffled = self.shuffled(round_)
         last = shuffled.ends.size - 1
         numbers = np.searchsorted(shuffled.ends, positions, side="right") // self.window
         found = np.empty_like(positions)
@@ -111,10 +112,10 @@ class GroupShuffle:
             length = int(shuffled.ends[stop]) - start
             key = round_ * (last + 1) + int(number)
             mixed = Permutation(length, self.seed, key).indices(positions[here] - start)
-            found[here] = self._samples(shuffled, start + mixed)
+            found[here] = self.samples(shuffled, start + mixed)
         return found
 
-    def _samples(self, shuffled: ShuffledGroups, positions: Numbers) -> Numbers:
+    def samples(self, shuffled: ShuffledGroups, positions: Numbers) -> Numbers:
         """Return the samples at positions of the groups in their order, unmixed."""
         places = np.searchsorted(shuffled.ends, positions, side="right")
         group = shuffled.order[places]
@@ -122,7 +123,8 @@ class GroupShuffle:
         found: Numbers = self.groups.starts[group] + inside
         return found
 
-    def _shuffled(self, round_: int) -> ShuffledGroups:
+    def shuffled(self, round_: int) -> ShuffledGroups:
+        """Return the groups in the order of a round."""
         known = self._kept[0]
         found = known.get(round_)
         if found is None:
@@ -142,8 +144,8 @@ class GroupShuffle:
         )
 
 
-def shuffled_by_group(order: Order, sizes: Any, seed: int, window: int) -> Order:
-    """Return the order of a data set shuffled by groups of so many samples.
+def group_shuffle(order: Order, sizes: Any, seed: int, window: int) -> GroupShuffle:
+    """Return what shuffles a data set by groups of so many samples.
 
     Raises:
         SpecError: something changed the order before; `window` is below 1; `sizes` do
@@ -158,5 +160,4 @@ def shuffled_by_group(order: Order, sizes: Any, seed: int, window: int) -> Order
         type(window) is int and window >= 1,
         f"`window` must be an int >= 1, the shards mixed at once, got {window!r}",
     )
-    groups = Groups.of(sizes, order.length)
-    return order.then(GroupShuffle(groups, checked_seed(seed), window))
+    return GroupShuffle(Groups.of(sizes, order.length), checked_seed(seed), window)

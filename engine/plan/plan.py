@@ -17,6 +17,7 @@ from .batch_plan import BatchPlan
 from .buckets import BatchRun, BudgetTimeline, budget_of
 from .cursor import Cursor, read_state, write_state
 from .order import Order, Rows
+from .part_shuffle import Parts, check_parts, parts_of
 from .shard import Shard
 from .timeline import Place, Schedule, Setting, SettingRun, Span, Timeline
 
@@ -54,6 +55,7 @@ class Plan:
     timeline: Timeline | BudgetTimeline = field(init=False, repr=False, compare=False)
     hash: str = field(init=False, compare=False)
     """32 hex digits of everything that decides the global batches."""
+    _parts: Parts | None = field(init=False, repr=False, compare=False)
     _reader: RowReader = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Plan:
         )
         timeline = self._timeline()
         check_sizes(timeline, self.shard)
+        check_parts(self.order, [run.size for run in timeline.runs])
+        object.__setattr__(self, "_parts", parts_of(self.order))
         object.__setattr__(self, "timeline", timeline)
         object.__setattr__(self, "hash", fingerprint(self.facts()))
         object.__setattr__(self, "_reader", RowReader(self.order))
@@ -214,9 +218,8 @@ class Plan:
         """Return the positions of `plan` and the batches after it; where each ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
         stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
-        if self.shard.size == 1 and self.timeline.even(
-            plan.epoch, plan.batch, stop - 1
-        ):
+        alone = self.shard.size == 1 and self._parts is None
+        if alone and self.timeline.even(plan.epoch, plan.batch, stop - 1):
             # One rank's batches of one size leave no gap.
             end = self.timeline.span(plan.epoch, stop - 1).stop - plan.start
             positions = np.arange(plan.start, plan.start + end, dtype=np.int64)
@@ -228,10 +231,12 @@ class Plan:
         span = self.timeline.span(epoch, batch)
         first, n_rows = self._dealt(span)
         start = span.place.position
-        if first + n_rows <= span.n_true:
-            return np.arange(start + first, start + first + n_rows, dtype=np.int64)
         rows = np.arange(first, first + n_rows, dtype=np.int64)
-        return start + rows % span.n_true
+        if first + n_rows > span.n_true:
+            rows %= span.n_true
+        if self._parts is not None:
+            return self._parts.positions(start, span.size, rows)
+        return start + rows
 
 
 def check_sizes(timeline: Timeline | BudgetTimeline, shard: Shard) -> None:

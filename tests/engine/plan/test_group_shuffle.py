@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.plan import Order, shuffled_by_group
+from penstock.engine.plan import Order, group_shuffle
 from penstock.errors import SpecError
 
 sizes_of = st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any)
@@ -18,7 +18,7 @@ sizes_of = st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any)
 
 def shuffled(sizes: Any, seed: int = 0, window: int = 3) -> Order:
     order = Order.sequential(int(np.sum(sizes)))
-    return shuffled_by_group(order, sizes, seed, window)
+    return order.then(group_shuffle(order, sizes, seed, window))
 
 
 def epoch_of(order: Order, epoch: int) -> list[int]:
@@ -84,11 +84,11 @@ def test_a_place_far_in_a_huge_data_set_is_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: shuffled_by_group(Order.sequential(9), [4, 4], 0, 1), "9 together"),
-        (lambda: shuffled_by_group(Order.sequential(9), [10, -1], 0, 1), "9 together"),
+        (lambda: group_shuffle(Order.sequential(9), [4, 4], 0, 1), "9 together"),
+        (lambda: group_shuffle(Order.sequential(9), [10, -1], 0, 1), "9 together"),
         (lambda: shuffled([4, 4], window=0), "`window` must be an int >= 1"),
         (
-            lambda: shuffled_by_group(Order.sequential(9).take(8), [4, 4], 0, 1),
+            lambda: group_shuffle(Order.sequential(9).take(8), [4, 4], 0, 1),
             "right behind the source",
         ),
     ],

@@ -1,0 +1,181 @@
+"""A shuffle within parts: what one reader wants in an epoch is one part of the data.
+
+The data set is dealt into equal parts, once for all epochs. Each epoch shuffles within
+them, and each global batch has as many rows of each part, one part after the other. A
+rank's rows stand together in the batch, so it reads its own parts alone, the same ones
+in each epoch: a cache beside it has to hold these, and no shard is read by many. The
+parts are counted, not the ranks, so that the batches are the same on any number of
+ranks. MosaicML Streaming's canonical nodes are the same idea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import check, checked_seed
+from .group_shuffle import Groups, GroupShuffle
+from .order import Order, Permutation, Rows, by_round
+from .shard import Shard
+
+Numbers: TypeAlias = NDArray[np.int64]
+DEALING = -1
+"""The round whose permutation deals the data into parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvenShuffle:
+    """All samples of a part mixed."""
+
+    length: int
+    seed: int
+
+    def at(self, round_: int, positions: Numbers) -> Numbers:
+        """Return what a round has at positions, `[N]`."""
+        return Permutation(self.length, self.seed, round_).indices(positions)
+
+
+@dataclass(frozen=True, slots=True)
+class PartShuffle:
+    """What comes before, dealt into parts, each in another order each round.
+
+    Positions count one part after the other: see `Parts` for those of a batch.
+
+    Args:
+        length: samples, at least one a part.
+        seed: of the dealing and of all rounds.
+        count: how many parts.
+        within: None: all samples of a part are mixed. Otherwise groups are dealt whole,
+            but for those at a border, and mixed a few at a time.
+    """
+
+    length: int
+    seed: int
+    count: int
+    within: GroupShuffle | None = None
+    _starts: Numbers = field(init=False, repr=False, compare=False)
+    _shuffles: tuple[EvenShuffle | GroupShuffle, ...] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        shares = [Shard(k, self.count).share(self.length) for k in range(self.count)]
+        object.__setattr__(self, "_starts", np.array([start for start, _ in shares]))
+        shuffles = tuple(self._shuffle(start, length) for start, length in shares)
+        object.__setattr__(self, "_shuffles", shuffles)
+
+    def _shuffle(self, start: int, length: int) -> EvenShuffle | GroupShuffle:
+        """Return what shuffles the part that begins at `start`."""
+        if self.within is None:
+            return EvenShuffle(length, self.seed)
+        ends = self.within.shuffled(DEALING).ends
+        borders = np.unique(np.clip([0, *ends], start, start + length))
+        return replace(self.within, groups=Groups.of(np.diff(borders), length))
+
+    def trace(self, rows: Rows) -> Rows:
+        """Return what each round has at `rows`."""
+        found = np.empty_like(rows.indices)
+        parts = np.searchsorted(self._starts, rows.indices, side="right") - 1
+        keys = rows.rounds * self.count + parts
+        for places in by_round(keys) if len(rows) else ():
+            part = int(parts[places[0]])
+            start = self._starts[part]
+            inside = rows.indices[places] - start
+            key = int(keys[places[0]])
+            found[places] = start + self._shuffles[part].at(key, inside)
+        return Rows(self._dealt(found), rows.rounds)
+
+    def _dealt(self, positions: Numbers) -> Numbers:
+        """Return the samples at positions of the parts, unshuffled."""
+        if self.within is None:
+            return Permutation(self.length, self.seed, DEALING).indices(positions)
+        return self.within.samples(self.within.shuffled(DEALING), positions)
+
+    def __str__(self) -> str:
+        said = self.within or f"shuffle(seed={self.seed})"
+        return f"{said} in {self.count} parts"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the rows of a batch stand in a `PartShuffle`.
+
+    Args:
+        length: samples of an epoch.
+        count: how many parts; each global batch is a multiple of it.
+    """
+
+    length: int
+    count: int
+
+    def positions(self, start: int, size: int, rows: Numbers) -> Numbers:
+        """Return the positions of some rows of a batch.
+
+        Args:
+            start: samples of the epoch before the batch.
+            size: of the global batch, as planned; the epoch's last one may have fewer.
+            rows: numbers of rows, `int64 [N]`.
+        """
+        shares = [Shard(k, self.count).share(self.length) for k in range(self.count)]
+        starts, lengths = np.array(shares, np.int64).T
+        done = start // self.count
+        taken = np.minimum(size // self.count, lengths - done)
+        ends = np.cumsum(taken)
+        part = np.searchsorted(ends, rows, side="right")
+        found: Numbers = starts[part] + done + rows - (ends - taken)[part]
+        return found
+
+
+def parts_of(order: Order) -> Parts | None:
+    """Return how the batches of an order are made of parts; None: as they stand."""
+    last = order.steps[-1] if order.steps else None
+    if not isinstance(last, PartShuffle):
+        return None
+    return Parts(last.length, last.count)
+
+
+def check_parts(order: Order, sizes: Sequence[int]) -> None:
+    """Raise `SpecError` where batches of these sizes cannot be made of parts."""
+    for step in order.steps:
+        if not isinstance(step, PartShuffle):
+            continue
+        check(
+            step is order.steps[-1],
+            f"shuffle(parts={step.count}) says which rank reads what, so nothing may"
+            f" change the order after it, got {order}; put take(), select() and"
+            " repeat() before it, and leave `lengths` out of batch()",
+        )
+        uneven = [size for size in sizes if size % step.count]
+        check(
+            not uneven,
+            f"shuffle(parts={step.count}) takes as many samples of each part into a"
+            f" batch, so global batches must be a multiple of {step.count}, got"
+            f" {uneven[:1]}; change one of the two",
+        )
+
+
+def shuffled_by_part(
+    order: Order, seed: int, count: int, within: GroupShuffle | None = None
+) -> Order:
+    """Return the order shuffled within parts.
+
+    Args:
+        order: what is shuffled.
+        seed: see `PartShuffle`.
+        count: likewise.
+        within: likewise.
+
+    Raises:
+        SpecError: fewer parts than one, or more than samples.
+    """
+    length = order.epoch_length
+    check(
+        type(count) is int and 1 <= count <= length,
+        f"`parts` must be an int from 1 to {length}, the number of samples, got"
+        f" {count!r}; a multiple of the number of ranks is usual",
+    )
+    return order.then(PartShuffle(length, checked_seed(seed), count, within))
