@@ -30,7 +30,5 @@ def tokenizer(texts: list[str]) -> Any:
         vocab_size=400, special_tokens=SPECIAL, show_progress=False
     )
     made.train_from_iterator(texts, trainer)
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return made
