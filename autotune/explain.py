@@ -10,7 +10,6 @@ from typing import Literal
 from ..engine.observe.observation import (
     Face,
     Observation,
-    PartObservation,
     SegmentObservation,
     TrainerObservation,
     ratio,
@@ -42,8 +41,6 @@ NOT_INPUT_BOUND = 0.03
 """Below this share there is nothing to gain worth the trouble."""
 MAX_HEADSPACE = 1000.0
 """Stands for all that is more, as of a trainer that does nothing."""
-CACHE_WORTH = 0.1
-"""Share of the work on a sample that a cache must spare to be worth a word."""
 MAX_NAMED = 3
 """Operations named in the verdict line."""
 
@@ -357,34 +354,4 @@ def _parts(
     whole_s = sum(map(taken_s, segment.parts))
     return tuple(
         (part.name, share * ratio(taken_s(part), whole_s)) for part in segment.parts
-    )
-
-
-def cache_points(observation: Observation) -> tuple[str, ...]:
-    """Return one line for each place where a cache is worth a thought.
-
-    A sample that is found needs none of the worker-seconds spent up to there; where
-    there is room for a share of the samples only, that share is found (see
-    `penstock.cache.memory`), so the gain is in proportion.
-    """
-    parts = [part for segment in observation.segments for part in segment.parts]
-    whole_s = sum(part.run_s_per_row for part in parts)
-    lines = []
-    spared_s = 0.0
-    for part in parts:
-        spared_s += part.run_s_per_row
-        if part.storable is None or not part.bytes_per_row:
-            break
-        if spared_s >= CACHE_WORTH * whole_s:
-            lines.append(point(part, spared_s, whole_s, part.storable))
-    return tuple(lines)
-
-
-def point(part: PartObservation, spared_s: float, whole_s: float, count: int) -> str:
-    """Say what a cache behind an operation would spare, and take."""
-    return (
-        f"a cache behind {part.name} would spare {phrases.ms(spared_s)} of"
-        f" {phrases.ms(whole_s)} ms of work a sample, and need"
-        f" {phrases.size(part.bytes_per_row * count)} ({count:,} samples of"
-        f" {phrases.size(part.bytes_per_row)})"
     )

@@ -24,7 +24,8 @@ from .fingerprint.key import Fingerprint
 from .memory import Arena
 from .record import same
 from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
-from .tiers import Claim, Claims, Found, Here, Opening
+from .structure import UnstorableError
+from .tiers import Claim, Found, Here, Opening
 
 REPEATED = 3
 """Samples that are computed twice, to see whether that makes a difference."""
@@ -62,6 +63,8 @@ class Lookup:
 
     def __init__(self, here: Here, key: bytes, index: int) -> None:
         self._here = here
+        self.claims = here.claims
+        """Where it is claimed; None: nothing is, and nothing stored."""
         self.key = key
         self._index = index
         self._stored_before = here.stored
@@ -74,13 +77,7 @@ class Lookup:
     def wants_claim(self) -> bool:
         """Whether it is to be computed here, and stored."""
         here = self._here
-        return self._found is None and here.claims is not None and here.admits(self.key)
-
-    @property
-    def claims(self) -> Claims:
-        """Where it is claimed."""
-        assert self._here.claims is not None
-        return self._here.claims
+        return self._found is None and self.claims is not None and here.admits(self.key)
 
     def claimed(self, claim: Claim) -> None:
         """Note whose it is to compute; look again, as others may be through with it."""
@@ -118,6 +115,7 @@ class Lookup:
         Raises:
             RandomUpstreamError: it is another one each time.
             UnstorableError: it holds something that cannot be stored.
+                Of a cache that nobody asked for neither is raised.
         """
         here = self._here
         if self._found is not None:
@@ -126,14 +124,27 @@ class Lookup:
         here.counters.add(misses=1, compute_ns=self._took_ns)
         if len(made) > 1:
             if not same(*made):
-                raise RandomUpstreamError(RANDOM.format(here.opening.name, self._index))
+                return self._refused(
+                    RandomUpstreamError(RANDOM.format(here.opening.name, self._index)),
+                    made[0],
+                )
             here.counters.add(repeated=1)  # not before: the next is to be looked at too
         if self._claim is not None and self._claim.ours:
-            here.keep(self.key, made[0], self._took_ns, self._free)
+            try:
+                here.keep(self.key, made[0], self._took_ns, self._free)
+            except UnstorableError as error:
+                return self._refused(error, made[0])
             self._handed_on = True
-        elif self._claim is None and here.claims is not None:
+        elif self._claim is None and self.claims is not None:
             here.counters.add(refused=1)
         return made[0]
+
+    def _refused(self, error: Exception, sample: Any) -> Any:
+        """Raise why a sample cannot be stored; or return it, if nobody asked for it."""
+        if not self._here.opening.optional:
+            raise error
+        self._here.give_up(str(error))
+        return sample
 
     def __enter__(self) -> None: ...
 
@@ -143,7 +154,7 @@ class Lookup:
 
     def _free(self) -> None:
         claim, self._claim = self._claim, None
-        if claim is not None and claim.ours:
+        if claim is not None and claim.ours and self.claims is not None:
             self.claims.free(self.key)
 
     def _repeats(self) -> bool:
@@ -227,6 +238,7 @@ class Cache:
         """
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
+            assert lookup.claims is not None
             lookup.claimed(lookup.claims.claim(lookup.key))
         if lookup.settled:
             return lookup.sample
@@ -243,6 +255,7 @@ class Cache:
         """Do the same in an event loop, where others go on while one waits."""
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
+            assert lookup.claims is not None
             lookup.claimed(await lookup.claims.claim_in_loop(lookup.key))
         if lookup.settled:
             return lookup.sample

@@ -176,6 +176,8 @@ class Opening:
     disk_limit: int | None
     repeated: int = 3
     """Samples that are computed twice, to see whether that makes a difference."""
+    optional: bool = False
+    """Whether penstock has put it there: what cannot be stored ends it, not the run."""
 
     @property
     def folder(self) -> Path | None:
@@ -336,6 +338,11 @@ class Here:
                 self.disk.clear(namespace)
             except DiskError as error:
                 self._disk_off(str(error))
+
+    def give_up(self, why: str) -> None:
+        """Store and find nothing from here on; each process finds out for itself."""
+        self.warn(f"it is given up, and samples are made each time: {why}")
+        self.arena = self.disk = self.claims = None
 
     def close(self, *, sync: bool = False) -> None:
         """Write what waits, and let go of everything. Idempotent.

@@ -37,6 +37,8 @@ class Options:
     functions hold tensors on a CUDA device."""
     name: str = ""
     """Of the pipeline, in the log; empty: as the variable that it is stored in."""
+    cache: Literal["auto"] | None = None
+    """Whether a cache may be placed between two epochs, where it pays."""
 
     def __post_init__(self) -> None:
         check(
@@ -53,6 +55,11 @@ class Options:
             f"{self.multiprocessing_context!r}",
         )
         check_name(self.name)
+        check(
+            self.cache in (None, "auto"),
+            f"`cache` must be 'auto' or None, got {self.cache!r}; for a cache of your"
+            " own say .cache(...) where it is to be",
+        )
 
     def __repr__(self) -> str:
         return "" if self == AS_SHIPPED else call(".options", self)

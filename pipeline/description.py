@@ -308,6 +308,7 @@ class Description(Constructors, Printed):
         persistent_workers: bool = True,
         multiprocessing_context: StartMethod | None = None,
         name: str = "",
+        cache: Literal["auto"] | None = None,
     ) -> Self:
         """Say how the whole pipeline runs. It changes no byte of any batch.
 
@@ -321,8 +322,11 @@ class Description(Constructors, Printed):
                 hold tensors on a CUDA device).
             name: what the log and its files call this pipeline (default: the variable
                 that it is stored in, without `_loader` or `_pipe`; or file and line).
+            cache: "auto": between two epochs a cache in RAM may be placed where it
+                spares most work, of what is the same each time as far as the code
+                tells; it takes half of the memory budget at most. The log says where.
         """
-        chosen = Options(host, persistent_workers, multiprocessing_context, name)
+        chosen = Options(host, persistent_workers, multiprocessing_context, name, cache)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
@@ -66,6 +66,8 @@ class Pipeline(Description):
         # Whether the ranks were found to load the same.
         self._agreed = False
         self._listeners: list[Callable[[BatchPlan], object]] = []
+        # Whether one may still be placed by `options(cache="auto")`.
+        self._may_cache = True
         self._slot = Slot(self._options.name or found_name())
         weakref.finalize(self, self._slot.finalise)
 
@@ -92,7 +94,11 @@ class Pipeline(Description):
 
             agree(plan.shard, {**recipe.facts(), **decoders(self._stages)})
             self._agreed = True
+        remark = ""
+        if self._options.cache == "auto" and not cursor.batch:
+            recipe, remark = self._cached(recipe)
         run = self._slot.start(recipe, cursor, plan.shard.rank)
+        run.remark = remark
         self._run = run.run
         return Epoch(self._slot, run, partial(self._hand_over, self._slot.loops))
 
@@ -178,14 +184,15 @@ class Pipeline(Description):
 
     def explain(self) -> Explanation:
         """Say what held training up lately: print it, or read its fields."""
-        from ..autotune.explain import cache_points
+        from ..autotune.caching import cache_points
 
         recipe = self._compiled()
         seen, said = self._slot.seen(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
         if not (caches := recipe.caches):
-            return replace(said, caching=cache_points(seen))
+            points = tuple(point.line for point in cache_points(seen))
+            return replace(said, caching=points)
         found = (cache.statistics() for cache in caches)
         lines = tuple(each.line for each in found if each is not None)
         return replace(said, caching=lines)
@@ -211,19 +218,46 @@ class Pipeline(Description):
         self.close()
 
     def _compiled(self) -> Recipe:
-        from .compile.recipes import compile_recipe
-
         if self._recipe is None:
             shard = self._shard or Shard.found()
             if config.get_enable_autotune():
                 from ..autotune.log import show_by_default
 
                 show_by_default(shard.rank)  # what is found now is told
-            defaults = Defaults.now(self.name)
-            self._recipe = compile_recipe(
-                self._stages, defaults, shard, self._options, self._schedule
-            )
+            self._recipe = self._recipe_of(self._stages)
         return self._recipe
+
+    def _recipe_of(self, stages: Sequence[Stage]) -> Recipe:
+        from .compile.recipes import compile_recipe
+
+        shard = self._shard or Shard.found()
+        defaults = Defaults.now(self.name)
+        return compile_recipe(stages, defaults, shard, self._options, self._schedule)
+
+    def _cached(self, recipe: Recipe) -> tuple[Recipe, str]:
+        """Place a cache between two epochs where it pays; take it away if it did not.
+
+        The batches are the same: neither the plan nor a draw knows of it.
+
+        Returns:
+            what to run, and what is to be told of it.
+        """
+        from .placing import IDLE, Placed, is_idle, place
+
+        if self._slot.run is None or self._slot.busy or not self._may_cache:
+            return recipe, ""
+        found = None
+        if not recipe.caches:
+            seen, _ = self._slot.seen(lambda: recipe)
+            found = place(self._stages, seen, config.budget(), self._recipe_of)
+        elif is_idle(recipe.caches[0]):
+            self._may_cache = False
+            found = Placed(self._recipe_of(self._stages), IDLE)
+        if found is None:
+            return recipe, ""
+        self.close()
+        self._recipe = found.recipe
+        return found.recipe, found.line
 
     def _here(self, recipe: Recipe) -> Cursor:
         """Where the next batch starts: of the loop now running, or of the next one."""

@@ -365,6 +365,8 @@ class TunedRun:
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
         """How it stood when it was closed."""
+        self.remark = ""
+        """What is to be told in the log before its first batch."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
@@ -395,10 +397,15 @@ class TunedRun:
         if before is not None and TUNING(before) == TUNING(settings):
             return
         self.stop_tuning()
+        remark, self.remark = self.remark, ""
         if settings.autotune:
-            self._start_tuning(settings)
+            self._start_tuning(settings, remark)
+        elif remark:
+            from ..autotune.log import announce
 
-    def _start_tuning(self, settings: config.Settings) -> None:
+            announce(remark, self.name)
+
+    def _start_tuning(self, settings: config.Settings, remark: str) -> None:
         # Loaded when wanted: a fifth of what importing penstock would take.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
@@ -410,6 +417,8 @@ class TunedRun:
             log = stack.enter_context(
                 AutotuneLog(settings.filepath_prefix, self._rank, self.name)
             )
+            if remark:
+                log.say(remark)
             # Who is given a number of cores has been given his part already.
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -343,6 +343,9 @@ class CacheStage:
     disk_limit: int | None = None
     codec: Name = "auto"
     version: int | str | None = None
+    placed: bool = False
+    """Whether penstock has put it there. It is no stage of the user's then: the others
+    keep their numbers, and it shares its neighbour's."""
 
     def __post_init__(self) -> None:
         check(
@@ -463,3 +466,11 @@ Stage = (
     | BatchStage
     | DeviceStage
 )
+
+
+def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
+    """Yield the stages with their numbers, as the log has them."""
+    number = -1
+    for stage in stages:
+        number += not (isinstance(stage, CacheStage) and stage.placed)
+        yield number, stage

@@ -13,7 +13,7 @@ from ...cache.tiers import Opening
 from ...errors import check
 from ...system.printing import name_of
 from ..sources.files import AsyncFiles, Files
-from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
+from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of, numbered
 
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
@@ -26,8 +26,8 @@ PRIVATE = (
 def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
     """Return the caches among the stages, by their number; none is open yet."""
     return {
-        number: _cache(stages[:number], stage, f"Cache(ID:{number})")
-        for number, stage in enumerate(stages)
+        number: _cache(stages[:place], stage, f"Cache(ID:{number})")
+        for place, (number, stage) in enumerate(numbered(stages))
         if isinstance(stage, CacheStage)
     }
 
@@ -68,7 +68,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     _check_mixture(source, maps, name)
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
-    if found.private_because is not None:
+    if found.private_because is not None and not stage.placed:
         LOGGER.warning(PRIVATE, name, found.private_because)
     read = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
@@ -79,6 +79,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         repeated=REPEATED_DRAWS if found.draws else REPEATED,
         disk=stage.disk,
         disk_limit=stage.disk_limit,
+        optional=stage.placed,
     )
     return Cache(opening, found, found.digest.hex(), stage.ram)
 

@@ -35,6 +35,7 @@ from ..stages import (
     ShuffleStage,
     SourceStage,
     Stage,
+    numbered,
 )
 from .caches import caches_of, read_in_threads
 from .segments import Numbered, found_kind, fused, on_batches, with_batch_work
@@ -138,7 +139,7 @@ def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Num
     """
     work: list[Numbered] = [
         (number, stage)
-        for number, stage in enumerate(stages)
+        for number, stage in numbered(stages)
         if isinstance(stage, (PerSample, CacheStage))
     ]
     before = sum(number < batch for number, _ in work)
@@ -147,7 +148,7 @@ def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Num
 
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     """Return the stage that makes batches, and which of the pipeline's it is."""
-    for number, stage in enumerate(stages):
+    for number, stage in numbered(stages):
         if isinstance(stage, BatchStage):
             return number, stage
     raise SpecError(

@@ -395,18 +395,19 @@ def _operations(
 ) -> tuple[Operation, ...]:
     """Return what is done to samples; all up to the last cache is one operation."""
     last = last_cache(group)
+    written = [n for n, cache in caches.items() if not cache.opening.optional]
     steps: list[Step] = []
     sized = False
     for number, stage in group[: last + 1]:
         if isinstance(stage, CacheStage):
             steps.append(Stored(caches[number], sized))
             continue
-        operation = _operation(stage, number, named(number, stage), caches)
+        operation = _operation(stage, number, named(number, stage), written)
         assert isinstance(operation, (Read, Map))
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
     behind = [
-        _operation(stage, number, named(number, stage), caches)
+        _operation(stage, number, named(number, stage), written)
         for number, stage in group[last + 1 :]
         if not isinstance(stage, CacheStage)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.explain import cache_points
+from penstock.autotune.caching import cache_points, worthwhile
 from penstock.engine.observe.observation import Observation, PartObservation
 from support.windows import starved
 
@@ -21,8 +21,8 @@ def seen(*parts: PartObservation) -> Observation:
 
 
 def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
-    (line,) = cache_points(seen(READ, DECODE, AUGMENT))
-    assert line == (
+    (point,) = cache_points(seen(READ, DECODE, AUGMENT))
+    assert point.line == (
         "a cache behind Map(ID:1) decode would spare 2.00 of 3.00 ms of work a sample,"
         " and need 1000 MiB (1,000 samples of 1.0 MiB)"
     )
@@ -38,3 +38,28 @@ def test_behind_what_is_random_there_is_no_place() -> None:
 
 def test_what_was_not_measured_is_not_told() -> None:
     assert cache_points(seen(replace(DECODE, bytes_per_row=0.0))) == ()
+
+
+def test_the_place_that_spares_most_comes_first() -> None:
+    resize = replace(DECODE, name="Map(ID:2) resize", bytes_per_row=1 << 17)
+    observation = seen(READ, DECODE, resize)
+    roomy = [point.part for point in worthwhile(observation, 1 << 40)]
+    assert roomy == ["Map(ID:2) resize", "Map(ID:1) decode"]
+
+
+def test_where_room_is_short_small_samples_come_first() -> None:
+    grow = replace(DECODE, name="Map(ID:2) grow", bytes_per_row=100 << 20)
+    found = worthwhile(seen(READ, DECODE, grow), 1000 << 20)
+    assert [point.part for point in found] == ["Map(ID:1) decode"]
+
+
+def test_what_is_as_fast_as_a_cache_is_not_cached() -> None:
+    fast = replace(READ, run_s_per_row=0.00002, bytes_per_row=100.0)
+    assert not worthwhile(seen(fast), 1 << 40)
+
+
+def test_a_trainer_that_does_not_wait_gets_no_cache() -> None:
+    observation = seen(READ, DECODE, AUGMENT)
+    fed = replace(observation.trainer, wait_s=0.0)
+    assert worthwhile(observation, 1 << 40)
+    assert not worthwhile(replace(observation, trainer=fed), 1 << 40)

@@ -1,0 +1,103 @@
+"""Where a cache would pay: what it would spare, what it would need, and which is best.
+
+A sample that is found needs none of the worker-seconds spent up to there. Where there
+is room for a share of the samples only, that share is found (see
+`penstock.cache.memory`), so the gain is in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engine.observe.observation import Observation, PartObservation, ratio
+from . import phrases
+from .window import wait_share
+
+CACHE_WORTH = 0.1
+"""Share of the work on a sample that a cache must spare to be worth a word."""
+FINDING_S = 50e-6
+FOUND_BYTES_PER_S = 1e9
+"""What finding a sample takes, at most: so long, and so long for its bytes."""
+WAITING = 0.02
+"""Share of the step that a trainer must wait for a cache to be worth its memory."""
+ROOM, RECORD_BYTES = 1.1, 256
+"""Bytes of a cache for each byte of its samples, and for each sample: what records have
+around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePoint:
+    """A place for a cache."""
+
+    part: str
+    """The operation that it would be behind, as `Map(ID:1) decode`."""
+    spared_s: float
+    """Worker-seconds that a sample takes up to there."""
+    whole_s: float
+    """Worker-seconds that it takes altogether."""
+    sample_bytes: float
+    samples: int
+
+    @property
+    def need_bytes(self) -> float:
+        """What all samples take."""
+        return self.sample_bytes * self.samples
+
+    @property
+    def line(self) -> str:
+        """What it would spare, and take."""
+        return (
+            f"a cache behind {self.part} would spare {phrases.ms(self.spared_s)} of"
+            f" {phrases.ms(self.whole_s)} ms of work a sample, and need"
+            f" {phrases.size(self.need_bytes)} ({self.samples:,} samples of"
+            f" {phrases.size(self.sample_bytes)})"
+        )
+
+    @property
+    def room_bytes(self) -> int:
+        """What a cache must have to hold them all."""
+        return int(ROOM * self.need_bytes) + RECORD_BYTES * self.samples
+
+    def gain_s(self, room_bytes: float) -> float:
+        """Return the worker-seconds a sample that so many bytes would spare."""
+        found_s = FINDING_S + self.sample_bytes / FOUND_BYTES_PER_S
+        share = min(1.0, ratio(room_bytes, self.room_bytes))
+        return share * (self.spared_s - found_s)
+
+
+def cache_points(observation: Observation) -> tuple[CachePoint, ...]:
+    """Return each place where a cache is worth a thought."""
+    parts = [part for segment in observation.segments for part in segment.parts]
+    whole_s = sum(part.run_s_per_row for part in parts)
+    points = []
+    spared_s = 0.0
+    for part in parts:
+        spared_s += part.run_s_per_row
+        if part.storable is None or not part.bytes_per_row:
+            break
+        if spared_s >= CACHE_WORTH * whole_s:
+            points.append(point(part, spared_s, whole_s, part.storable))
+    return tuple(points)
+
+
+def point(
+    part: PartObservation, spared_s: float, whole_s: float, samples: int
+) -> CachePoint:
+    """Return the place behind an operation."""
+    return CachePoint(part.name, spared_s, whole_s, part.bytes_per_row, samples)
+
+
+def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoint]:
+    """Return the places that would shorten the trainer's wait, the best one first.
+
+    Args:
+        observation: of a time in which nothing was cached.
+        room_bytes: what a cache may hold.
+    """
+    if wait_share(observation) < WAITING:
+        return ()
+    found = sorted(cache_points(observation), key=lambda each: -each.gain_s(room_bytes))
+    return [
+        each for each in found if each.gain_s(room_bytes) >= CACHE_WORTH * each.whole_s
+    ]

@@ -1,0 +1,97 @@
+"""A cache that penstock places itself, between two epochs: `options(cache="auto")`.
+
+Where it pays is for `autotune/caching.py` to say. Here it is put among the stages, if
+what it would store is the same each time, as far as can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import SpecError
+from .compile.segments import named
+from .stages import CacheStage, PerSample, Stage, numbered
+
+if TYPE_CHECKING:
+    from ..autotune.caching import CachePoint
+    from ..cache.cache import Cache
+    from ..engine.observe.observation import Observation
+    from ..engine.recipe import Recipe
+    from ..system.resources import Budget
+
+SHARE = 2
+"""Such a part of the memory budget may be a cache."""
+
+
+IDLE = (
+    "took the cache away: samples are made as fast as they are found there; it is not"
+    " placed again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A recipe with a cache, and the line that tells of it."""
+
+    recipe: Recipe
+    line: str
+
+
+def place(
+    stages: Sequence[Stage],
+    seen: Observation,
+    budget: Budget,
+    compile_recipe: Callable[[Sequence[Stage]], Recipe],
+) -> Placed | None:
+    """Return the recipe with a cache where it pays most; None: it pays nowhere.
+
+    A function that draws, or that cannot be told from another, is left alone: what
+    stands before a cache is made once, and has to be the same each time.
+
+    Args:
+        stages: without a cache.
+        seen: the last seconds of the epoch before.
+        budget: a cache takes half of its memory at most.
+        compile_recipe: makes the recipe of stages.
+    """
+    from ..autotune.caching import worthwhile
+
+    room = budget.memory_bytes // SHARE
+    for point in worthwhile(seen, room):
+        ram = min(room, point.room_bytes)
+        try:
+            recipe = compile_recipe(with_cache(stages, point.part, ram))
+        except SpecError:  # what would run together then has settings of its own
+            continue
+        (cache,) = recipe.caches
+        found = cache.fingerprint
+        if not found.draws and found.private_because is None:
+            return Placed(recipe, line_of(point, ram))
+    return None
+
+
+def line_of(point: CachePoint, ram: int) -> str:
+    """Return the line of the log."""
+    from ..autotune import phrases
+
+    return f"placed a cache of {phrases.size(ram)} in RAM: {point.line}."
+
+
+def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...]:
+    """Return the stages with a cache behind the one that the log calls `part`."""
+    found: list[Stage] = []
+    for number, stage in numbered(stages):
+        found.append(stage)
+        if isinstance(stage, PerSample) and named(number, stage) == part:
+            found.append(CacheStage(ram=ram, placed=True))
+    return tuple(found)
+
+
+def is_idle(cache: Cache) -> bool:
+    """Whether a cache that was placed has found samples, and spared nothing by it."""
+    statistics = cache.statistics()
+    if not cache.opening.optional or statistics is None or not statistics.hits:
+        return False
+    return not any(tier.seconds_saved for tier in statistics.tiers)

@@ -1,0 +1,144 @@
+"""`options(cache="auto")`: a cache between two epochs, where it pays and is right."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+# ruff: noqa: SLF001
+
+SAMPLES = 48
+calls: list[int] = []
+numbers = itertools.count()
+
+
+def costly(index: int) -> Any:
+    """Take about a millisecond, with the GIL released."""
+    calls.append(index)
+    digest = hashlib.sha256(bytes(1_000_000)).digest()
+    return np.frombuffer(digest, np.uint8).astype(np.float32) + index
+
+
+def jittered(sample: Any, rng: np.random.Generator) -> Any:
+    return sample + rng.random(sample.shape, np.float32)
+
+
+def costly_and_random(index: int) -> Any:
+    return costly(index) * random.random()
+
+
+def costly_and_counting(index: int) -> Any:
+    return costly(index) * next(numbers)
+
+
+def epochs(pipe: Any, count: int = 4) -> list[list[bytes]]:
+    return [[batch.numpy().tobytes() for batch in pipe] for _ in range(count)]
+
+
+def pipe_of(function: Any, **options: Any) -> Any:
+    pipe = ps.Pipeline.from_dataset(range(SAMPLES)).shuffle(seed=3)
+    return pipe.map(function).map(jittered).batch(8).options(**options)
+
+
+@pytest.fixture(autouse=True)
+def nothing_called() -> None:
+    calls.clear()
+
+
+@pytest.mark.parametrize("executor", ["auto", "thread", "process"])
+def test_the_batches_are_those_without_it(executor: Any) -> None:
+    def described(**options: Any) -> Any:
+        pipe = ps.Pipeline.from_dataset(range(SAMPLES)).shuffle(seed=3)
+        pipe = pipe.map(costly, executor=executor, num_parallel_workers=2)
+        return pipe.map(jittered, executor="inline").batch(8).options(**options)
+
+    def plain(**options: Any) -> Any:
+        return pipe_of(costly, **options)
+
+    make = plain if executor == "auto" else described
+    with make(cache="auto") as cached, make() as computed:
+        assert epochs(cached) == epochs(computed)
+
+
+def test_it_is_placed_behind_what_costs_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    with pipe_of(costly, cache="auto", name="digits") as pipe:
+        epochs(pipe, 2)
+        after_two = len(calls)
+        epochs(pipe, 2)
+        assert pipe.explain().caching[0].startswith("Cache(ID:2)")
+    # One epoch each to measure and to fill, and the first samples twice, to compare.
+    assert after_two <= 2 * SAMPLES + 3
+    assert len(calls) == after_two
+    told = [line for line in caplog.messages if "placed a cache" in line]
+    assert len(told) == 1
+    assert told[0].startswith("digits: placed a cache of")
+    assert "behind Map(ID:2) costly" in told[0]
+
+
+def test_it_is_a_row_of_the_tuned_runs_log(tmp_path: Any) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    with pipe_of(costly, cache="auto") as pipe:
+        epochs(pipe, 2)
+    ps.set_enable_autotune(False)
+    rows = (tmp_path / "run_0.jsonl").read_text()
+    assert rows.count("placed a cache of") == 1
+
+
+def test_what_draws_is_not_cached() -> None:
+    with pipe_of(costly_and_random, cache="auto") as pipe:
+        found = epochs(pipe, 3)
+        assert not pipe._recipe.caches
+    assert found[0] != found[1] != found[2]
+
+
+def test_what_turns_out_to_differ_is_made_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pipe_of(costly_and_counting, cache="auto") as pipe:
+        epochs(pipe, 2)
+        after_two = len(calls)
+        epochs(pipe, 1)
+    assert len(calls) >= after_two + SAMPLES
+    (told,) = [line for line in caplog.messages if "given up" in line]
+    assert "computed twice" in told
+
+
+def test_a_cache_that_spares_nothing_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.autotune import caching
+
+    # Reading numbers takes less than finding them, and is told to take more.
+    monkeypatch.setattr(caching, "FINDING_S", -1.0)
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    pipe = ps.Pipeline.from_dataset([bytes(9)] * 64).batch(8).options(cache="auto")
+    with pipe:
+        for _ in range(5):
+            assert sum(len(batch) for batch in pipe) == 64
+        assert not pipe._recipe.caches
+    told = [line for line in caplog.messages if "cache" in line]
+    assert [line.split()[1] for line in told] == ["placed", "took"]
+
+
+def test_a_cache_of_the_users_is_left_alone() -> None:
+    pipe = ps.Pipeline.from_dataset(range(SAMPLES)).map(costly).cache(ram="1MB")
+    with pipe.batch(8).options(cache="auto") as loop:
+        epochs(loop, 3)
+        (cache,) = loop._recipe.caches
+        assert not cache.opening.optional
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ps.SpecError, match="must be 'auto' or None, got 'ram'"):
+        pipe_of(costly, cache="ram")
