@@ -16,8 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 Read = Callable[[str], Awaitable[bytes]]
 
-KNOWN = 50
-"""Reads that must be known before one can be called late."""
+KNOWN = 20
+"""Reads that must be known to say how long one takes."""
+UNKNOWN_LATE_S = 1.0
+"""Until then a read is late after so long."""
 REMEMBERED = 1000
 """The latest, that say how long a read takes."""
 LATE = 0.95
@@ -57,10 +59,12 @@ class HedgedReads:
 
     def late_s(self) -> float | None:
         """Return the seconds after which a read is late; None: none is asked again."""
-        known = len(self._sorted)
-        if known < KNOWN or self.hedged > MAX_SHARE * self.asked:
+        if self.hedged > MAX_SHARE * self.asked:
             return None
-        return LEEWAY * self._sorted[int(LATE * known)]
+        known = len(self._sorted)
+        if known < KNOWN:
+            return UNKNOWN_LATE_S
+        return LEEWAY * self._sorted[int(LATE * (known - 1))]
 
     async def _hedged(self, function: Read, path: str, late_s: float) -> bytes:
         first = asyncio.ensure_future(function(path))

@@ -33,6 +33,7 @@ def seen(batches: Any, step_s: float = 0.0) -> list[list[int]]:
     return found
 
 
+@pytest.mark.serial
 def test_it_loads_within_accelerates_wrapper_and_its_verdict_is_true() -> None:
     _, _, batches = prepared(loader(load_s=0.005))
     assert type(batches).__name__ == "DataLoaderShard"

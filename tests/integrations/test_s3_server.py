@@ -12,9 +12,9 @@ from typing import Any
 import fsspec.asyn
 import numpy as np
 import pytest
+from faulty_proxy import proxied
 
 import penstock as ps
-from support.faulty_proxy import proxied
 
 pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")

@@ -58,6 +58,7 @@ def trainer(
     return Mine(Model(step_s), arguments, train_dataset=SlowNamed(load_s))
 
 
+@pytest.mark.serial
 def test_it_trains_on_our_loader_and_the_verdict_is_true(tmp_path: Path) -> None:
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
         made = trainer(tmp_path, load_s, step_s)

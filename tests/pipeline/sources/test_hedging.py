@@ -116,16 +116,29 @@ def test_no_more_than_a_share_is_asked_for_twice() -> None:
     assert 0 < hedged <= MAX_SHARE * 11 * KNOWN + 1
 
 
-def test_nothing_is_late_while_little_is_known() -> None:
+def test_until_enough_is_known_a_second_is_late() -> None:
     reads = HedgedReads()
     for number in range(KNOWN - 1):
         reads._note(float(number))  # noqa: SLF001
-    assert reads.late_s() is None
+    assert reads.late_s() == hedging.UNKNOWN_LATE_S
     reads._note(1000.0)  # noqa: SLF001
-    assert reads.late_s() == pytest.approx(1.5 * 47)
+    assert reads.late_s() == pytest.approx(1.5 * 18)
     for _ in range(hedging.REMEMBERED):
         reads._note(2.0)  # noqa: SLF001
     assert reads.late_s() == 3.0
+
+
+def test_one_that_stalls_among_the_first_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hedging, "UNKNOWN_LATE_S", 0.01)
+
+    async def run() -> None:
+        reads, calls = HedgedReads(), Calls(never, right)
+        assert await reads.read(calls, "file") == b"right"
+        assert (reads.hedged, calls.cancelled) == (1, 1)
+
+    asyncio.run(run())
 
 
 def test_bytes_are_spread_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
