@@ -122,7 +122,7 @@ def test_until_enough_is_known_a_second_is_late() -> None:
         reads._note(float(number))  # noqa: SLF001
     assert reads.late_s() == hedging.UNKNOWN_LATE_S
     reads._note(1000.0)  # noqa: SLF001
-    assert reads.late_s() == pytest.approx(1.5 * 18)
+    assert reads.late_s() == pytest.approx(1.5 * 17)
     for _ in range(hedging.REMEMBERED):
         reads._note(2.0)  # noqa: SLF001
     assert reads.late_s() == 3.0
