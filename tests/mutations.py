@@ -96,7 +96,7 @@ MUTATIONS = [
     Mutation(ORDER, "np.diff(rounds[places])) + 1", "np.diff(rounds[places]))"),
     Mutation(PLAN, "min(max(n_global - first, 0), n_rows)", "min(n_global - first, n_rows)"),
     Mutation(PLAN, "n_local * ranks / n_global", "n_local / n_global"),
-    Mutation(PLAN, "start + rows % span.n_true", "start + np.minimum(rows, span.n_true - 1)"),
+    Mutation(PLAN, "rows %= span.n_true", "rows = np.minimum(rows, span.n_true - 1)"),
     Mutation(PLAN, "if cursor.batch > steps or cursor", "if cursor"),
     Mutation(PLAN, "and self.timeline.even(", "and bool("),
     # Where a batch starts
