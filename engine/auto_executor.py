@@ -18,7 +18,7 @@ SURE_NS = 10_000_000
 """Work from which a segment need not finish a whole batch to be judged."""
 
 
-class Resolved(NamedTuple):
+class ResolvedExecutor(NamedTuple):
     """The workers that a segment gets, and why."""
 
     executor: Literal["inline", "thread", "process"]
@@ -27,7 +27,7 @@ class Resolved(NamedTuple):
 
 def resolve(
     rows: int, run_ns: int, left: int, batch_rows: int, *, thread_safe: bool
-) -> Resolved | None:
+) -> ResolvedExecutor | None:
     """Return what suits a segment; None while too little was done to tell.
 
     Args:
@@ -46,5 +46,5 @@ def resolve(
     cost = f"a batch takes {batch_ns / 1e6:.3g} ms"
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
-        return Resolved("inline", f"{cost}, less than the {line}")
-    return Resolved(executor, f"{cost}, more than the {line}")
+        return ResolvedExecutor("inline", f"{cost}, less than the {line}")
+    return ResolvedExecutor(executor, f"{cost}, more than the {line}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
 import re
@@ -115,3 +116,16 @@ def test_texts_name_files_that_exist(root: Path) -> None:
         if file not in known
     }
     assert found == set()
+
+
+PUBLIC_TWINS = {"pad", "resize"}
+"""Operators that images, detection and text each have, in modules of their own."""
+
+
+def test_each_class_has_a_name_of_its_own(modules: dict[str, Path]) -> None:
+    places: dict[str, set[Path]] = {}
+    for path in modules.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, set()).add(path)
+    assert {name for name, paths in places.items() if len(paths) > 1} <= PUBLIC_TWINS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .recording import Recorded, Window
+from .recording import Recorded, RecordedWindow
 
 WIDTH, HEIGHT = 960.0, 120.0
 """Of a chart, in units of its own: it is drawn as wide as the page."""
@@ -59,7 +59,7 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RankTimeline:
     """What one pipeline did on one rank."""
 
     rank: int
@@ -69,7 +69,7 @@ class Timeline:
     bands: tuple[Band, ...]
 
 
-def timeline(seen: Recorded) -> Timeline | None:
+def timeline(seen: Recorded) -> RankTimeline | None:
     """Return the charts of a pipeline; None where no window was written."""
     windows = seen.windows
     if not windows:
@@ -89,7 +89,7 @@ def timeline(seen: Recorded) -> Timeline | None:
         *(_knob_chart(few, x_of, knob) for knob in KNOBS),
     )
     bands = tuple(_bands(windows, x_of))
-    return Timeline(seen.rank, seconds, charts, _marks(seen, x_of), bands)
+    return RankTimeline(seen.rank, seconds, charts, _marks(seen, x_of), bands)
 
 
 def _marks(seen: Recorded, x_of: Callable[[float], float]) -> Marks:
@@ -110,7 +110,7 @@ def _upright(places: Iterable[int]) -> str:
     return "".join(f"M{x} 0V{HEIGHT:g}" for x in sorted(places))
 
 
-def thinned(windows: Sequence[Window]) -> list[Window]:
+def thinned(windows: Sequence[RecordedWindow]) -> list[RecordedWindow]:
     """Return at most `POINTS` windows, even in time; rates and waits are means."""
     if len(windows) <= POINTS:
         return list(windows)
@@ -132,11 +132,11 @@ def thinned(windows: Sequence[Window]) -> list[Window]:
     return found
 
 
-Value = Callable[[Window], float]
+Value = Callable[[RecordedWindow], float]
 
 
 def _chart(
-    windows: Sequence[Window],
+    windows: Sequence[RecordedWindow],
     x_of: Callable[[float], float],
     title: str,
     unit: str,
@@ -176,7 +176,7 @@ def path_of(
 
 
 def _knob_chart(
-    windows: Sequence[Window], x_of: Callable[[float], float], knob: str
+    windows: Sequence[RecordedWindow], x_of: Callable[[float], float], knob: str
 ) -> Chart:
     names = list(dict.fromkeys(op for w in windows for op, k in w.values if k == knob))
 
@@ -187,7 +187,9 @@ def _knob_chart(
     return _chart(windows, x_of, knob, "", values, steps=True)
 
 
-def _bands(windows: Sequence[Window], x_of: Callable[[float], float]) -> list[Band]:
+def _bands(
+    windows: Sequence[RecordedWindow], x_of: Callable[[float], float]
+) -> list[Band]:
     """Return the regimes, where there are several."""
     starts = [
         w

@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from .charts import HEIGHT, WIDTH, Timeline, timeline
+from .charts import HEIGHT, WIDTH, RankTimeline, timeline
 from .recording import Group, Recorded, Row, groups
 from .terminal import MAX_STEPS, Report, changed, settings
 
@@ -46,7 +46,7 @@ class Section:
         return first if first is not last else None
 
     @property
-    def timelines(self) -> list[Timeline]:
+    def timelines(self) -> list[RankTimeline]:
         """What each rank did over time."""
         drawn = map(timeline, self.group.ranks[:MAX_RANKS])
         return [each for each in drawn if each is not None]

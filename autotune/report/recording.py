@@ -47,7 +47,7 @@ class Stage(NamedTuple):
     """Of what it fills."""
 
 
-class Window(NamedTuple):
+class RecordedWindow(NamedTuple):
     """What one row of a window says."""
 
     time_s: float
@@ -64,7 +64,7 @@ class Window(NamedTuple):
     stages: tuple[Stage, ...]
 
 
-def window_of(row: Row, before: Window | None) -> Window:
+def window_of(row: Row, before: RecordedWindow | None) -> RecordedWindow:
     """Return what a window's row says; equal values are kept once."""
     seen = row["observation"]
     trainer, stages = seen["trainer"], tuple(map(_stage, seen["segments"]))
@@ -80,7 +80,7 @@ def window_of(row: Row, before: Window | None) -> Window:
     }
     if before is not None and before.values == values:
         values = before.values
-    return Window(
+    return RecordedWindow(
         row["time_s"],
         seen["window_s"],
         seen["step"],
@@ -117,7 +117,7 @@ class Recorded:
     name: str
     rank: int
     begun: Row | None = None
-    windows: list[Window] = field(default_factory=list)
+    windows: list[RecordedWindow] = field(default_factory=list)
     latest: Row | None = None
     """The last window in which training went on, as it was written."""
     changes: list[Row] = field(default_factory=list)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from .recording import Recorded, Window
+from .recording import Recorded, RecordedWindow
 from .terminal import Report
 
 Event = dict[str, Any]
@@ -51,7 +51,7 @@ def events_of(seen: Recorded, process: int) -> Iterator[Event]:
             }
 
 
-def _counters(window: Window) -> Iterator[tuple[str, dict[str, float]]]:
+def _counters(window: RecordedWindow) -> Iterator[tuple[str, dict[str, float]]]:
     yield "trainer waits (%)", {"wait": 100 * window.wait_share}
     yield "samples/s", {"rate": window.rows_per_s}
     yield "held (MiB)", {"held": window.held_bytes / (1 << 20)}

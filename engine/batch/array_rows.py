@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-__all__ = ["ArrayRows", "RowReader"]
+__all__ = ["ArrayRowReader", "ArrayRows"]
 
 Column = NDArray[Any] | torch.Tensor
 """One row a sample, along its first axis."""
@@ -64,13 +64,13 @@ class ArrayRows(Sequence[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class RowReader:
+class ArrayRowReader:
     """Reads many samples of a dataset at once, as its `__getitems__` would."""
 
     dataset: Any
 
     @classmethod
-    def of(cls, dataset: Any) -> RowReader | None:
+    def of(cls, dataset: Any) -> ArrayRowReader | None:
         """Return what reads this dataset; None: its samples are no rows of arrays."""
         whole = dataset
         while type(whole) is Subset:

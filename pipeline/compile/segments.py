@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cache.cache import Cache
-from ...engine.batch.array_rows import RowReader
+from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.movable import Finding, find_unsafe
@@ -426,7 +426,7 @@ def _operation(
             return ReadOn(name, stage.dataset)
         case SourceStage():
             data = stage.dataset
-            many = RowReader.of(data) or getattr(data, "__getitems__", None)
+            many = ArrayRowReader.of(data) or getattr(data, "__getitems__", None)
             return Read(name, data.__getitem__, many)
         case FilterStage():
             return Filter(name, stage.function)

@@ -14,7 +14,7 @@ from ..image.annotations import Flags, Points, areas, boxes_of
 from ..image.geometry import Box
 from ..image.operators import check_size
 from ..image.placement import Placement, placed
-from ..image.sample import Parts
+from ..image.sample import SampleParts
 
 flip = horizontal_flip
 
@@ -89,7 +89,7 @@ class crop:
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Return a sample with the part as its image, or as it is."""
-        target = Parts.of(sample).target
+        target = SampleParts.of(sample).target
         boxes = boxes_of(target["boxes"] if target and "boxes" in target else [])
 
         def choose(height: int, width: int) -> Placement:

@@ -33,7 +33,7 @@ PER_BOX = frozenset(
 """What has an entry a box, besides what an operator is told."""
 
 
-class Move(Protocol):
+class Transform(Protocol):
     """What an operator does to places in an image."""
 
     @property
@@ -62,7 +62,7 @@ class Move(Protocol):
 
 def moved(
     target: Target,
-    move: Move,
+    move: Transform,
     size: tuple[int, int],
     *,
     per_box: Sequence[str] = (),
@@ -116,7 +116,9 @@ def boxes_of(given: Any) -> Points:
     return boxes
 
 
-def moved_boxes(boxes: Points, move: Move, *, by_middle: bool) -> tuple[Points, Flags]:
+def moved_boxes(
+    boxes: Points, move: Transform, *, by_middle: bool
+) -> tuple[Points, Flags]:
     """Return the boxes that hold the moved ones, within the image; and which stay.
 
     They are `float64 [n, 4]` still: `n` is not changed.
@@ -154,7 +156,7 @@ def scaled_area(given: Any, before: Points, after: Points) -> Any:
     return as_given(area * share, given)
 
 
-def moved_keypoints(given: Any, move: Move) -> Any:
+def moved_keypoints(given: Any, move: Transform) -> Any:
     """Return keypoints `[n, k, 2 or 3]`; what lies outside is 0, and not visible."""
     points = numbers(given, "keypoints")
     if points.size == 0:
@@ -175,7 +177,7 @@ def moved_keypoints(given: Any, move: Move) -> Any:
 
 
 def moved_masks(
-    given: Any, move: Move, size: tuple[int, int], name: str, fill: int
+    given: Any, move: Transform, size: tuple[int, int], name: str, fill: int
 ) -> Any:
     """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move."""
     array = given if isinstance(given, torch.Tensor) else np.asarray(given)

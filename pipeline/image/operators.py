@@ -1,7 +1,7 @@
 """The operators that cut, resize and mirror; a user writes them into `map`.
 
-Each takes an image, or a sample that holds one (`Parts`), and moves boxes, masks and
-keypoints with it (`annotations`).
+Each takes an image or a sample that holds one (`SampleParts`), and moves boxes, masks
+and keypoints with it (`annotations`).
 
 Each is a frozen value which compares, pickles and prints as the call that makes it. The
 lower-case class names are what makes that true, in the log as well: they are used as
@@ -24,7 +24,7 @@ from .geometry import Box, Range, central_box, mirror, random_box, short_side_si
 from .geometry import resize as resized
 from .kinds import on_pixels
 from .placement import Fill, Placement, placed
-from .sample import Image, Parts, require_encoded
+from .sample import Image, SampleParts, require_encoded
 
 REDUCTIONS = (8, 4, 2)
 """Scales 1/n at which libjpeg decodes faster than in full."""
@@ -397,7 +397,7 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     """Return a mirrored sample, the pairs of its keypoints exchanged."""
-    parts = Parts.of(sample)
+    parts = SampleParts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample
     points = parts.target["keypoints"]

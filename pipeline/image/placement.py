@@ -12,7 +12,7 @@ import torch
 from .annotations import Points, moved
 from .geometry import Box, mirror, resize
 from .kinds import like, pixels_of, size_of
-from .sample import Image, Parts
+from .sample import Image, SampleParts
 
 Fill = int | tuple[int, int, int]
 """What pixels around an image are, 0 to 255: one number, or one a channel."""
@@ -130,14 +130,14 @@ def placed(
     """Return a sample with its image, and its annotations, placed.
 
     Args:
-        sample: an image, or what holds one: see `Parts`.
+        sample: an image, or what holds one: see `SampleParts`.
         choose: given height and width, returns the placement.
         per_box: see `moved`.
         by_middle: see `moved`.
         mask_fill: see `moved`.
         draw: makes the pixels of the image as it was given; None: decodes all of it.
     """
-    parts = Parts.of(sample)
+    parts = SampleParts.of(sample)
     height, width = size_of(parts.image)
     placement = choose(height, width)
     if draw is None:

@@ -22,7 +22,7 @@ from ...errors import check
 from .annotations import Points, moved
 from .color import Change, brightened, contrasted, saturated, sharpened
 from .kinds import like, pixels_of
-from .sample import Parts
+from .sample import SampleParts
 
 Picture = PIL.Image.Image
 MAX_SHEAR = 0.3
@@ -192,7 +192,7 @@ class rand_augment:
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Return the sample with its image changed."""
-        parts = Parts.of(sample)
+        parts = SampleParts.of(sample)
         pixels = pixels_of(parts.image)
         picture = PIL.Image.fromarray(pixels)
         size, target = (picture.height, picture.width), parts.target

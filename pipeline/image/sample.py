@@ -33,7 +33,7 @@ CURE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SampleParts:
     """A sample taken apart: its image, and the annotations that move with it.
 
     The image is the sample itself, the first element of a tuple, or a dict's "image".
@@ -47,7 +47,7 @@ class Parts:
     """Where the annotations are in a tuple."""
 
     @classmethod
-    def of(cls, sample: Any) -> Parts:
+    def of(cls, sample: Any) -> SampleParts:
         """Take a sample apart; nothing is copied."""
         if isinstance(sample, Mapping) and IMAGE in sample:
             target = sample if ANNOTATIONS & sample.keys() else None
@@ -73,11 +73,12 @@ class Parts:
 
 
 def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `sample` with its image replaced by `change(image)`, as `Parts` find it.
+    """Return `sample` with its image replaced by `change(image)`.
 
-    All else passes unchanged, and a namedtuple stays one.
+    `SampleParts` says where the image is. All else passes unchanged. A namedtuple stays
+    one.
     """
-    parts = Parts.of(sample)
+    parts = SampleParts.of(sample)
     return parts.made(change(parts.image))
 
 

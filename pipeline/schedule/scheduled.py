@@ -53,9 +53,9 @@ class Scheduled:
             return EXPONENTS.get(self.coupling, -1.0)
         return float(self.coupling)
 
-    def resolve(self, world: int) -> Resolved:
+    def resolve(self, world: int) -> ResolvedSchedule:
         """Return the schedule of global batches on so many data-parallel ranks."""
-        return Resolved(self, world if self.per_rank else 1)
+        return ResolvedSchedule(self, world if self.per_rank else 1)
 
     def preview(
         self, samples: int, *, world: int = 1, epochs: int | None = None
@@ -72,7 +72,7 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedSchedule:
     """A `Schedule` of global sizes: what a plan is made of."""
 
     scheduled: Scheduled
@@ -171,7 +171,7 @@ MAX_LINES = 60
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
 
 
-def preview(schedule: Resolved, samples: int, epochs: float | None) -> str:
+def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> str:
     """Return one line for each stretch of batches that are alike, and the steps in all.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SampleError, SpecError, check
-from .packing import BestFit, Concatenated, Pieces, Plan
+from .packing import BestFit, Concatenated, PackingPlan, Pieces
 from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
 
 MEASURED = 1024
@@ -82,7 +82,7 @@ class PackedBlocks:
             f"there is no token in the {len(whole)} documents, so there are no blocks;"
             " look at what makes the documents",
         )
-        self._plan: Plan = (Concatenated if split else BestFit)(whole, self.size)
+        self._plan: PackingPlan = (Concatenated if split else BestFit)(whole, self.size)
 
     def __len__(self) -> int:
         return len(self._plan)

@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
     """Tokens, > 0."""
 
 
-class Plan(Protocol):
+class PackingPlan(Protocol):
     """Says what blocks are made of."""
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.auto_executor import Resolved
+from penstock.engine.auto_executor import ResolvedExecutor
 from penstock.engine.host import direct
 
 from .ordinary_data import (
@@ -444,12 +444,14 @@ def moving_for(case: Case) -> Iterator[None]:
     """
     looks = 0
 
-    def found(*_: int, thread_safe: bool) -> Resolved | None:
+    def found(*_: int, thread_safe: bool) -> ResolvedExecutor | None:
         nonlocal looks
         looks += 1
         if looks < case.move:
             return None
-        return Resolved("thread" if thread_safe else "process", "as the case says")
+        return ResolvedExecutor(
+            "thread" if thread_safe else "process", "as the case says"
+        )
 
     known = engine.resolve
     if case.move:

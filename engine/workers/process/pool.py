@@ -36,7 +36,7 @@ from .deaths import LIMIT, Blame
 from .fork_server import LEAVE_S, ForkServer
 from .handover import Packed, dumps, recall
 from .slabs import Slab, SlabPool
-from .worker import Placement, Task, failed_outcome
+from .worker import SlabPlacement, Task, failed_outcome
 
 __all__ = [
     "READ",
@@ -412,7 +412,7 @@ class ProcessPool(ServedPool):
 
     def _place(
         self, child: WorkerChild, lease: Lease
-    ) -> tuple[Slab | None, Placement | None]:
+    ) -> tuple[Slab | None, SlabPlacement | None]:
         """Find where the rows may be written, once it is known how they lie."""
         buffer = sink_of(self._program, lease)
         layout = buffer.layout() if buffer is not None else None
@@ -425,7 +425,7 @@ class ProcessPool(ServedPool):
         new = slab.key not in child.slabs
         known, child.layout = child.layout is layout, layout
         told = None if known else layout
-        return slab, Placement(slab.key, slab.nbytes, new, told, buffer.rows)
+        return slab, SlabPlacement(slab.key, slab.nbytes, new, told, buffer.rows)
 
     def _take_back(self, child: WorkerChild, number: int, outcome: Outcome) -> None:
         errand = child.errands.pop(number)

@@ -33,7 +33,7 @@ from .slabs import Block, allocate_on, map_shared
 from .status_page import LaneStatus, StatusPage
 
 __all__ = [
-    "Placement",
+    "SlabPlacement",
     "Task",
     "Worker",
     "failed_outcome",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Placement(NamedTuple):
+class SlabPlacement(NamedTuple):
     """Where a worker may write its rows: a batch's slab, and how rows lie in it."""
 
     key: int
@@ -61,7 +61,7 @@ class Task(NamedTuple):
     chunk: Chunk
     inputs: bytes | None
     """Samples, packed: unpacking them runs code of the user's, no place for a lock."""
-    placement: Placement | None
+    placement: SlabPlacement | None
     forget: frozenset[int] = frozenset()
     """Keys of slabs that are the trainer's alone now: to be unmapped."""
     batch: tuple[BatchPlan, int] | None = None

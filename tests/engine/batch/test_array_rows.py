@@ -15,7 +15,7 @@ from torch.utils import data as torchs
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 import penstock as ps
-from penstock.engine.batch.array_rows import ArrayRows, RowReader
+from penstock.engine.batch.array_rows import ArrayRowReader, ArrayRows
 from penstock.engine.batch.layout import describe
 from support.datasets import KINDS
 from support.samples import assert_same
@@ -103,7 +103,7 @@ def outcome(loader: Any) -> list[Any]:
 
 def test_all_that_are_read_are_the_samples(dataset: Any) -> None:
     indices = [3, 0, 3, LENGTH - 1]
-    reader = RowReader.of(dataset)
+    reader = ArrayRowReader.of(dataset)
     if reader is None:
         return
     for read in (reader, pickle.loads(pickle.dumps(reader))):  # noqa: S301 ours
@@ -192,6 +192,6 @@ def test_batches_are_memory_of_their_own() -> None:
 
 
 def test_rows_are_gathered_by_no_sample() -> None:
-    rows = RowReader(DATASETS["tensors"])([2, 1])
+    rows = ArrayRowReader(DATASETS["tensors"])([2, 1])
     assert isinstance(rows, ArrayRows)
     assert_same(default_collate(list(rows))[1], torch.tensor([2, 1]))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.text.packing import BestFit, Concatenated, Plan, best_fit
+from penstock.pipeline.text.packing import BestFit, Concatenated, PackingPlan, best_fit
 
 SAMPLES = 1000
 Token = tuple[int, int]
 """A document and a place in it."""
 
 
-def tokens_of(plan: Plan) -> list[list[Token]]:
+def tokens_of(plan: PackingPlan) -> list[list[Token]]:
     """Return all tokens of a plan, block by block."""
     return [
         [
