@@ -272,10 +272,15 @@ def _of_gil(window: Window) -> Cause | None:
     if not _gil_is_held(window) or segment.num_parallel_workers == 1:
         return None
     held = 100 * (window.seen.gil_held or 0.0)
+    # Threads only copy rows into the batch: they wait for the GIL there, and hold it in
+    # what they read and compute.
+    holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
+    holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
     return Cause(
         f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {window.name} take turns.",
+        f" threads of {phrases.short_name(holder)} take turns.",
         _of_processes(window),
+        holder,
     )
 
 

@@ -254,10 +254,13 @@ def test_one_pass_over_images_is_advised_for_a_folder_of_them_alone() -> None:
     assert not any("ps.image" in line for line in explain(seen).advice)
 
 
-def test_threads_at_the_gil_are_told_apart_by_what_they_compute() -> None:
+@pytest.mark.parametrize("placing_cpu_s", [0.000_01, 0.005])
+def test_threads_at_the_gil_are_told_apart_by_what_they_compute(
+    placing_cpu_s: float,
+) -> None:
     spent = (
         PartObservation(READ, 0.010, 0.0, None, 0.004),
-        PartObservation("Batch(ID:2)", 0.015, 0.0, None, 0.000_01),  # to get it back
+        PartObservation("Batch(ID:2)", 0.015, 0.0, None, placing_cpu_s),
     )
     turns = with_last(computing(), parts=spent, num_parallel_workers=4)
     found = explain(replace(turns, gil_held=0.95))
