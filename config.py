@@ -1,6 +1,6 @@
-"""Settings of the whole process, named as MindSpore's users know them.
+"""Process-wide settings, under the names that MindSpore users know.
 
-Those of a single stage stand in the stage (`map(..., num_parallel_workers=4)`) and win.
+A setting of a single stage (`map(..., num_parallel_workers=4)`) takes precedence.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 ]
 
 PREFETCH_SIZE = 2
-"""Batches a stage works ahead of its reader, where nobody says otherwise."""
+"""Default number of batches that a stage works ahead of its consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is set now."""
+    """The current settings. `autotune_interval` is in steps, `cpu_budget` in cores."""
 
     autotune: bool = False
     filepath_prefix: str | None = None
@@ -46,27 +46,27 @@ class Settings:
 
 
 _settings = Settings()
-# The memory budget: as set, or as found when it was first asked for.
+# Bytes: the value that was set, or the default measured when it was first needed.
 _memory_bytes: int | None = None
 _watchers: list[Callable[[int], object]] = []
 
 
 def settings() -> Settings:
-    """Return what is set now."""
+    """Return the current settings."""
     return _settings
 
 
 def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> None:  # noqa: FBT001 MindSpore's name and form
-    """Turn the autotuner on or off, for pipelines now running and those to come.
+    """Turn the autotuner on or off, for running pipelines and for later ones.
 
     Args:
         enable: whether to tune.
-        filepath_prefix: where to write `<prefix>_<rank>.json` (the settings arrived at)
-            and `<prefix>_<rank>.jsonl` (every decision); None writes no files. The
-            folder that it names is made.
+        filepath_prefix: where to write `<prefix>_<rank>.json` (the final settings) and
+            `<prefix>_<rank>.jsonl` (every decision). None writes no files. The folder
+            is created if it does not exist.
 
     Raises:
-        SpecError: that folder cannot be made, or may not be written to.
+        SpecError: the folder cannot be created, or is not writable.
     """
     if enable and filepath_prefix is not None:
         _make_folder(Path(filepath_prefix).absolute().parent)
@@ -74,7 +74,7 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
 
 
 def _make_folder(folder: Path) -> None:
-    why = "it may not be written to"
+    why = "it is not writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
@@ -82,7 +82,7 @@ def _make_folder(folder: Path) -> None:
         why, writable = error.strerror or str(error), False
     check(
         writable,
-        f"no autotune log can be kept in {str(folder)!r}: {why}; name another folder",
+        f"cannot write the autotune log to {str(folder)!r}: {why}; name another folder",
     )
 
 
@@ -92,48 +92,68 @@ def get_enable_autotune() -> bool:
 
 
 def set_autotune_interval(steps: int) -> None:
-    """Let the autotuner decide at most every so many steps; 0: at any time."""
+    """Let the autotuner decide at most once every `steps` steps; 0 means no limit.
+
+    Raises:
+        SpecError: `steps` is not an int >= 0.
+    """
     _set(autotune_interval=_count("interval", steps, 0))
 
 
 def get_autotune_interval() -> int:
-    """Return the steps between two decisions at least."""
+    """Return the minimum number of steps between two decisions."""
     return _settings.autotune_interval
 
 
 def set_num_parallel_workers(num: int) -> None:
-    """Set the workers of stages that do not say (default: one a usable CPU)."""
+    """Set the workers of stages without their own (default: one per usable CPU).
+
+    Raises:
+        SpecError: `num` is not an int >= 1.
+    """
     _set(num_parallel_workers=_count("num_parallel_workers", num, 1))
 
 
 def get_num_parallel_workers() -> int:
-    """Return the workers a stage has, or starts with, where it does not say."""
+    """Return the number of workers that a stage starts with unless it sets its own."""
     chosen = _settings.num_parallel_workers
     return chosen if chosen is not None else max(1, round(budget().cpu_cores))
 
 
 def set_prefetch_size(size: int) -> None:
-    """Set how many batches a stage works ahead of its reader (default 2)."""
+    """Set how many batches a stage works ahead of its consumer (default 2).
+
+    Raises:
+        SpecError: `size` is not an int >= 1.
+    """
     _set(prefetch_size=_count("prefetch_size", size, 1))
 
 
 def get_prefetch_size() -> int:
-    """Return how many batches a stage works ahead of its reader."""
+    """Return how many batches a stage works ahead of its consumer."""
     return _settings.prefetch_size
 
 
 def set_seed(seed: int) -> None:
-    """Set the seed of shuffles and random functions that are given none (default 0)."""
+    """Set the seed of shuffles and random functions without their own (default 0).
+
+    Raises:
+        SpecError: `seed` is not an int in [0, 2**64).
+    """
     _set(seed=checked_seed(_count("seed", seed, 0)))
 
 
 def get_seed() -> int:
-    """Return that seed."""
+    """Return the seed of shuffles and random functions that have none of their own."""
     return _settings.seed
 
 
 def set_cpu_budget(cores: float) -> None:
-    """Let all pipelines of this process use so many cores (default: all it may)."""
+    """Limit all pipelines of this process to this many cores (default: all it may use).
+
+    Raises:
+        SpecError: `cores` is not a number > 0.
+    """
     check(
         isinstance(cores, (int, float)) and cores > 0,
         f"`cores` must be > 0, got {cores!r}",
@@ -142,10 +162,13 @@ def set_cpu_budget(cores: float) -> None:
 
 
 def set_memory_budget(size: int | str) -> None:
-    """Let the batches in flight hold so many bytes, over all pipelines of this process.
+    """Limit the bytes that in-flight batches hold, over all pipelines of this process.
 
     Args:
         size: bytes, or a text like "4GB" or "512MiB".
+
+    Raises:
+        SpecError: `size` is not a size, or is below one byte.
     """
     global _memory_bytes  # noqa: PLW0603 one a process
     _memory_bytes = parse_bytes(size)
@@ -154,7 +177,10 @@ def set_memory_budget(size: int | str) -> None:
 
 
 def memory_bytes() -> int:
-    """Return the memory budget: as set, else a quarter of what was free at first."""
+    """Return the memory budget in bytes: as set, or a quarter of the free memory.
+
+    Free memory is measured once, at the first call.
+    """
     global _memory_bytes  # noqa: PLW0603 one a process
     if _memory_bytes is None:
         _memory_bytes = Budget.of_machine().memory_bytes
@@ -162,12 +188,12 @@ def memory_bytes() -> int:
 
 
 def watch_memory(watcher: Callable[[int], object]) -> None:
-    """Have `watcher(nbytes)` called whenever the memory budget is set."""
+    """Call `watcher(nbytes)` whenever the memory budget is set."""
     _watchers.append(watcher)
 
 
 def budget() -> Budget:
-    """Return what the process may use: as set, or as affinity and cgroup allow."""
+    """Return what this process may use: as set, or what affinity and cgroup allow."""
     return Budget.of_machine(
         cpu_cores=_settings.cpu_budget, memory_bytes=memory_bytes()
     )

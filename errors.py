@@ -1,13 +1,13 @@
-"""What penstock raises. Each text names the value, the rule and the cure.
+"""The exceptions penstock raises. Each text names the value, the rule and the cure.
 
     PenstockError
-    ├── SpecError     a pipeline that cannot be built          (also a ValueError)
+    ├── SpecError     the pipeline cannot be built             (also a ValueError)
     ├── SampleError   a function broke its contract            (also a TypeError)
-    ├── BudgetError   a budget too small for what was asked    (also a ValueError)
-    ├── StateError    a saved state of another pipeline        (also a ValueError)
-    └── WorkerError   a worker process that died               (also a RuntimeError)
+    ├── BudgetError   a budget is too small for the pipeline   (also a ValueError)
+    ├── StateError    a saved state does not fit               (also a ValueError)
+    └── WorkerError   a worker process died                    (also a RuntimeError)
 
-An exception raised by the user's own function keeps its type: it is re-raised as it is,
+An exception raised by the user's own function keeps its type. It is re-raised as it is,
 with a note (PEP 678) that names the stage, the sample and the step.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root of everything penstock raises on its own account."""
+    """The base class of every exception that penstock itself raises."""
 
 
 class SpecError(PenstockError, ValueError):
@@ -38,23 +38,23 @@ class SpecError(PenstockError, ValueError):
 
 
 class SampleError(PenstockError, TypeError):
-    """A stage's function returned what no batch can be made of."""
+    """A stage's function returned something that cannot become part of a batch."""
 
 
 class BudgetError(PenstockError, ValueError):
-    """A budget is smaller than the least that the pipeline needs."""
+    """A budget is below the minimum that the pipeline needs."""
 
 
 class StateError(PenstockError, ValueError):
-    """A state does not fit this pipeline, or is damaged."""
+    """A saved state does not fit this pipeline, or is damaged."""
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker process died and its work could not be done again."""
+    """A worker process died and its work could not be repeated."""
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Do as `error.add_note`, also where its class lets nobody change it."""
+    """Add a note like `error.add_note`, even if the class forbids attributes."""
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         notes.append(text)
@@ -63,19 +63,19 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 set_on = BaseException.__setattr__
-"""Sets an attribute of an exception, as `setattr`, whatever its class says."""
+"""Set an attribute of an exception, bypassing any `__setattr__` of its class."""
 
 
 NOTE = "penstock: in "
-"""What a note begins with that says where in a pipeline an exception was raised."""
+"""Start of the note that says where in a pipeline an exception was raised."""
 PACKAGE = __name__.partition(".")[0] + "."
 
 
 def users_frames(error: BaseException) -> TracebackType | None:
-    """Return an exception's traceback without frames of this package.
+    """Return an exception's traceback without the frames of this package.
 
-    So whoever reads it sees their loop and then the line of theirs that failed. What no
-    function of the user's has raised keeps all of them.
+    Readers then see their own loop, followed by their own line that failed. An
+    exception that no user function raised keeps all its frames.
     """
     traceback, frames = error.__traceback__, []
     while traceback is not None:
@@ -100,13 +100,21 @@ CLOSED = "this pipeline was closed; iterate it again to start over"
 
 
 def check(condition: object, text: str) -> None:
-    """Raise `SpecError` with this text unless the condition holds."""
+    """Raise `SpecError` with this text unless the condition holds.
+
+    Raises:
+        SpecError: the condition is false.
+    """
     if not condition:
         raise SpecError(text)
 
 
 def checked_seed(seed: int) -> int:
-    """Return `seed` as an int of 64 bits, or raise `SpecError`."""
+    """Return `seed` as an int in [0, 2**64).
+
+    Raises:
+        SpecError: it is not an integer, or out of that range.
+    """
     try:
         value = operator.index(seed)
     except TypeError:
@@ -114,6 +122,6 @@ def checked_seed(seed: int) -> int:
     check(
         0 <= value < 2**64,
         f"`seed` must be an int, >= 0 and < 2**64, got {seed!r}; "
-        "pass for instance seed=0",
+        "pass, for example, seed=0",
     )
     return value

@@ -1,14 +1,14 @@
-"""The ground: what the operating system gives, and how this process may use it.
+"""The ground: what the operating system offers, and how this process may use it.
 
-    resources.py       cores and bytes, by affinity and control groups
+    resources.py       cores and bytes, limited by affinity and control groups
     descriptors.py     how many files may be open
-    shared_memory.py   memory that processes share
-    forking.py         forking beside threads
-    wakeup.py          waking a selector without letting go of the GIL
+    shared_memory.py   memory shared between processes
+    forking.py         forking while other threads run
+    wakeup.py          waking a selector without releasing the GIL
     file_locks.py      locks that end with the process that holds them
-    run_queue.py       how long threads had no core to run on
-    runtime_folder.py  where this user's processes find one another
+    run_queue.py       how long threads waited for a core
+    runtime_folder.py  where the processes of one user find each other
     printing.py        how stages print
 
-Nothing here knows of samples or batches.
+Nothing here knows about samples or batches.
 """

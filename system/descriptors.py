@@ -1,4 +1,4 @@
-"""How many file descriptors this process may still open, and where its files stand."""
+"""How many file descriptors this process may still open, and its read positions."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from pathlib import Path
 OPEN = "/proc/self/fd"
 MAPPED = "/proc/self/maps"
 Place = tuple[int, int]
-"""Of an open file: its inode, and the position that the next read begins at."""
+"""Inode of an open file, and the position at which the next read begins."""
 
 
 def most_descriptors() -> int:
-    """Return how many may be open at once: `ulimit -n`."""
+    """Return how many descriptors may be open at once: `ulimit -n`."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def descriptors_left() -> int:
-    """Return how many more may be opened now."""
+    """Return how many more descriptors this process may open now."""
     used = len(os.listdir(OPEN)) if os.path.isdir(OPEN) else 0
     return most_descriptors() - used
 
 
 def read_places() -> dict[int, Place]:
-    """Return where each file stands that is open to be read, by descriptor.
+    """Return the read position of each file that is open for reading, by descriptor.
 
-    Those that may be written, too, are logs and the like. The kernel's have no size.
+    Files open for writing too are left out: they are logs and the like. So are files
+    without a size, which belong to the kernel.
     """
     found: dict[int, Place] = {}
     for name in os.listdir(OPEN) if os.path.isdir(OPEN) else ():
         descriptor = int(name)
-        with suppress(OSError):  # the listing's own is closed by now
+        with suppress(OSError):  # the listing's own descriptor is closed by now
             is_read = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == 0
             status = os.fstat(descriptor)
             if is_read and stat.S_ISREG(status.st_mode) and status.st_size:
@@ -47,9 +48,9 @@ def read_places() -> dict[int, Place]:
 
 
 def read_since(before: Mapping[int, Place]) -> str | None:
-    """Return the path of a file, open still, that was read since `read_places()`.
+    """Return the path of an open file that was read since `read_places()`, or None.
 
-    None where there is none. A file that is mapped is read by address.
+    Mapped files do not count: they are read by address, whatever the position.
     """
     moved = {
         descriptor: str(inode)
@@ -61,6 +62,6 @@ def read_since(before: Mapping[int, Place]) -> str | None:
     mapped = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
     for descriptor, inode in moved.items():
         if inode not in mapped:
-            with suppress(OSError):  # another thread has closed it meanwhile
+            with suppress(OSError):  # another thread may have closed it since
                 return os.readlink(f"{OPEN}/{descriptor}")
     return None

@@ -1,12 +1,12 @@
-"""Locks of files and of their bytes, which end with the process that holds them.
+"""Locks on files and on single bytes, which end with the process that holds them.
 
-Locks of bytes are open file description locks (Linux, `fcntl(2)`): they belong to the
-open file, not to the process, so closing some other descriptor of the same file leaves
-them. A process that forked must open the file again, or it would share its parent's.
+Byte locks are open file description locks (Linux, `fcntl(2)`). They belong to the open
+file, not to the process, so closing another descriptor of the same file does not drop
+them. A forked process must open the file again, or it would share its parent's locks.
 
-No lock can be waited for with a time limit, so each is tried again and again: at first
-soon, then after longer and longer pauses. Nobody waits forever for a process that was
-stopped while it held one.
+The system offers no time limit for waiting, so each lock is tried repeatedly, with
+pauses that start short and double. A process that was stopped while it held a lock
+therefore cannot block others forever.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from collections.abc import Callable
 FLOCK = struct.Struct("@hhqqi4x")
 """Type, whence, start, length, pid (0 for these)."""
 SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-"""Elsewhere than on Linux: the process' own locks, which suffice for one arena."""
+"""Outside Linux: locks of the process, which are enough for a single arena."""
 FIRST_PAUSE_S = 0.00005
 MAX_PAUSE_S = 0.002
 PATIENCE_S = 2.0
+"""How long a `ByteLock` waits for another process, in seconds."""
 
 
 def request(kind: int, offset: int) -> bytes:
-    """Return what `fcntl` takes to change the lock of one byte."""
+    """Return the argument with which `fcntl` changes the lock of one byte."""
     return FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
 
 
 call = ctypes.PyDLL(None, use_errno=True).fcntl
-"""The system's own, called without letting go of the GIL, as it never waits here: where
-other threads want the GIL, too, Python's takes 50 us and more to get it back."""
+"""The system call, made without releasing the GIL: it never waits here. When other
+threads want the GIL, Python's own `fcntl` takes 50 us or more to get it back."""
 call.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_char_p
 call.restype = ctypes.c_int
 
 
 def change(descriptor: int, wanted: bytes) -> bool:
-    """Lock or unlock a byte, and return whether nobody else has it locked."""
+    """Lock or unlock a byte; return False if somebody else has it locked.
+
+    Raises:
+        OSError: the call failed for any other reason.
+    """
     if call(descriptor, SET, wanted) == 0:
         return True
     code = ctypes.get_errno()
@@ -51,12 +56,12 @@ def change(descriptor: int, wanted: bytes) -> bool:
 
 
 def try_lock(descriptor: int, offset: int) -> bool:
-    """Lock a byte, and return whether nobody else had."""
+    """Lock a byte exclusively; return False if somebody else has it locked."""
     return change(descriptor, request(fcntl.F_WRLCK, offset))
 
 
 def share(descriptor: int, offset: int) -> bool:
-    """Lock a byte with all who share it; return whether nobody has it alone."""
+    """Lock a byte together with others; return False if somebody has it exclusively."""
     return change(descriptor, request(fcntl.F_RDLCK, offset))
 
 
@@ -71,10 +76,10 @@ def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
     Args:
         descriptor: of the file.
         kind: `fcntl.LOCK_EX` or `LOCK_SH`.
-        patience_s: how long to wait.
+        patience_s: how long to wait, in seconds.
 
     Raises:
-        TimeoutError: another process has it all this time.
+        TimeoutError: another process held the lock all this time.
     """
 
     def locked() -> bool:
@@ -88,7 +93,11 @@ def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
 
 
 def wait_until(done: Callable[[], bool], patience_s: float) -> None:
-    """Try until it is done, or raise `TimeoutError`."""
+    """Call `done` until it returns True.
+
+    Raises:
+        TimeoutError: it did not within `patience_s` seconds.
+    """
     end_s = time.monotonic() + patience_s
     pause_s = FIRST_PAUSE_S
     while not done():
@@ -99,11 +108,11 @@ def wait_until(done: Callable[[], bool], patience_s: float) -> None:
 
 
 class ByteLock:
-    """One byte, locked within a `with`; waits for other processes, not for threads.
+    """One byte, locked within a `with`. It keeps out other processes, not threads.
 
     Raises:
-        TimeoutError: another process holds it, and was stopped, it seems. Until it lets
-            go, whoever asks again learns so at once.
+        TimeoutError: another process holds the byte, and was probably stopped. Until it
+            releases the byte, further attempts fail at once.
     """
 
     def __init__(self, descriptor: int, offset: int) -> None:

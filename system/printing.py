@@ -1,4 +1,4 @@
-"""How things print: stages as the code that makes them, figures as tables."""
+"""How things print: stages as the code that creates them, figures as tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Printed:
-    """Looks in a notebook as it does when it is printed."""
+    """Shows in a notebook the same text that `print` shows."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ class Printed:
 
 
 def name_of(function: Any) -> str:
-    """Return what the log calls a function."""
+    """Return the name that the log uses for a function."""
     name = getattr(function, "__name__", None) or type(function).__name__
     return "lambda" if name == "<lambda>" else str(name)
 
@@ -34,12 +34,12 @@ class Bare(str):
 
 
 def call(method: str, made: Any, *args: object, hidden: Collection[str] = ()) -> str:
-    """Print the call that made a dataclass.
+    """Return the source of the call that created a dataclass.
 
     Args:
-        method: what was called.
-        made: its fields that differ from their defaults are printed by name.
-        *args: what stands before these.
+        method: the name of what was called.
+        made: the dataclass; fields that differ from their defaults print by name.
+        *args: positional arguments, printed first.
         hidden: fields that are not printed by name.
     """
     given = [repr(arg) for arg in args]

@@ -1,9 +1,9 @@
 """What a pipeline may use: cores and bytes, read from the limits of this very process.
 
-The machine's own counts are not what a container may use. A core count comes from the
-affinity mask and the CPU quota, a byte count from `MemAvailable` and the memory limit;
-a limit may be set on any control group between the process and the root, and the least
-of them binds. Both versions of control groups are read, also side by side.
+A container may use less than the machine has. The core count comes from the affinity
+mask and the CPU quota, the byte count from `MemAvailable` and the memory limit. Any
+control group between the process and the root may set a limit, and the smallest one
+binds. Versions 1 and 2 of control groups are both read, even side by side.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import check
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_SHARE = 4
-"""Unless told otherwise a pipeline may hold one part in so many of the free memory."""
+"""By default a pipeline may hold one part in this many of the free memory."""
 
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)}
@@ -32,17 +32,17 @@ class Budget:
     """How much a pipeline may use.
 
     Raises:
-        SpecError: a budget of nothing.
+        SpecError: a budget is zero or negative.
     """
 
     cpu_cores: float
-    """Cores its workers may keep busy together; one that waits costs nothing."""
+    """Cores that its workers may keep busy together. A waiting worker uses none."""
     memory_bytes: int
     """Bytes that rows and batches may hold together."""
     whole_machine: bool = False
-    """True where `cpu_cores` are all there are, and so cannot be exceeded."""
+    """True if `cpu_cores` is all there is, so that it cannot be exceeded."""
     free_bytes: int = 0
-    """What was free of the machine's memory, within the limits; 0: nobody looked."""
+    """Free memory in bytes, within the limits; 0 if it was not measured."""
 
     def __post_init__(self) -> None:
         check(
@@ -60,11 +60,14 @@ class Budget:
     def of_machine(
         cls, *, cpu_cores: float | None = None, memory_bytes: int | None = None
     ) -> Budget:
-        """What is asked for, and for the rest what this process may use now.
+        """Return the given budget, filled up with what this process may use now.
 
         Args:
-            cpu_cores: None: all that affinity and cgroup allow; never more than these.
-            memory_bytes: None: a quarter of what is free within the limits.
+            cpu_cores: at most what affinity and cgroup allow; None means all of that.
+            memory_bytes: None means a quarter of what is free within the limits.
+
+        Raises:
+            SpecError: a budget is zero or negative.
         """
         all_cores = effective_cpus()
         cores = all_cores if cpu_cores is None else min(cpu_cores, all_cores)
@@ -75,10 +78,10 @@ class Budget:
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from `4000000`, `"4GB"` (10^9) or `"1.5 GiB"` (2^30).
+    """Return the number of bytes in `4000000`, `"4GB"` (10^9) or `"1.5 GiB"` (2^30).
 
     Raises:
-        SpecError: it is no size, or less than one byte.
+        SpecError: it is not a size, or is below one byte.
     """
     match = QUANTITY.fullmatch(str(size)) if not isinstance(size, bool) else None
     number, unit = match.groups() if match else ("0", "")
@@ -93,7 +96,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def effective_cpus(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
-    """Cores this process may keep busy: the least of affinity and every CPU quota.
+    """Return the cores this process may keep busy: the least of affinity and quotas.
 
     Args:
         proc: where the process file system is mounted.
@@ -103,9 +106,10 @@ def effective_cpus(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
 
 
 def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes this process may still take: the least of free memory and limits' rests.
+    """Return the bytes this process may still allocate.
 
-    Memory that only keeps files warm counts as free, for the kernel drops it on demand.
+    This is the smallest of the machine's free memory and what each limit leaves.
+    Memory that only caches files counts as free: the kernel drops it on demand.
 
     Args:
         proc: where the process file system is mounted.
@@ -115,7 +119,9 @@ def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes this process may ever have: the least of the machine's and its limits.
+    """Return the bytes this process may use in total, used ones included.
+
+    This is the smallest of the machine's memory and the limits.
 
     Args:
         proc: where the process file system is mounted.
@@ -130,7 +136,7 @@ def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def _meminfo(proc: Path, name: str) -> int:
-    """Bytes that a line of `meminfo` tells; elsewhere all of the machine's."""
+    """Return a line of `meminfo` in bytes; outside Linux, all the machine's memory."""
     kilobytes = _fields(proc / "meminfo").get(name)
     if kilobytes is not None:
         return int(kilobytes.split()[0]) * 1024
@@ -162,7 +168,7 @@ def _cores(quota_us: str, period_us: str) -> Iterator[float]:
 def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Return how many processes of this control group the kernel ended for memory.
 
-    Both versions of control groups count them, in files of different names.
+    Versions 1 and 2 of control groups keep this count in different files.
     """
     files = ("memory.events", "memory.oom_control")
     groups = _groups(proc, cgroup, "memory", up=False)
@@ -192,10 +198,10 @@ def _rest(limit: Path, used: Path, kept: str) -> Iterator[int]:
 def _groups(
     proc: Path, cgroup: Path, controller: str, *, up: bool = True
 ) -> Iterator[Path]:
-    """The control groups that bind this process, its own first, `up` to each root.
+    """Yield the control groups that bind this process, its own first, up to the root.
 
-    A namespace may show a path that does not exist here: its files are then simply
-    missing, and the groups above it are still read.
+    In a namespace, a path may not exist. Its files then read as empty, and the groups
+    above it are still read.
     """
     for line in _text(proc / "self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -212,13 +218,13 @@ def _groups(
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """A file of lines `name: value` or `name value`."""
+    """Parse a file of lines `name: value` or `name value`."""
     pairs = (re.split(r":?\s+", line, maxsplit=1) for line in _text(path).splitlines())
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) > 1}
 
 
 def _text(path: Path) -> str:
-    """What a file holds; empty where there is no such file or it may not be read."""
+    """Return the text of a file; empty if it is missing or unreadable."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,7 +1,8 @@
-"""The run queue: how long workers had work to do, and no core to do it on.
+"""The run queue: how long workers had work to do but no core to run on.
 
-Linux counts it for each thread (`schedstat`, proc(5)). It tells a core that others use
-from a wait for a disk, a lock or the GIL, which all look alike from within.
+Linux counts this for each thread (`schedstat`, proc(5)). It separates a core that is
+busy with others from a wait for a disk, a lock or the GIL; from inside the process they
+all look alike.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ import time
 from collections.abc import Callable, Iterable
 
 APART_NS = 200_000_000
-"""Between two looks at least: one thread takes some 10 us."""
+"""Minimum time between two measurements: each costs about 10 us a thread."""
 
 
 class RunQueue:
-    """Adds up the waits of threads that come and go. Any thread may look.
+    """Adds up the waits of threads that come and go. Any thread may call it.
 
     Args:
-        threads: tells which there are now, by their folders in /proc.
+        threads: returns the `/proc` folders of the threads that exist now.
     """
 
     def __init__(self, threads: Callable[[], Iterable[str]]) -> None:
         self._threads = threads
-        # Guards all below.
+        # Guards everything below.
         self._lock = threading.Lock()
-        # Nanoseconds waited, by thread; of those that are there.
+        # Nanoseconds each live thread has waited, by thread.
         self._seen: dict[str, int] = {}
         self._total_ns = 0
         self._due_ns = 0
 
     def look(self) -> float:
-        """Return the seconds waited so far, by all threads there have been.
+        """Return the seconds all threads have waited so far, ended ones included.
 
-        One that ends between two looks takes along what it waited since the first.
+        What a thread waits between the last measurement and its own end is lost.
         """
         with self._lock:
             now_ns = time.monotonic_ns()
@@ -57,9 +58,9 @@ class RunQueue:
 
 
 LONG_NS = 5_000_000
-"""Work from which one look before it and one behind, some 15 us each, are little."""
+"""From this length on, the two measurements (some 15 us each) cost little beside it."""
 SOME = 64
-"""Of shorter work one in so many is looked at."""
+"""Of shorter pieces of work, one in this many is measured."""
 
 
 class OwnQueue:
@@ -67,7 +68,7 @@ class OwnQueue:
 
     queue.begin()
     ...             # the work
-    queue.end(ns)   # that it took
+    queue.end(ns)   # how long it took
     """
 
     def __init__(self) -> None:
@@ -76,15 +77,15 @@ class OwnQueue:
         self._count = self.run_ns = self._looked_ns = self._waited_ns = 0
 
     def begin(self) -> None:
-        """Look, if that is worth it."""
+        """Measure the wait before the work, if the work is likely to be long enough."""
         self._count += 1
         looks = self._last_ns >= LONG_NS or self._count % SOME == 0
         self._before_ns = waited_ns("/proc/thread-self") if looks else None
 
     def end(self, run_ns: int) -> None:
-        """Add work that is done, and took so long."""
+        """Record finished work that took `run_ns` nanoseconds."""
         self._last_ns = run_ns
-        if self._before_ns is None:  # one that is long all of a sudden is like no other
+        if self._before_ns is None:  # a sudden long one says little about the others
             self.run_ns += min(run_ns, LONG_NS)
         else:
             self.run_ns += run_ns
@@ -93,12 +94,12 @@ class OwnQueue:
 
     @property
     def share(self) -> float:
-        """Part of the time that was waited, of the work that was looked at."""
+        """Waited part of the measured work's time, from 0 to 1."""
         return self._waited_ns / self._looked_ns if self._looked_ns else 0.0
 
     @property
     def seconds(self) -> float:
-        """Waited so far, if all work was like what was looked at."""
+        """Estimated seconds waited so far, as if all work were like the measured."""
         return self.run_ns / 1e9 * self.share
 
     def __repr__(self) -> str:
@@ -106,12 +107,12 @@ class OwnQueue:
 
 
 def threads_of(pid: int) -> list[str]:
-    """Return the folders of a process's threads; none where it is gone."""
+    """Return the `/proc` folders of a process's threads; empty if it has ended."""
     return glob.glob(f"/proc/{pid}/task/*")
 
 
 def waited_ns(thread: str) -> int:
-    """Return how long a thread has waited for a core; 0 where nobody tells."""
+    """Return the nanoseconds a thread has waited for a core; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         file = os.open(f"{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""A folder in which this user's processes on a host find one another."""
+"""A folder in which the processes of one user on a host find each other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 
 
 def runtime_folder() -> Path | None:
-    """Return a folder of this user's own, made if need be; None: there is none.
+    """Return a folder that belongs to this user, creating it if needed.
 
-    It belongs to this very user, is no link, and nobody else may look into it. Where
-    `XDG_RUNTIME_DIR` names a folder that is missing or may not be used (SLURM, su and
-    `docker -e` pass it on), the folder for temporary files takes its place: every
-    process with the same environment finds the same one.
+    The folder is owned by this very user, is not a link, and nobody else may look into
+    it. If `XDG_RUNTIME_DIR` names a folder that is missing or not usable (SLURM, su and
+    `docker -e` pass it on), the folder for temporary files is used instead. Processes
+    with the same environment therefore find the same folder.
+
+    Returns:
+        None if no such folder can be used.
     """
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.access(root, os.W_OK | os.X_OK):

@@ -1,9 +1,9 @@
 """Memory that processes share, as a descriptor: a memfd, or a file without a name.
 
-A memfd is bounded by the machine's memory alone. Where the system refuses one, a file
-in /dev/shm takes its place, open to nobody else and without a name from the start, so
-that it is gone with its last user. Every page is claimed at once: where there is no
-room, that is an error here and now, not a SIGBUS at some later write.
+Only the machine's memory limits a memfd. If the system refuses one, a file in /dev/shm
+takes its place. No other user can open it, and it never has a name, so it disappears
+with its last user. All pages are allocated at once: a lack of room is an error here and
+now, not a SIGBUS at some later write.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 files there are 0600 and have no name
 
 
 def shared_file(name: str, nbytes: int) -> int:
-    """Return the descriptor of `nbytes` of zeros; it is not inherited by programs.
+    """Return a descriptor of `nbytes` zero bytes, not inherited by other programs.
 
     Args:
         name: shown in /proc for a memfd.
-        nbytes: how many, all of them claimed.
+        nbytes: size, all of it allocated.
 
     Raises:
-        OSError: there is no room, or neither kind can be had.
+        OSError: there is no room, or the system offers neither kind.
     """
     descriptor = nameless(name)
     try:
@@ -37,19 +37,23 @@ def shared_file(name: str, nbytes: int) -> int:
 
 
 def check_room(descriptor: int, nbytes: int) -> None:
-    """Raise `OSError` where a file cannot grow so large; a memfd has no such bound."""
+    """Check that a file can grow to `nbytes`. A memfd has no such limit.
+
+    Raises:
+        OSError: it cannot.
+    """
     room = os.fstatvfs(descriptor)
     free = room.f_bavail * room.f_frsize
     if room.f_blocks and nbytes > free:
-        text = f"{nbytes} bytes wanted, {free} free; make it larger"
+        text = f"{nbytes} bytes needed, {free} free; make {SHARED_MEMORY} larger"
         raise OSError(errno.ENOSPC, text, SHARED_MEMORY)
 
 
 def nameless(name: str) -> int:
-    """Return the descriptor of a new, empty file in memory; `name` is shown in /proc.
+    """Return a descriptor of a new, empty file in memory; /proc shows `name`.
 
     Raises:
-        OSError: neither kind can be had.
+        OSError: the system offers neither kind.
     """
     with contextlib.suppress(AttributeError, OSError):
         return os.memfd_create(name, os.MFD_CLOEXEC)

@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
     bad = str(tmp_path / "file" / "run")
     done = penstock("run", "--log", bad, "train.py", folder=tmp_path)
     assert done.returncode == 1
-    assert f"no autotune log can be kept in {str(tmp_path / 'file')!r}" in done.stderr
+    assert f"cannot write the autotune log to {str(tmp_path / 'file')!r}" in done.stderr
     assert "trained" not in done.stdout
 
 

@@ -68,7 +68,7 @@ def test_a_file_takes_its_place_that_nobody_else_can_open() -> None:
 @pytest.mark.usefixtures("no_memfd")
 def test_one_that_does_not_fit_is_refused_with_the_figures() -> None:
     descriptors = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match=r"bytes wanted, \d+ free") as caught:
+    with pytest.raises(OSError, match=r"bytes needed, \d+ free") as caught:
         shared_file("too large", 1 << 50)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == SHARED_MEMORY
