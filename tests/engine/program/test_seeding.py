@@ -21,7 +21,8 @@ DRAWS: dict[str, Callable[[], object]] = {
     "bits of random": lambda: random.getrandbits(1),
     "a shuffle": lambda: random.shuffle([1, 2, 3]),
     "a float of numpy": np.random.rand,
-    "two normals of numpy": lambda: np.random.randn(2),
+    "a normal of numpy": np.random.randn,  # every second one is to spare
+    "three normals of numpy": lambda: np.random.randn(3),
     "a normal of random": lambda: random.gauss(0.0, 1.0),
     "a permutation of numpy": lambda: np.random.permutation(5),
     "a float of torch": lambda: torch.rand(()),
@@ -55,11 +56,36 @@ def test_every_draw_moves_the_place(draw: str) -> None:
 
 
 def test_all_generators_are_read_where_they_lie() -> None:
-    known = seeding._PYTHON, seeding._numpys(), seeding._TORCH  # noqa: SLF001
-    assert None not in known  # slower, but as good, where one of them lies otherwise
+    names = ("_PYTHON", "_PYTHONS_WORDS", "_SPARE", "_TORCH")
+    known = [getattr(seeding, name) for name in names]
+    # Slower, but as good, where one of them lies otherwise.
+    assert None not in (*known, seeding._numpys())  # noqa: SLF001
 
 
-DRAWS["a normal of numpy"] = np.random.randn  # every second one moves nothing
+@given(st.integers(0, 2**64 - 1), st.sampled_from(sorted(DRAWS)))
+def test_a_seed_makes_what_each_generator_makes_of_it(seed: int, drawn: str) -> None:
+    DRAWS[drawn]()
+    seeding.seed_global_generators(seed)
+    numpys = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
+    torchs = torch.Generator().manual_seed(seed)
+    assert random.getstate() == random.Random(seed).getstate()
+    ours, theirs = (
+        {**each.get_state(legacy=False), "gauss": 0.0}
+        for each in (np.random.mtrand._rand, numpys)  # type: ignore[attr-defined]  # noqa: SLF001
+    )
+    assert repr(ours) == repr(theirs)
+    assert np.random.permutation(700).tolist() == numpys.permutation(700).tolist()
+    assert torch.equal(torch.default_generator.get_state(), torchs.get_state())
+
+
+def test_numpys_generator_may_be_another() -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.MT19937(3))  # type: ignore[attr-defined]
+    try:
+        seeding.seed_global_generators(1 << 40)
+        assert np.random.rand() == np.random.RandomState([0, 1 << 8]).rand()
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
 
 
 @given(
