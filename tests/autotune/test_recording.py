@@ -130,15 +130,15 @@ def test_the_page_says_what_the_log_said_to_the_digit(tmp_path: Path) -> None:
 def test_a_long_run_leaves_quiet_windows_out_and_none_that_was_decided_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = record(tmp_path / "whole", seconds=300.0)
+    whole = record(tmp_path / "whole", seconds=150.0)
     monkeypatch.setattr(autotune_log, "FREE_BYTES", 10_000)
-    thinned = record(tmp_path / "thinned", seconds=300.0)
+    thinned = record(tmp_path / "thinned", seconds=150.0)
     rows = list(map(json.loads, thinned.read_text().splitlines()))
     windows = {row["time_s"] for row in rows if row["event"] == "observation"}
     for row in rows:
         assert row["event"] != "decision" or row["time_s"] in windows
     size = sum(len(json.dumps(row)) for row in rows if row["event"] == "observation")
-    assert size < 10_000 + 300 * autotune_log.BYTES_PER_S
+    assert size < 10_000 + 150 * autotune_log.BYTES_PER_S
     (found,), (full,) = (read_recording(each).pipelines for each in (thinned, whole))
     assert found.changes == full.changes
     assert found.values() == full.values()
