@@ -19,6 +19,7 @@ from .stages import SourceStage, Workers
 if TYPE_CHECKING:
     from .schedule import Scheduled
     from .sources.files import Urls
+    from .sources.paths import Paths
 
 
 class Constructors(ABC):
@@ -129,6 +130,161 @@ class Constructors(ABC):
             executor=executor,
             name=name,
             timeout=timeout,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_lmdb(
+        cls,
+        path: str | os.PathLike[str],
+        keys: Sequence[bytes] | None = None,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the values of an LMDB database: samples are `bytes`.
+
+        Args:
+            path: the database: a folder with `data.mdb`, or the file. It is opened to
+                be read, once a process.
+            keys: of the samples, in their order (default: all, in the database's
+                order).
+            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no database, or no key.
+        """
+        from .sources.lmdb_records import Lmdb
+
+        stage = SourceStage(
+            Lmdb.find(path, keys),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_webdataset(
+        cls,
+        shards: Paths,
+        fields: Sequence[str] | None = None,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read WebDataset tar files at any place; they are indexed now.
+
+        Args:
+            shards: paths, or one pattern that matches them: "train-*.tar".
+            fields: samples are tuples of these: `("jpg", "cls")`. None: dicts of all
+                fields, and their `__key__`. What ends in cls, index, txt, json or npy
+                is read as such; all else is `bytes`. Nothing is unpickled.
+            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: no tar, a compressed one, or a field that would be unpickled.
+        """
+        from .sources.tar_shards import WebDataset
+
+        stage = SourceStage(
+            WebDataset.find(shards, fields),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        files: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        groups_in_memory: int = 32,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the rows of Parquet files: samples are dicts by column.
+
+        Args:
+            files: paths, or one pattern that matches them: "train-*.parquet".
+            columns: those that are read (default: all).
+            groups_in_memory: row groups that a process keeps; twice the window of
+                `shuffle(window=...)`, or each sample reads a whole group.
+            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: pyarrow is not installed; no row, or no such column.
+        """
+        from .sources.columnar import Parquet
+
+        stage = SourceStage(
+            Parquet.find(files, columns, groups_in_memory),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+        )
+        return cls._of(stage, shard, schedule)
+
+    @classmethod
+    def from_arrow(
+        cls,
+        files: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the rows of Arrow files: samples are dicts by column.
+
+        Args:
+            files: paths, or one pattern that matches them: "train-*.arrow".
+            columns: those that are read (default: all).
+            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            executor: "auto", "inline", "thread" or "process".
+            name: what the log calls this stage.
+            shard: this rank's share of the global batches (default: as found: see
+                `Shard.found`).
+            schedule: what changes while training; `.batch()` then takes no size.
+
+        Raises:
+            SpecError: pyarrow is not installed; no row, or no such column.
+        """
+        from .sources.columnar import GROUPS, Arrow
+
+        stage = SourceStage(
+            Arrow.find(files, columns, GROUPS),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
         )
         return cls._of(stage, shard, schedule)
 

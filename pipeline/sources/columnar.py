@@ -1,0 +1,216 @@
+"""Rows of Parquet and Arrow files; pyarrow reads them a group of rows at a time."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import SpecError, check
+from .opened import Opened, missing, prints_of_rows
+from .paths import Paths, files_here
+from .source import Source, digest
+
+OPEN_FILES = 256
+GROUPS = 32
+"""Groups of rows that a process keeps, unless told: two windows of 16."""
+
+
+class Columnar(Source):
+    """Sample i is row i, a dict by column."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: tuple[str, ...] | None,
+        sizes: Sequence[Sequence[int]],
+        groups_in_memory: int,
+    ) -> None:
+        self.paths, self.columns, self.sizes = paths, columns, sizes
+        self.groups_in_memory = groups_in_memory
+        self._places = [
+            (path, number)
+            for path, groups in zip(paths, sizes, strict=True)
+            for number in range(len(groups))
+        ]
+        self._ends = np.cumsum(self.group_sizes)
+        self._files = Opened(self._open, OPEN_FILES)
+        self._groups = Opened(self._group, groups_in_memory)
+
+    @classmethod
+    def find(
+        cls, paths: Paths, columns: Sequence[str] | None, groups_in_memory: int
+    ) -> Self:
+        """Return the rows of some files, their groups counted now.
+
+        Raises:
+            SpecError: no pyarrow, no file, no row, no such column.
+        """
+        source = f"from_{cls.KIND.lower()}"
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise missing(source, "pyarrow", error) from error
+        check(
+            groups_in_memory >= 1,
+            f"`groups_in_memory` must be >= 1, got {groups_in_memory}; {GROUPS} is"
+            " usual",
+        )
+        found = files_here(source, paths)
+        wanted = None if columns is None else tuple(columns)
+        try:
+            sizes = [cls._sizes(path, wanted) for path in found]
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise SpecError(
+                f"`{source}` cannot read {found[0]!r}, ...: {error}; give {cls.KIND}"
+                " files, and columns that all of them have"
+            ) from error
+        check(sum(map(sum, sizes)), f"`{source}` found no row in {found[0]!r}, ...")
+        return cls(found, wanted, sizes, groups_in_memory)
+
+    @classmethod
+    @abstractmethod
+    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
+        """Return the rows of each group of a file; `KeyError`: no such column."""
+
+    @abstractmethod
+    def _open(self, path: Any) -> Any:
+        """Return what groups of a file are read from."""
+
+    @abstractmethod
+    def _group(self, place: Any) -> Any:
+        """Return a group of rows: file, number."""
+
+    @property
+    def shown(self) -> tuple[object, ...]:
+        several = f"{self.paths[0]}, ..." if len(self.paths) > 1 else self.paths[0]
+        return (several,)
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Rows of each group, in order."""
+        return [*itertools.chain.from_iterable(self.sizes)]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return some rows; those of a group are taken out of it at once."""
+        asked = np.asarray(indices, np.int64)
+        groups = np.searchsorted(self._ends, asked, side="right")
+        found: list[Any] = [None] * len(asked)
+        for group in dict.fromkeys(groups.tolist()):
+            at = np.flatnonzero(groups == group)
+            rows = asked[at] - (self._ends[group] - self.group_size(group))
+            taken = self._groups(self._places[group]).take(rows).to_pylist()
+            for place, row in zip(at.tolist(), taken, strict=True):
+                found[place] = row
+        return found
+
+    def group_size(self, group: int) -> int:
+        """Return the rows of a group."""
+        return int(self._ends[group] - (self._ends[group - 1] if group else 0))
+
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return what tells each row from others: `uint64 [n, 2]`.
+
+        It is told by its file's path, size and time, its number, and the columns.
+        """
+        from ...cache.fingerprint.key import file_fingerprints
+
+        said = bytes.fromhex(digest([repr(self.columns)]))
+        salt = np.frombuffer(said, np.uint64).reshape(1, 2)
+        sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
+        return prints_of_rows(file_fingerprints(self.paths), sizes, salt)
+
+    def identity(self) -> str | None:
+        """Return the hash of its columns and the rows of its groups."""
+        return digest([repr(self.columns), *map(repr, self.sizes)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.paths,
+            self.columns,
+            self.sizes,
+            self.groups_in_memory,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.KIND}: {len(self)} rows in {len(self.paths)} files>"
+
+
+class Parquet(Columnar):
+    """Rows of Parquet files: a row group is read, and decompressed, at a time."""
+
+    KIND: ClassVar[str] = "Parquet"
+
+    @classmethod
+    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            require(columns, file.schema_arrow.names)
+            told = file.metadata
+            return [told.row_group(at).num_rows for at in range(told.num_row_groups)]
+
+    def _open(self, path: Any) -> Any:
+        import pyarrow.parquet as pq
+
+        return pq.read_metadata(path)
+
+    def _group(self, place: Any) -> Any:
+        import pyarrow.parquet as pq
+
+        path, number = place
+        # A file of its own: threads share none, and what was read needs none.
+        with pq.ParquetFile(path, metadata=self._files(path)) as file:
+            columns = None if self.columns is None else [*self.columns]
+            return file.read_row_group(number, columns=columns, use_threads=False)
+
+
+class Arrow(Columnar):
+    """Rows of Arrow files, or streams as Hugging Face's datasets write; mapped."""
+
+    KIND: ClassVar[str] = "Arrow"
+
+    @classmethod
+    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
+        batches = record_batches(path)
+        if batches:
+            require(columns, batches[0].schema.names)
+        return [batch.num_rows for batch in batches]
+
+    def _open(self, path: Any) -> Any:
+        return record_batches(path)
+
+    def _group(self, place: Any) -> Any:
+        path, number = place
+        batch = self._files(path)[number]
+        return batch if self.columns is None else batch.select([*self.columns])
+
+
+def record_batches(path: str) -> list[Any]:
+    """Return the record batches of a file or a stream, in memory that is mapped."""
+    import pyarrow as pa
+
+    mapped = pa.memory_map(path)
+    try:
+        file = pa.ipc.open_file(mapped)
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        return [*pa.ipc.open_stream(mapped)]
+    return [file.get_batch(at) for at in range(file.num_record_batches)]
+
+
+def require(columns: Sequence[str] | None, there: Sequence[str]) -> None:
+    """Raise `KeyError` for the first column that is not there."""
+    for column in columns or ():
+        if column not in there:
+            raise KeyError(f"no column {column!r}, only {', '.join(there)}")

@@ -1,0 +1,160 @@
+"""Values of an LMDB database, by the order of their keys."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import SpecError, check
+from .opened import prints_of_rows
+from .source import Source
+
+
+class Database:
+    """An open database: LMDB allows one a process."""
+
+    def __init__(self, path: str) -> None:
+        import lmdb
+
+        self.process = os.getpid()
+        self.environment = lmdb.open(
+            path,
+            subdir=os.path.isdir(path),
+            readonly=True,
+            lock=False,
+            readahead=False,
+        )
+
+    def __del__(self) -> None:
+        if hasattr(self, "environment"):
+            self.environment.close()
+
+
+OPEN: WeakValueDictionary[str, Database] = WeakValueDictionary()
+"""Of this process, and those that it inherited."""
+LOCK = threading.Lock()
+"""Guards `OPEN`."""
+
+
+def database(path: str) -> Database:
+    """Return the database at a path, as this process opened it."""
+    with LOCK:
+        found = OPEN.get(path)
+        if found is not None and found.process != os.getpid():
+            found.environment.close()  # the parent's stays open
+            found = None
+        if found is None:
+            found = OPEN[path] = Database(path)
+        return found
+
+
+def begin_unlocked() -> None:
+    """Forget who held the lock when this process was forked."""
+    global LOCK  # noqa: PLW0603
+    LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=begin_unlocked)
+
+
+class Lmdb(Source):
+    """Sample i is the value of key i, `bytes`; keys are in the database's order."""
+
+    KIND: ClassVar[str] = "Lmdb"
+
+    def __init__(self, path: str, keys: Sequence[bytes]) -> None:
+        self.path, self.keys = path, keys
+        self._held: Database | None = None
+
+    @classmethod
+    def find(
+        cls, path: str | os.PathLike[str], keys: Sequence[bytes] | None = None
+    ) -> Lmdb:
+        """Return the records of a database, its keys listed now unless given.
+
+        Raises:
+            SpecError: no database, or no record in it.
+        """
+        import lmdb
+
+        where = os.path.abspath(os.fspath(path))
+        try:
+            opened = database(where)
+        except lmdb.Error as error:
+            raise SpecError(
+                f"`from_lmdb` cannot open {os.fspath(path)!r}: {error}; give the folder"
+                " that holds data.mdb, or the file, and close what else has it open in"
+                " this process"
+            ) from error
+        if keys is None:
+            with opened.environment.begin() as transaction:
+                keys = [*transaction.cursor().iternext(keys=True, values=False)]
+        check(
+            keys, f"`from_lmdb` found no record in {os.fspath(path)!r}: it has no key"
+        )
+        return cls(where, tuple(keys))
+
+    @property
+    def shown(self) -> tuple[object, ...]:
+        return (self.path,)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: Any) -> bytes:
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
+        """Return the values of some keys, all as of one moment.
+
+        Raises:
+            KeyError: a key is not there.
+        """
+        with self._opened().environment.begin() as transaction:
+            keys = [self.keys[index] for index in indices]
+            found: list[Any] = [transaction.get(key) for key in keys]
+        for key, value in zip(keys, found, strict=True):
+            if value is None:
+                raise KeyError(key)
+        return found
+
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return what tells each record from others: `uint64 [n, 2]`.
+
+        All change when the file does: what is in it shows by path, size and time.
+        """
+        from ...cache.fingerprint.key import file_fingerprints
+
+        inside = os.path.isdir(self.path)
+        files = [os.path.join(self.path, "data.mdb") if inside else self.path]
+        salt = np.frombuffer(self._digest(), np.uint64).reshape(1, 2)
+        return prints_of_rows(file_fingerprints(files), np.array([len(self)]), salt)
+
+    def identity(self) -> str:
+        """Return the hash of its keys."""
+        return self._digest().hex()
+
+    def _digest(self) -> bytes:
+        found = hashlib.blake2b(digest_size=16)
+        for key in self.keys:
+            found.update(len(key).to_bytes(4, "little") + key)
+        return found.digest()
+
+    def _opened(self) -> Database:
+        held = self._held
+        if held is None or held.process != os.getpid():
+            held = self._held = database(self.path)
+        return held
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.keys)
+
+    def __repr__(self) -> str:
+        return f"<Lmdb {self.path!r}: {len(self)} records>"

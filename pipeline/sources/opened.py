@@ -1,0 +1,92 @@
+"""What each process opens for itself, once, for all its threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import SpecError
+
+T = TypeVar("T")
+
+
+class Opened(Generic[T]):
+    """Makes values by key, each once a process, and keeps those that were used last.
+
+    Any number of threads may ask at once; who asks for what another is making waits. A
+    child process begins empty, and so does a copy that was pickled.
+
+    Args:
+        make: returns the value of a key.
+        kept: how many.
+    """
+
+    def __init__(self, make: Callable[[Any], T], kept: int) -> None:
+        self._make, self._kept = make, kept
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, Future[T]] = OrderedDict()
+        self._process = os.getpid()  # last: who sees it finds a lock that is free
+
+    def __call__(self, key: Hashable) -> T:
+        """Return the value of a key."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            found = self._values.get(key)
+            mine = found is None
+            if found is None:
+                found = self._values[key] = Future()
+                if len(self._values) > self._kept:
+                    self._values.popitem(last=False)
+            self._values.move_to_end(key)
+        if mine:
+            self._fill(key, found)
+        return found.result()
+
+    def _fill(self, key: Hashable, value: Future[T]) -> None:
+        try:
+            value.set_result(self._make(key))
+        except BaseException as error:
+            value.set_exception(error)
+            with self._lock:  # the next to ask tries again
+                self._values.pop(key, None)
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make, self._kept)
+
+
+def prints_of_rows(
+    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Return what tells the rows of some files from others, `uint64 [n, 2]`.
+
+    Args:
+        files: of each file, `[f, 2]`.
+        sizes: rows of each file, `[f]`; n together.
+        salt: what is read of all, `[1, 2]`.
+    """
+    starts = np.cumsum(sizes) - sizes
+    rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+    found = np.repeat(files ^ salt, sizes, axis=0)
+    # An odd factor makes another number of each row, and so do sums in a file.
+    found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return found
+
+
+def missing(source: str, package: str, error: ImportError) -> SpecError:
+    """Return the error for a package that a source needs."""
+    return SpecError(
+        f"`{source}` needs the package {package}, which cannot be imported ({error});"
+        f" install it: pip install {package}"
+    )

@@ -1,0 +1,255 @@
+"""LMDB, tars, Parquet and Arrow: each trains, resumes and is fingerprinted."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.pipeline.sources.datasets import identity_of
+
+N = 60
+SHARDS = 4
+
+
+def payload(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(20 + number)
+
+
+def write_lmdb(folder: Path) -> str:
+    path = str(folder / "numbers.lmdb")
+    with (
+        lmdb.open(path, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for number in range(N):
+            transaction.put(f"{number:04d}".encode(), payload(number))
+    return path
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def write_tars(folder: Path, field: str = "bin") -> str:
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as tar:
+            for number in range(shard * N // SHARDS, (shard + 1) * N // SHARDS):
+                add(tar, f"deep/{number:04d}.{field}", payload(number))
+                add(tar, f"deep/{number:04d}.cls", b"%d" % number)
+    return str(folder / "train-*.tar")
+
+
+def write_table(folder: Path, kind: str) -> str:
+    """Files of two groups of rows each; Arrow's in turn as a file and a stream."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for shard in range(SHARDS):
+        numbers = range(shard * N // SHARDS, (shard + 1) * N // SHARDS)
+        columns = {"data": [*map(payload, numbers)], "number": [*numbers]}
+        table, path = pa.table(columns), str(folder / f"train-{shard}.{kind}")
+        if kind == "parquet":
+            pq.write_table(table, path, row_group_size=8)
+            continue
+        make = pa.ipc.new_file if shard % 2 else pa.ipc.new_stream
+        with make(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+    return str(folder / f"train-*.{kind}")
+
+
+Make = Callable[[], ps.Pipeline]
+
+
+def make_lmdb(folder: Path) -> Make:
+    path = write_lmdb(folder)
+    return lambda: ps.Pipeline.from_lmdb(path).map(lambda data: (data, len(data) - 20))
+
+
+def make_tars(folder: Path) -> Make:
+    pattern = write_tars(folder)
+    return lambda: ps.Pipeline.from_webdataset(pattern, ("bin", "cls"))
+
+
+def of_row(row: dict[str, Any]) -> tuple[bytes, int]:
+    return row["data"], row["number"]
+
+
+def make_parquet(folder: Path) -> Make:
+    pattern = write_table(folder, "parquet")
+    return lambda: ps.Pipeline.from_parquet(pattern).map(of_row)
+
+
+def make_arrow(folder: Path) -> Make:
+    pattern = write_table(folder, "arrow")
+    return lambda: ps.Pipeline.from_arrow(pattern).map(of_row)
+
+
+MAKERS = [make_lmdb, make_tars, make_parquet, make_arrow]
+GROUPED = MAKERS[1:]
+every = pytest.mark.parametrize("maker", MAKERS)
+
+
+def source_of(pipe: ps.Pipeline) -> Any:
+    stage: Any = pipe._stages[0]  # noqa: SLF001
+    return stage.dataset
+
+
+def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
+    with pipe.batch(7, collate_fn=list) as batches:
+        return [sample for batch in batches for sample in batch]
+
+
+EXPECTED = [(payload(number), number) for number in range(N)]
+
+
+@every
+@pytest.mark.parametrize("executor", ["auto", "inline", "thread", "process"])
+def test_every_sample_comes_once_and_in_order(
+    maker: Any, executor: Any, tmp_path: Path
+) -> None:
+    pipe = maker(tmp_path)()
+    source = source_of(pipe)
+    assert len(source) == N
+    workers = None if executor == "inline" else 3
+    read_by = ps.Pipeline.from_dataset(
+        source, executor=executor, num_parallel_workers=workers
+    )
+    with read_by.batch(7, collate_fn=list) as batches:
+        read = [sample for batch in batches for sample in batch]
+    assert read == [source[at] for at in range(N)]
+    assert samples(pipe) == EXPECTED
+
+
+@every
+def test_an_epoch_goes_on_where_it_was_left(maker: Any, tmp_path: Path) -> None:
+    make = maker(tmp_path)
+    ps.testing.assert_exact_resume(lambda: make().shuffle(seed=3).batch(7), every=3)
+
+
+@pytest.mark.parametrize("maker", GROUPED)
+def test_shards_are_shuffled_through_a_window_and_resumed(
+    maker: Any, tmp_path: Path
+) -> None:
+    make = maker(tmp_path)
+    source = source_of(make())
+    assert sum(source.group_sizes) == N
+    assert len(source.group_sizes) >= SHARDS
+    shuffled = samples(make().shuffle(seed=3, window=2))
+    assert shuffled != EXPECTED
+    assert sorted(shuffled, key=lambda sample: sample[1]) == EXPECTED
+
+    ps.testing.assert_exact_resume(
+        lambda: make().shuffle(seed=3, window=2).batch(7), every=3
+    )
+
+
+@every
+def test_what_it_is_survives_a_copy_and_each_sample_has_a_print(
+    maker: Any, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    make = maker(here)
+    first, again, copy = source_of(make()), source_of(make()), source_of(maker(there)())
+    prints = first.sample_fingerprints()
+    assert (prints.dtype, prints.shape) == (np.uint64, (N, 2))
+    assert len(np.unique(prints, axis=0)) == N
+    assert np.array_equal(prints, again.sample_fingerprints())
+    assert identity_of(first) == identity_of(again) == identity_of(copy) is not None
+    travelled = pickle.loads(pickle.dumps(first))  # noqa: S301 our own
+    assert np.array_equal(prints, travelled.sample_fingerprints())
+    assert travelled[N - 1] == first[N - 1]
+    for path in here.rglob("*"):
+        os.utime(path, ns=(1, 10**18 + 12345))
+    changed = first.sample_fingerprints()
+    assert not (prints == changed).all(axis=1).any()
+
+
+@every
+def test_a_cache_serves_what_it_has_kept(maker: Any, tmp_path: Path) -> None:
+    def make() -> ps.Pipeline:
+        return made().cache(disk=tmp_path / "kept").batch(7, collate_fn=list)
+
+    (tmp_path / "data").mkdir()
+    made = maker(tmp_path / "data")
+    for _ in range(2):
+        with make() as batches:
+            assert [sample for batch in batches for sample in batch] == EXPECTED
+
+
+# What is refused
+
+
+def test_pickles_are_refused_by_name_unless_left_out(tmp_path: Path) -> None:
+    for field in ("pkl", "pyd", "pth", "state.pth"):
+        pattern = write_tars(tmp_path, field)
+        with pytest.raises(ps.SpecError, match=f"does not read the field '{field}'"):
+            ps.Pipeline.from_webdataset(pattern)
+        with pytest.raises(ps.SpecError, match=f"does not read the field '{field}'"):
+            ps.Pipeline.from_webdataset(pattern, ("cls", field))
+        pipe = ps.Pipeline.from_webdataset(pattern, ("cls",))
+        assert [each for (each,) in samples(pipe)] == [*range(N)]
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    np.save(content, np.array([{}], object), allow_pickle=True)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        add(tar, "0.npy", content.getvalue())
+    source = source_of(ps.Pipeline.from_webdataset(tmp_path / "a.tar"))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        source[0]
+
+
+def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        add(tar, "0.bin", b"0")
+    (tmp_path / "empty.lmdb").mkdir()
+    refused = [
+        (ps.Pipeline.from_webdataset, "pipe:cat a.tar", "runs no commands"),
+        (ps.Pipeline.from_webdataset, "s3://bucket/a.tar", "mount the store"),
+        (ps.Pipeline.from_webdataset, tmp_path / "*.tar", "found no file"),
+        (ps.Pipeline.from_webdataset, tmp_path / "a.tar.gz", "are not compressed"),
+        (ps.Pipeline.from_lmdb, tmp_path / "no.lmdb", "cannot open"),
+        (ps.Pipeline.from_lmdb, tmp_path / "empty.lmdb", "cannot open"),
+    ]
+    for make, path, message in refused:
+        with pytest.raises(ps.SpecError, match=message):
+            make(path)
+
+
+def test_columns_are_chosen_and_must_be_there(tmp_path: Path) -> None:
+    for kind, make in (
+        ("parquet", ps.Pipeline.from_parquet),
+        ("arrow", ps.Pipeline.from_arrow),
+    ):
+        pattern = write_table(tmp_path, kind)
+        assert source_of(make(pattern, ["number"]))[N - 1] == {"number": N - 1}
+        with pytest.raises(ps.SpecError, match="no column 'label', only data, number"):
+            make(pattern, ["label"])
+
+
+def test_a_tar_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
+    readers = pytest.importorskip("webdataset.tariterators")
+    pattern = write_tars(tmp_path)
+    theirs = []
+    for shard in range(SHARDS):
+        with open(tmp_path / f"train-{shard}.tar", "rb") as file:
+            members = list(readers.tar_file_iterator(file))
+        found = readers.group_by_keys({**each, "__url__": shard} for each in members)
+        theirs += [(each["__key__"], each["bin"], int(each["cls"])) for each in found]
+    source = source_of(ps.Pipeline.from_webdataset(pattern))
+    ours = [(each["__key__"], each["bin"], each["cls"]) for each in source]
+    assert ours == theirs
