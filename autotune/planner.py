@@ -95,8 +95,8 @@ def measured_workload(
     )
     check(
         len(seen) == 1,
-        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant"
-        " by its name",
+        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant:"
+        f" `penstock plan --name {next(iter(seen), '')}`",
     )
     (observation,) = seen.values()
     return _workload(observation)

@@ -73,6 +73,14 @@ def test_the_plan_names_the_workers_of_each_stage() -> None:
     assert "workers" in text
 
 
+def test_the_plan_of_a_log_calls_stages_as_the_log_does(log: Path) -> None:
+    told = plan(measured_workload(log), 2.0).explanation
+    assert [stage.name for stage in told.stages] == [
+        "Map(ID:0) read",
+        "Map(ID:1) decode",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"event": "verdict"}\n', "[]\n"])
 def test_a_file_without_training_is_an_error_that_says_so(
     tmp_path: Path, text: str
