@@ -178,8 +178,14 @@ def plan_nodes(
     """Tell what so many nodes like the measured one would do in step.
 
     Raises:
-        SpecError: a store or a data set has a size, and that of a sample is not known.
+        SpecError: a store or a data set has a size, and that of a sample is not known;
+            there are caches, and the size of the data is not known.
     """
+    check(
+        around.data_bytes < inf or not around.ram_bytes + around.disk_bytes,
+        "what a cache keeps depends on how large the data set is: say so with"
+        " --data-size, as 140GB",
+    )
     check(
         workload.source_bytes > 0 or not around.bounded,
         "the log does not say how large a sample is when it is read, which a store's"

@@ -139,7 +139,7 @@ def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
         mean_s: of a step.
         spread: standard deviation, relative; 0: all steps are equal.
     """
-    if spread == 0:
+    if spread * mean_s == 0:
         return (mean_s,)
     normal = NormalDist(mean_s, spread * mean_s)
     quantiles = (normal.inv_cdf((at + 0.5) / QUANTILES) for at in range(QUANTILES))

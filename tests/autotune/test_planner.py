@@ -114,3 +114,14 @@ def test_a_plan_for_nodes_knows_what_their_cores_can_load() -> None:
 def test_a_store_is_compared_with_samples_of_a_known_size() -> None:
     with pytest.raises(SpecError, match="how large a sample is"):
         plan_nodes(READS, 4.0, [2], Surroundings(store_bytes_per_s=1e9))
+
+
+def test_a_cache_is_compared_with_data_of_a_known_size() -> None:
+    with pytest.raises(SpecError, match="--data-size"):
+        plan_nodes(READS, 4.0, [2], Surroundings(ram_bytes=1e9))
+
+
+def test_trainers_that_take_no_time_are_planned_for_too() -> None:
+    idle = replace(READS, trainer=Trainer(gap_s=0.0))
+    ((first, _),) = plan_nodes(idle, 4.0, [2], Surroundings()).epochs
+    assert first.rows_per_s == pytest.approx(2 * idle.best_rows_per_s(4.0))
