@@ -42,6 +42,8 @@ from .pipeline.pipeline import Pipeline
 if _typing.TYPE_CHECKING:
     from .pipeline import detection, image, optim, schedule, testing, text
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BatchPlan",
     "BudgetError",
@@ -53,6 +55,7 @@ __all__ = [
     "SpecError",
     "StateError",
     "WorkerError",
+    "__version__",
     "config",
     "detection",
     "get_autotune_interval",

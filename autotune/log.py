@@ -23,7 +23,7 @@ from . import phrases
 from .explain import Explanation, verdict_of
 from .listeners import tell_verdict
 from .policies.per_regime import Values
-from .saved import Saved
+from .saved import VERSION, Saved
 from .situation import Decision, DecisionOutcome, Row, Situation
 from .window import wait_share
 
@@ -146,8 +146,8 @@ class AutotuneLog:
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
-        begin = {"event": "begin", "wall_s": time.time(), "rank": rank}
-        self._write({**begin, "time_s": time.perf_counter()})
+        begin = {"event": "begin", "version": VERSION, "wall_s": time.time()}
+        self._write({**begin, "rank": rank, "time_s": time.perf_counter()})
 
     def __enter__(self) -> Self:
         return self
@@ -257,7 +257,10 @@ class AutotuneLog:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        LOGGER.warning("the autotune files end here, tuning goes on: %s", error)
+        LOGGER.warning(
+            "the autotune log is no longer written to its files (%s); tuning goes on",
+            error,
+        )
         self._result = None
         try:
             self.close()
@@ -318,7 +321,8 @@ def _text(found: Mapping[str, tuple[Saved, int]]) -> str:
     }
     kept = sum(kept for _, kept in found.values())
     remark = REMARK if kept else REMARK + UNCHANGED
-    return json.dumps({"remark": remark, "pipelines": pipelines}, indent=2) + "\n"
+    whole = {"version": VERSION, "remark": remark, "pipelines": pipelines}
+    return json.dumps(whole, indent=2) + "\n"
 
 
 def _summary(knobs: Values) -> list[str]:

@@ -14,6 +14,8 @@ from ..errors import SpecError, check
 from .policies.per_regime import Values
 from .situation import KnobKey, Row
 
+VERSION = 1
+"""Of the format of `<prefix>_<rank>.json` and of the rows beside it."""
 EXECUTORS = {*get_args(Executor)} - {"auto"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
@@ -116,8 +118,12 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
     shown = os.fspath(path)
     try:
         with open(shown, encoding="utf-8") as file:
-            pipelines = json.load(file)["pipelines"]
+            whole = json.load(file)
+        check_version(whole, shown)
+        pipelines = whole["pipelines"]
         return {str(name): _saved(row) for name, row in pipelines.items()}
+    except SpecError:
+        raise
     except OSError as error:
         raise SpecError(
             f"no autotune result can be read from {shown!r} ({error.strerror}); a run"
@@ -129,6 +135,19 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
             f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
             " <prefix>_<rank>.json is one, not the .jsonl beside it"
         ) from error
+
+
+def check_version(row: Mapping[str, Any], path: str) -> None:
+    """Raise `SpecError` unless this penstock can read the file that `row` is from.
+
+    penstock 0.1.0 wrote no version; its files are of version 1.
+    """
+    version = row.get("version", VERSION)
+    check(
+        type(version) is int and version == VERSION,
+        f"{path!r} has format version {version!r}, and this penstock reads {VERSION};"
+        " use the penstock that wrote it",
+    )
 
 
 def _saved(row: dict[str, Any]) -> Saved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+import penstock
 from penstock import cli
 from support import warm
 
@@ -17,6 +19,12 @@ def test_the_commands_are_those_that_work() -> None:
     commands = [command.callback for command in cli.app.registered_commands]
     looking = [cli.report, cli.watch, cli.bench, cli.doctor]
     assert commands == [cli.demo, cli.plan, cli.run, *looking]
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    said = CliRunner().invoke(cli.app, ["--version"])
+    assert (said.exit_code, said.stdout) == (0, f"penstock {penstock.__version__}\n")
+    assert importlib.metadata.version("penstock") == penstock.__version__
 
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
@@ -44,6 +52,7 @@ def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
     assert said.exit_code == 0
     heads = [line.split("  ")[0] for line in said.stdout.splitlines() if line[0] != " "]
     assert heads == [
+        "penstock",
         "Python",
         "torch",
         "CPUs",

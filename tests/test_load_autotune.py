@@ -149,6 +149,7 @@ def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
     [
         ("{", "is not an autotune result"),
         ("{}", "is not an autotune result"),
+        ('{"version": 2, "pipelines": {}}', "has format version 2, and this"),
         ("[" * 100_000, "is not an autotune result"),
         ('{"knobs": []}', "is not an autotune result"),
         (

@@ -90,7 +90,7 @@ train
   ended: balanced. 812 samples/s.
          CPU.
          the log breaks off here: the run goes on, or was killed
-  > Map(ID:1) decode    5 thread   on a CPU [#########.]  blocked [#.........]
+  > Map(ID:1) decode    2 thread   on a CPU [#########.]  blocked [#.........]
     trainer waits [####......]
   changed: Map(ID:1) decode: num_parallel_workers 2 -> 4, 812 -> 1450 samples/s, wait 41% -> 6%
   changed: Map(ID:1) decode: num_parallel_workers 4 -> 5, not judged yet
@@ -177,3 +177,10 @@ def test_what_is_no_log_is_an_error_that_says_so(tmp_path: Path, text: str) -> N
         read_report(path)
     with pytest.raises(SpecError, match="no log can be read"):
         read_report(tmp_path / "none.jsonl")
+
+
+def test_the_log_of_another_version_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run_0.jsonl"
+    path.write_text('{"pipeline": "train", "event": "begin", "version": 2}\n')
+    with pytest.raises(SpecError, match="has format version 2, and this penstock"):
+        read_report(path)

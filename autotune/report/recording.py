@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ...engine.observe.observation import ratio
 from ...errors import SpecError, check
+from ..saved import check_version
 
 Row = Mapping[str, Any]
 KnobName = tuple[str, str]
@@ -410,11 +411,15 @@ class Follower:
     def _take(self, line: bytes) -> None:
         try:
             row = json.loads(line)
+            if row["event"] == "begin":
+                check_version(row, self._path)
             name = row["pipeline"]
             if name not in self._found:
                 self._found[name] = Recorded(name, self._number)
             self._found[name].add(row)
             self._rows += 1
+        except SpecError:
+            raise
         except UNREADABLE as error:
             self.damaged += 1
             if not self._rows:

@@ -86,7 +86,7 @@ def test_rows_are_written_as_they_fall(tmp_path: Path) -> None:
         path = tmp_path / "run_3.jsonl"
         decision, outcome = rows(path, "decision", "outcome")
         begin, *said = rows(path, "begin", "said")
-    assert begin["rank"] == 3
+    assert (begin["rank"], begin["version"]) == (3, 1)
     assert [row["text"] for row in said] == [
         "seen",
         phrases.request(DECISION),
@@ -134,6 +134,7 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
         "value": 5,
     }
     assert "nothing was changed" not in whole["remark"]
+    assert whole["version"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "run_0.json",
         "run_0.jsonl",
