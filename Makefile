@@ -1,4 +1,4 @@
-# make demo | check | test | test-all | lint | clean
+# make demo | check | test | test-all | lint | docs | clean
 # Each makes .venv (Python 3.11 or later) and installs what it needs there on first use.
 # `make demo ARGS="--data DIR"` hands options on; `make PYTHON=/path/to/python` picks one.
 
@@ -17,6 +17,7 @@ PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 py
 # Holds the folder that was installed from: the editable install knows its absolute path.
 STAMP := .venv/installed-from
 FRAMEWORKS := .venv/frameworks-installed
+DOCS := .venv/docs-installed
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
@@ -29,7 +30,7 @@ BESIDE := -n 3 --dist worksteal
 PATIENTLY := -o timeout=1200 -o faulthandler_timeout=0
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
-.PHONY: help demo check test test-all lint clean
+.PHONY: help demo check test test-all lint docs clean
 
 help:
 	@sed -n 's/^# //p;/^$$/q' Makefile
@@ -52,11 +53,21 @@ test-all: lint $(FRAMEWORKS)
 	@$(RUN) pytest -m serial $(PATIENTLY) $(ARGS)
 
 lint: $(STAMP) .types/penstock
-	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports"
+	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports, codespell"
 	@$(RUN) ruff check --quiet --output-format concise
 	@$(RUN) ruff format --check --quiet || { echo "cure: $(RUN) ruff format"; exit 1; }
 	@$(RUN) mypy
 	@.venv/bin/lint-imports --no-cache --no-logo >.types/imports || { cat .types/imports; exit 1; }
+	@.venv/bin/codespell
+
+# What documents the API reads the folders that it finds, and is shown those of the package.
+API := build/api/penstock
+CODE := $(wildcard *.py) autotune cache engine integrations pipeline system
+
+docs: $(DOCS)
+	@rm -rf $(API) && mkdir -p $(API) && ln -s $(addprefix $(CURDIR)/,$(CODE)) $(API)
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
 
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
@@ -82,8 +93,13 @@ $(FRAMEWORKS): $(STAMP)
 	@$(PIP) --no-build-isolation --editable '.[test,frameworks]'
 	@touch $@
 
+$(DOCS): $(STAMP)
+	@echo "set-up: what builds the documentation"
+	@$(PIP) --no-build-isolation --editable '.[test,docs]'
+	@touch $@
+
 clean:
-	@rm -rf .venv .types build dist *.egg-info \
+	@rm -rf .venv .types build dist site *.egg-info \
 	    .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@rm -f pipeline/image/_crop.*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.pipeline.image.crop_decoder import crop_extension
+from support.doc_blocks import write_script
 
 BUILD = "import sys; from setuptools.build_meta import *; {}(sys.argv[1])"
 HOOKS = {"wheel": "build_wheel", "sdist": "build_sdist"}
@@ -37,8 +39,8 @@ print(ps.__file__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run(*command: object, folder: Path, **environment: str) -> str:
-    """What a program prints; it must succeed and say nothing else."""
+def run(*command: object, folder: Path, quiet: bool = True, **environment: str) -> str:
+    """What a program prints; it must succeed and, if `quiet`, say nothing else."""
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         list(map(str, command)),
@@ -48,13 +50,16 @@ def run(*command: object, folder: Path, **environment: str) -> str:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert not (quiet and done.stderr), done.stderr
     return done.stdout
 
 
 def build(root: Path, folder: Path, kind: str, compiler: dict[str, str]) -> Path:
     """A distribution of the tree, made from a copy of it."""
-    outputs = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so")
+    outputs = shutil.ignore_patterns(
+        ".*", "build", "dist", "site", "*.egg-info", "*.so"
+    )
     source = folder / "source"
     shutil.copytree(root, source, ignore=outputs)
     subprocess.run(
@@ -65,6 +70,14 @@ def build(root: Path, folder: Path, kind: str, compiler: dict[str, str]) -> Path
         capture_output=True,
     )
     return next(folder.glob("penstock-*.*"))
+
+
+def install(python: Path, file: Path, folder: Path, environment: dict[str, str]) -> str:
+    """Install a distribution as it is; return what pip says."""
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+    flags = ("--disable-pip-version-check", "--ignore-installed", "--no-cache-dir")
+    command = (python, "-m", "pip", "install", *options, *flags, file)
+    return run(*command, folder=folder, **environment)
 
 
 @pytest.fixture
@@ -95,13 +108,7 @@ def test_it_installs_and_runs_with_and_without_the_extension(
         pytest.skip(f"nor can the tests' own be used: {why_not}")
     (tmp_path / "built").mkdir()
     file = build(root, tmp_path / "built", kind, environment)
-    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
-    flags = ("--disable-pip-version-check", "--ignore-installed", "--no-cache-dir")
-    said = run(
-        *(clean_python, "-m", "pip", "install", *options, *flags, file),
-        folder=tmp_path,
-        **environment,
-    )
+    said = install(clean_python, file, tmp_path, environment)
     assert said == ""  # nor is anything said of an extension that was left out
 
     used = run(clean_python, "-c", USE, folder=tmp_path).strip()
@@ -109,3 +116,17 @@ def test_it_installs_and_runs_with_and_without_the_extension(
     doctor = run(clean_python, "-m", "penstock", "doctor", folder=tmp_path)
     expected = "none: it was not built" if environment else "version 1, libjpeg-turbo "
     assert f"crop decoding    {expected}" in doctor
+
+
+def test_the_demo_and_the_code_of_the_readme_run_from_the_wheel(
+    root: Path, tmp_path: Path, clean_python: Path
+) -> None:
+    (tmp_path / "built").mkdir()
+    install(clean_python, build(root, tmp_path / "built", "wheel", {}), tmp_path, {})
+    version = run(clean_python, "-m", "penstock", "--version", folder=tmp_path)
+    assert version == f"penstock {penstock.__version__}\n"
+    demo = (clean_python, "-m", "penstock", "demo", "--seconds", "5")
+    assert "demo: gain " in run(*demo, folder=tmp_path, quiet=False)
+    page = write_script(root / "README.md", tmp_path)
+    told = run(clean_python, *page, folder=tmp_path, quiet=False)
+    assert "cause: " in told

@@ -152,7 +152,7 @@ def run_python(code: str, folder: Path, **environment: str) -> str:
 
 def build_wheel(root: Path, folder: Path) -> Path:
     """A wheel of the tree, built from a copy: what lies in `build/` would ship too."""
-    outputs = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info")
+    outputs = shutil.ignore_patterns(".*", "build", "dist", "site", "*.egg-info")
     shutil.copytree(root, folder / "source", ignore=outputs)
     code = "import sys; from setuptools.build_meta import *; build_wheel(sys.argv[1])"
     subprocess.run(

@@ -1,0 +1,58 @@
+"""The Python blocks of a page, as one script that stands where the page does."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GIVEN = """
+import os
+import numpy as np, torch
+import penstock as ps
+torch.set_num_threads(1)
+dataset = torch.utils.data.TensorDataset(torch.rand(256, 8), torch.arange(256) % 4)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train_step(*batch): pass
+if not os.path.exists("photos"):
+    ps.testing.draw_photos("photos", 64, classes=4, size=(120, 90))
+"""
+"""What pages may use without saying where it comes from."""
+
+
+def script_of(page: Path) -> str:
+    """Return a page's blocks at the lines where they stand, all else left blank.
+
+    A block that imports a package which is not installed is left out: frameworks and
+    file formats are extras.
+    """
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for block in BLOCK.finditer(text):
+        if all(map(importlib.util.find_spec, imported(block[1]))):
+            first = text.count("\n", 0, block.start(1))
+            code = block[1].splitlines()
+            lines[first : first + len(code)] = code
+    return "\n".join(lines)
+
+
+def imported(code: str) -> set[str]:
+    """Return the packages that a block imports, by their first names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def write_script(page: Path, folder: Path) -> list[str]:
+    """Write it into a folder; return the arguments for a Python that runs it there."""
+    (folder / "given.py").write_text(GIVEN)
+    path = folder / f"{page.stem}.py"
+    path.write_text(f'exec(open("given.py").read());{script_of(page)}')
+    return [str(path)]

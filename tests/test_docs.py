@@ -1,0 +1,62 @@
+"""README and docs: their code runs, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import warm
+from support.doc_blocks import BLOCK, write_script
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    page
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    if page.parts[-2][0] != "."
+]
+RUN = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+FENCED = re.compile(r"^(```|~~~).*?^\1$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in RUN if BLOCK.search(page.read_text())], ids=named
+)
+def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+    done = warm.run([sys.executable, *write_script(page, tmp_path)], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    prose = FENCED.sub("", page.read_text())
+    missing = [
+        link
+        for link in LINK.findall(prose)
+        if "://" not in link and not leads(page, link)
+    ]
+    assert missing == []
+
+
+def leads(page: Path, link: str) -> bool:
+    """Whether a file, and a heading in it, is there."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    headings = HEADING.findall(FENCED.sub("", target.read_text())) if anchor else []
+    return not anchor or anchor in map(anchor_of, headings)
+
+
+def anchor_of(heading: str) -> str:
+    """Return what both GitHub and mkdocs make of a heading of plain words."""
+    kept = re.sub(r"[^\w\s-]", "", heading.lower())
+    return re.sub(r"\s", "-", kept.strip())
