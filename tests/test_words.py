@@ -40,7 +40,16 @@ REPLACED = {
 COMPOUNDS = ("in_flight", "InFlight")
 """Which read as one word."""
 NO_CODE = {"build", "dist", "docs"}
-UNIDIOMATIC = r"\banew\b|\bfor ever\b|\bgate's lock\b|\bthat of the one\b"
+UNIDIOMATIC = (
+    r"\banew\b|\bfor ever\b|\bgate's lock\b|\b(?:that|those) of the one\b"
+    r"|\bfiles end here\b|\bwho looked through\b"
+)
+"""Phrases that read as translated, or make sense to their author alone."""
+IN_PAGES = (
+    r"\bis told\b|\bwho has it\b|\bbury\b|\bcrews?\b|\bhired?\b|\bneighbours?\b"
+    r"|\bnurser(?:y|ies)\b|\bpokes?\b|\bpurses?\b|\brosters?\b|\brouses?\b"
+)
+"""More of these, and the replaced words that have no other meaning there."""
 
 
 def words(name: str) -> list[str]:
@@ -105,6 +114,17 @@ def test_no_text_reads_as_if_translated(root: Path) -> None:
         f"{name}: {match.group()}"
         for name, text in texts(root)
         for match in re.finditer(UNIDIOMATIC, text)
+    ]
+    assert found == []
+
+
+def test_pages_use_no_word_that_was_replaced(root: Path) -> None:
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob(".github/**/*.md")]
+    found = [
+        f"{page.relative_to(root)}: {match.group()}"
+        for page in pages
+        if page.name != "renamed.md"
+        for match in re.finditer(IN_PAGES, page.read_text())
     ]
     assert found == []
 
