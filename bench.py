@@ -64,7 +64,9 @@ def bench(
         after = rate_of(face, tuned_s, LAST * tuned_s, step_s, tick)
     console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
     if hasattr(face, "explain"):
-        console.print(str(face.explain()), markup=False, highlight=False)
+        console.print(
+            str(face.explain()), markup=False, highlight=False, soft_wrap=True
+        )
     config.set_enable_autotune(enable=False)
     if hasattr(face, "close"):
         face.close()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ...errors import SpecError, check
 from .recording import NO_LOG, Follower, Recorded
-from .terminal import bar
+from .terminal import bar, staff
 
 SECONDS = 1.0
 """Between two looks."""
@@ -102,18 +102,17 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
         table.add_column(title, justify="left")
+    values = seen.values()
     stages = {stage.name: stage for stage in (window.stages if window else ())}
     for stage in verdict["stages"]:
         name = stage["name"]
         now = stages.get(name)
         blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
-        workers = stage["num_parallel_workers"]
-        if window is not None:
-            workers = window.values.get((name, "num_parallel_workers"), workers)
+        workers, executor = staff(values, stage)
         table.add_row(
             Text(("> " if blamed else "  ") + name, "bold red" if blamed else ""),
             str(workers),
-            now.executor if now else str(stage["executor"]),
+            executor,
             bar(now.cpu if now else stage["cpu"]),
             bar(now.blocked if now else stage["blocked"]),
             bar(now.output) if now else "",
