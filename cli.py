@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from .pipeline.dataloader import DataLoader
 from .pipeline.image.crop_decoder import crop_extension
 from .pipeline.session import end_tuning, rank_of_process
 from .system.forking import FORKS
-from .system.resources import effective_cpus
+from .system.resources import effective_cpus, parse_bytes
 from .system.shared_memory import SHARED_MEMORY
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -111,10 +112,20 @@ def demo(
 
 LOG = typer.Argument(help="Of a tuned run: PREFIX_<rank>.jsonl, or PREFIX for all.")
 NAME = typer.Option(help="The pipeline that is meant, as the log names it.")
+NODES = typer.Option(min=1, help="Such machines that train in step; may be said again.")
+STORE = typer.Option(help="Bytes a second that all nodes share, as 10GB.")
+DATA = typer.Option(
+    help="Of the whole data set, as it is read; caches keep part of it."
+)
+RAM = typer.Option(help="Of a node's cache in RAM, as 32GB.")
+DISK = typer.Option(help="Of the cache on its own disk, which is read at 1 GB/s.")
+SPREAD = typer.Option(
+    min=0, max=1, help="Standard deviation of steps, relative: stragglers."
+)
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     log: Annotated[str, LOG],
     name: Annotated[str | None, NAME] = None,
     cores: Annotated[
@@ -125,16 +136,38 @@ def plan(
         float | None,
         typer.Option(min=0, help="The trainer's own part of a step; else as it was."),
     ] = None,
+    nodes: Annotated[list[int] | None, NODES] = None,
+    store_bandwidth: Annotated[str, STORE] = "",
+    data_size: Annotated[str, DATA] = "",
+    ram: Annotated[str, RAM] = "",
+    disk: Annotated[str, DISK] = "",
+    spread: Annotated[float, SPREAD] = 0.02,
 ) -> None:
-    """Say what a run that was tuned here would need, and get, on other machines."""
+    """Say what a run that was tuned here would need, and get, on other machines.
+
+    With --nodes, also what so many of them reach that wait for each other in each step.
+    """
     from .autotune import planner
 
     workload = planner.measured_workload(log, name)
     if step_ms is not None:
         trainer = replace(workload.trainer, gap_s=step_ms / 1000)
         workload = replace(workload, trainer=trainer)
+    around = planner.Surroundings(
+        _bytes_of(store_bandwidth, inf),
+        _bytes_of(data_size, inf),
+        _bytes_of(ram, 0.0),
+        _bytes_of(disk, 0.0),
+        spread=spread,
+    )
     for count in cores or [effective_cpus()]:
         print(planner.plan(workload, count))
+        if nodes:
+            print(planner.plan_nodes(workload, count, nodes, around))
+
+
+def _bytes_of(size: str, otherwise: float) -> float:
+    return parse_bytes(size) if size else otherwise
 
 
 @app.command(

@@ -1,13 +1,16 @@
 """What a pipeline that was measured would do on another machine: `penstock plan`.
 
 The last window of a run's log says what a sample takes each stage; a simulated machine
-of as many cores as asked for is tuned by the very policy that tunes a live one.
+of as many cores as asked for is tuned by the very policy that tunes a live one. Many
+such machines are nodes in step, that share a store: see `simulator/scale.py`.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
 from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
@@ -16,7 +19,18 @@ from .explain import Explanation, explain
 from .log import AutotuneLog
 from .policies import BottleneckLaw
 from .report.recording import Row, read_recording
-from .simulator import Machine, Simulated, SimulatedStage, Trainer, Workload
+from .simulator import (
+    Cluster,
+    Machine,
+    ScalePoint,
+    Simulated,
+    SimulatedStage,
+    Tier,
+    Trainer,
+    Workload,
+    normal_steps,
+    simulate,
+)
 from .situation import Situation
 from .tuner import Tuner
 
@@ -81,8 +95,8 @@ def measured_workload(
     )
     check(
         len(seen) == 1,
-        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant"
-        " by its name",
+        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant:"
+        f" `penstock plan --name {next(iter(seen), '')}`",
     )
     (observation,) = seen.values()
     return _workload(observation)
@@ -105,6 +119,98 @@ def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
     return Projection(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a log does not know of a cluster; by default nothing limits the nodes."""
+
+    store_bytes_per_s: float = inf
+    """That all nodes share."""
+    data_bytes: float = inf
+    """Of the whole data set, as it is read."""
+    ram_bytes: float = 0.0
+    """Of a node's cache in RAM."""
+    disk_bytes: float = 0.0
+    """Of the cache on its own disk."""
+    disk_bytes_per_s: float = 1e9
+    """At which that is read."""
+    spread: float = 0.02
+    """Standard deviation of a trainer's steps, relative."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it matters how many bytes a sample has."""
+        return self.store_bytes_per_s < inf or self.data_bytes < inf
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleProjection:
+    """What several numbers of nodes would do with a workload."""
+
+    cores: float
+    """Of each node."""
+    epochs: tuple[tuple[ScalePoint, ScalePoint], ...]
+    """The first epoch and a later one, for each number of nodes."""
+
+    def __str__(self) -> str:
+        head = (
+            f"nodes in step, of {self.cores:.3g} cores each: samples/s of all, and the"
+            " share of what trainers would reach that wait for nothing"
+        )
+        lines = [
+            head,
+            f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
+        ]
+        for first, later in self.epochs:
+            binds = first.binds
+            if later.binds != binds:
+                binds = f"{binds}; later {later.binds}"
+            columns = "  ".join(
+                f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
+                for each in (first, later)
+            )
+            lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
+        return "\n".join(lines)
+
+
+def plan_nodes(
+    workload: Workload, cores: float, counts: Sequence[int], around: Surroundings
+) -> ScaleProjection:
+    """Tell what so many nodes like the measured one would do in step.
+
+    Raises:
+        SpecError: a store or a data set has a size, and that of a sample is not known;
+            there are caches, and the size of the data is not known.
+    """
+    check(
+        around.data_bytes < inf or not around.ram_bytes + around.disk_bytes,
+        "what a cache keeps depends on how large the data set is: say so with"
+        " --data-size, as 140GB",
+    )
+    check(
+        workload.source_bytes > 0 or not around.bounded,
+        "the log does not say how large a sample is when it is read, which a store's"
+        " bandwidth and the size of the data are compared with: leave these out, or"
+        " record the run again",
+    )
+    alone = replace(workload, trainer=Trainer(gap_s=0.0))
+    one = Cluster(
+        normal_steps(workload.trainer.gap_s, around.spread),
+        batch_rows=workload.batch_rows,
+        row_bytes=workload.source_bytes or 1.0,
+        node_rows_per_s=alone.best_rows_per_s(cores),
+        store_bytes_per_s=around.store_bytes_per_s,
+        data_bytes=around.data_bytes,
+        tiers=(
+            Tier(around.ram_bytes),
+            Tier(around.disk_bytes, around.disk_bytes_per_s),
+        ),
+    )
+    epochs = tuple(
+        (simulate(one, nodes), simulate(one, nodes, warm=True)) for nodes in counts
+    )
+    return ScaleProjection(cores, epochs)
+
+
 def _observed(row: Row) -> Observation:
     return Situation.from_row(row).observation
 
@@ -115,7 +221,12 @@ def _workload(seen: Observation) -> Workload:
         tuple(map(_stage, seen.segments)),
         Trainer(gap_s=trainer.gap_s / trainer.steps),
         batch_rows=max(1, round(trainer.rows / trainer.steps)),
+        source_bytes=_source_bytes(seen.segments[0]),
     )
+
+
+def _source_bytes(segment: SegmentObservation) -> float:
+    return segment.parts[0].bytes_per_row if segment.parts else 0.0
 
 
 def _stage(segment: SegmentObservation) -> SimulatedStage:

@@ -168,11 +168,13 @@ class Tuner(Generic[M]):
         """Say and write how it ended, and which values are in force.
 
         Args:
-            recent: what was seen of loops that were too short for a window.
+            recent: what was seen last, also of loops that were too short for a window.
         """
-        seen = self._seen
-        if seen is None and recent is not None:
-            seen = recent()
+        seen, last = self._seen, None if recent is None else recent()
+        if last is not None:  # the engine may have moved after the last look
+            self._tell_moves(last)
+            self._staff = staff(last)
+        seen = last if seen is None else seen
         if seen is not None and self._verdict.older_than(seen):
             self._tell_verdict(seen)
         trial = self._trial

@@ -116,8 +116,8 @@ class Run:
         delivery = host.next() if self._lane is None else self._lane.next(host)
         if delivery is None:
             self.contention.reset()
-            self._note(host.glance() or host.read())
             trainer.stop()
+            self._note(host.read())
             return None
         (data, plan), made, copy_ns = delivery, delivery.data, 0
         self._follow(data)
@@ -132,11 +132,13 @@ class Run:
         data = stamped(data, plan)
         if data is not made:
             delivery = Delivery(data, plan)
-        if (reading := self.host.glance()) is not None:
-            self._note(reading)
         trainer.get(time.perf_counter_ns(), plan, copy_ns)
+        # Behind it: a reading between a batch's wait and its count tears the step.
         if self._warm[0] != self._now:
             self._warm = self._now, self.host.read()
+            self._note(self._warm[1])
+        elif (reading := self.host.glance()) is not None:
+            self._note(reading)
         return delivery
 
     def _follow(self, data: Any) -> None:

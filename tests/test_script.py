@@ -90,7 +90,7 @@ train
   ended: balanced. 812 samples/s.
          CPU.
          the log breaks off here: the run goes on, or was killed
-  > Map(ID:1) decode    2 thread   on a CPU [#########.]  blocked [#.........]
+  > Map(ID:1) decode    5 thread   on a CPU [#########.]  blocked [#.........]
     trainer waits [####......]
   changed: Map(ID:1) decode: num_parallel_workers 2 -> 4, 812 -> 1450 samples/s, wait 41% -> 6%
   changed: Map(ID:1) decode: num_parallel_workers 4 -> 5, not judged yet

@@ -71,9 +71,11 @@ class RankTimeline:
 
 def timeline(seen: Recorded) -> RankTimeline | None:
     """Return the charts of a pipeline; None where no window was written."""
-    windows = seen.windows
-    if not windows:
+    if not seen.windows:
         return None
+    first, last = seen.windows[0], seen.windows[-1]
+    begun = first._replace(time_s=first.time_s - first.window_s)
+    windows = [begun, *seen.windows]  # what a window says holds from its beginning
     begun_s = windows[0].time_s
     seconds = max(windows[-1].time_s - begun_s, 1e-9)
 
@@ -81,12 +83,13 @@ def timeline(seen: Recorded) -> RankTimeline | None:
         return round(WIDTH * min(1.0, max(0.0, (time_s - begun_s) / seconds)), 1)
 
     few = thinned(windows)
+    known = [*few, last._replace(values=seen.values())]
     charts = (
         _chart(
             few, x_of, "trainer waits", "%", [("", lambda w: 100 * w.wait_share)], 100
         ),
         _chart(few, x_of, "rate", " samples/s", [("", lambda w: w.rows_per_s)]),
-        *(_knob_chart(few, x_of, knob) for knob in KNOBS),
+        *(_knob_chart(known, x_of, knob) for knob in KNOBS),
     )
     bands = tuple(_bands(windows, x_of))
     return RankTimeline(seen.rank, seconds, charts, _marks(seen, x_of), bands)

@@ -20,10 +20,11 @@ from jinja2 import Environment, StrictUndefined
 
 from .charts import HEIGHT, WIDTH, RankTimeline, timeline
 from .recording import Group, Recorded, Row, groups
-from .terminal import MAX_STEPS, Report, changed, settings
+from .terminal import MAX_STEPS, Report, changed, settings, staff
 
 SHOWN = 200
 """Lines of the log that are there without a script, too."""
+STAFF = ("num_parallel_workers", "executor")
 MAX_RANKS = 64
 """That are drawn."""
 
@@ -75,9 +76,11 @@ class Section:
             return []
         last = self.group.worst.windows[-1].stages if self.group.worst.windows else ()
         filled = {stage.name: stage.output for stage in last}
+        values = self.group.worst.values()
         return [
             {
                 **stage,
+                **dict(zip(STAFF, staff(values, stage), strict=True)),
                 "filled": filled.get(stage["name"]),
                 "blamed": self.verdict["bottleneck"]
                 in (stage["name"], *(part for part, _ in stage["parts"])),

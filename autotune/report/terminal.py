@@ -92,7 +92,8 @@ def _tuned(seen: Recorded) -> Iterator[str]:
         yield f"       {last['cause']}"
     if seen.end is None:
         yield "       the log breaks off here: the run goes on, or was killed"
-    yield from picture(last, seen.windows[-1].stages if seen.windows else ())
+    stages = seen.windows[-1].stages if seen.windows else ()
+    yield from picture(last, stages, seen.values())
     yield from changed(seen)
     for line in settings(seen.values(), last):
         yield f"set by hand: {line}"
@@ -117,12 +118,13 @@ def bar(share: float) -> str:
     return "#" * filled + "." * (BAR - filled)
 
 
-def picture(verdict: Row, stages: Sequence[Stage]) -> Iterator[str]:
+def picture(verdict: Row, stages: Sequence[Stage], values: Values) -> Iterator[str]:
     """Draw the pipeline: a line each for its stages, and the connectors behind them.
 
     Args:
-        verdict: names the stages, their workers, and which holds training up.
+        verdict: names the stages, and which holds training up.
         stages: of the window that it rests on.
+        values: in force.
     """
     names = {stage["name"]: stage for stage in verdict["stages"]}
     width = max((len(name) for name in names), default=0)
@@ -130,14 +132,21 @@ def picture(verdict: Row, stages: Sequence[Stage]) -> Iterator[str]:
     for name, stage in names.items():
         blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
         mark = ">" if blamed else " "
+        workers, executor = staff(values, stage)
         yield (
-            f"{mark} {name:<{width}}  {stage['num_parallel_workers']:>3}"
-            f" {stage['executor']:<7}  on a CPU [{bar(stage['cpu'])}]"
-            f"  blocked [{bar(stage['blocked'])}]"
+            f"{mark} {name:<{width}}  {workers:>3} {executor:<7}"
+            f"  on a CPU [{bar(stage['cpu'])}]  blocked [{bar(stage['blocked'])}]"
         )
         if name in filled:
             yield f"  {'':<{width}}  v connector [{bar(filled[name])}]"
     yield f"  trainer waits [{bar(verdict['wait_share'])}]"
+
+
+def staff(values: Values, stage: Row) -> tuple[int | str, str]:
+    """Return the workers of a verdict's stage, and of which kind, as they are now."""
+    name = stage["name"]
+    workers = values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
+    return workers, str(values.get((name, "executor"), stage["executor"]))
 
 
 def changed(seen: Recorded) -> Iterator[str]:
@@ -205,13 +214,9 @@ def _call(name: str, given: str) -> str:
 
 
 def _of_loader(values: Values, stage: Mapping[str, Any]) -> str:
-    name = stage["name"]
-    executor = values.get((name, "executor"), stage["executor"])
+    workers, executor = staff(values, stage)
     if executor == "inline":
         return "DataLoader(..., num_workers=0)"
-    workers = int(
-        values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
-    )
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
-    factor = ceil(max(sizes, default=stage["prefetch_size"]) / workers)
+    factor = ceil(max(sizes, default=stage["prefetch_size"]) / int(workers))
     return f"DataLoader(..., num_workers={workers}, prefetch_factor={factor})"

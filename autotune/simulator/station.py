@@ -31,7 +31,8 @@ class Station:
         self, at: int, what: SimulatedStage, workers: int, prefetch: int
     ) -> None:
         self.what = what
-        self.name = f"Map(ID:{at}) {what.name}"
+        given = "(ID:" in what.name  # of a run that was measured
+        self.name = what.name if given else f"Map(ID:{at}) {what.name}"
         self.workers = min(workers, what.most_workers)
         self.prefetch = prefetch
         self.executor = "thread"

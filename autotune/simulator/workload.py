@@ -87,6 +87,8 @@ class Workload:
     batch_rows: int = 32
     regime: str = ""
     """As the plan announces it; what is not announced has to be noticed."""
+    source_bytes: float = 0.0
+    """Of a sample as it is read; 0: not known."""
 
     def best_rows_per_s(self, cores: float) -> float:
         """Rows a second under the best of all settings: the closed-form law.

@@ -8,7 +8,7 @@ lmdb_records.py   values of an LMDB database
 tar_shards.py     WebDataset shards, indexed
 columnar.py       rows of Parquet and Arrow files
 paths.py          which files of this machine are meant
-opened.py         what each process opens for itself
+per_process.py    what each process opens for itself
 hedging.py        late reads are asked for once more
 datasets.py       what users bring: data sets, lists, arrays, iterables
 """

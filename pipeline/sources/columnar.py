@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
-from .opened import Opened, missing, prints_of_rows
 from .paths import Paths, files_here
+from .per_process import PerProcess, missing, prints_of_rows
 from .source import Source, digest
 
 OPEN_FILES = 256
@@ -38,8 +38,8 @@ class Columnar(Source):
             for number in range(len(groups))
         ]
         self._ends = np.cumsum(self.group_sizes)
-        self._files = Opened(self._open, OPEN_FILES)
-        self._groups = Opened(self._group, groups_in_memory)
+        self._files = PerProcess(self._open, OPEN_FILES)
+        self._groups = PerProcess(self._group, groups_in_memory)
 
     @classmethod
     def find(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
-from .opened import prints_of_rows
+from .per_process import prints_of_rows
 from .source import Source
 
 

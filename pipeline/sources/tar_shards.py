@@ -21,8 +21,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
-from .opened import prints_of_rows
 from .paths import Paths, files_here
+from .per_process import PerProcess, prints_of_rows
 from .source import Source, digest
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
@@ -85,6 +85,44 @@ def members(path: str) -> Iterator[tuple[str, str, int, int]]:
                 yield match[1], match[2].lower(), member.offset_data, member.size
 
 
+class OpenTar:
+    """A tar that is open to be read by any number of threads."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, fields: Sequence[tuple[str, int, int]]) -> dict[str, bytes]:
+        """Return fields by name, of name, first byte and bytes; in one read.
+
+        They follow each other in the file, but for a header each.
+
+        Raises:
+            OSError: the file ends before they do.
+        """
+        if not fields:
+            return {}
+        begin = min(start for _, start, _ in fields)
+        end = max(start + nbytes for _, start, nbytes in fields)
+        data = os.pread(self._descriptor, end - begin, begin)
+        if len(data) != end - begin:
+            raise OSError(
+                f"{self.path} ends within a sample: it was cut off since it was indexed"
+            )
+        return {
+            name: data[start - begin : start - begin + nbytes]
+            for name, start, nbytes in fields
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+OPEN_TARS = 256
+"""Of each process."""
+
+
 class WebDataset(Source):
     """Sample i is a tuple of fields, or a dict of all with its `__key__`."""
 
@@ -102,6 +140,7 @@ class WebDataset(Source):
         wanted = self._names if fields is None else fields
         ends = {name: name.rpartition(".")[2] for name in wanted}
         self._reads = {name: READS.get(end, bytes) for name, end in ends.items()}
+        self._shard = PerProcess(OpenTar, OPEN_TARS)
 
     @classmethod
     def find(cls, paths: Paths, fields: Sequence[str] | None = None) -> WebDataset:
@@ -141,16 +180,16 @@ class WebDataset(Source):
 
     def __getitem__(self, index: Any) -> Any:
         first, last = self._firsts[index], self._firsts[index + 1]
-        rows = self._fields[first:last].tolist()
+        rows = [
+            (self._names[number], start, nbytes)
+            for number, start, nbytes in self._fields[first:last].tolist()
+            if self._names[number] in self._reads
+        ]
         path = self.paths[self._shards[index]]
-        found = {}
-        with open(path, "rb", buffering=0) as file:
-            for number, start, nbytes in rows:
-                name = self._names[number]
-                if name in self._reads:
-                    found[name] = self._reads[name](
-                        whole(os.pread(file.fileno(), nbytes, start), nbytes, path)
-                    )
+        found = {
+            name: self._reads[name](data)
+            for name, data in self._shard(path).read(rows).items()
+        }
         if self.fields is None:
             return {"__key__": self._keys[index], **found}
         absent = [name for name in self.fields if name not in found]
@@ -193,13 +232,6 @@ def remade(
 ) -> WebDataset:
     """Return shards again, in another process."""
     return WebDataset(paths, fields, index())
-
-
-def whole(data: bytes, nbytes: int, path: str) -> bytes:
-    """Return what was read, if it is all that was to be read."""
-    if len(data) != nbytes:
-        raise OSError(f"{path} ends within a sample; it was cut off since it was found")
-    return data
 
 
 def harmless(names: Sequence[str] | dict[str, int]) -> tuple[str, ...]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.planner import measured_workload, plan
+from penstock.autotune.planner import (
+    Surroundings,
+    measured_workload,
+    plan,
+    plan_nodes,
+)
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.simulator import (
     Machine,
@@ -67,6 +73,14 @@ def test_the_plan_names_the_workers_of_each_stage() -> None:
     assert "workers" in text
 
 
+def test_the_plan_of_a_log_calls_stages_as_the_log_does(log: Path) -> None:
+    told = plan(measured_workload(log), 2.0).explanation
+    assert [stage.name for stage in told.stages] == [
+        "Map(ID:0) read",
+        "Map(ID:1) decode",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"event": "verdict"}\n', "[]\n"])
 def test_a_file_without_training_is_an_error_that_says_so(
     tmp_path: Path, text: str
@@ -75,3 +89,39 @@ def test_a_file_without_training_is_an_error_that_says_so(
     path.write_text(text)
     with pytest.raises(SpecError, match="run_0.jsonl"):
         measured_workload(path)
+
+
+def test_a_plan_for_nodes_says_from_where_on_the_store_binds() -> None:
+    photos = replace(READS, source_bytes=1e5)
+    around = Surroundings(store_bytes_per_s=1e9, spread=0.0)
+    found = plan_nodes(photos, 4.0, [1, 8, 64], around)
+    firsts = [first for first, _ in found.epochs]
+    assert [first.rows_per_s for first in firsts] == pytest.approx(
+        [1_000, 8_000, 10_000], rel=1e-3
+    )
+    assert [first.binds for first in firsts][-1] == "the store's bandwidth"
+    assert "the store's bandwidth" in str(found)
+
+
+def test_a_plan_for_nodes_knows_what_their_cores_can_load() -> None:
+    found = plan_nodes(READS, 1.0, [16], Surroundings(spread=0.0))
+    ((first, later),) = found.epochs
+    assert first == later
+    assert first.rows_per_s == pytest.approx(16 / 0.0021, rel=0.01)
+    assert first.binds == "a node's own loading"
+
+
+def test_a_store_is_compared_with_samples_of_a_known_size() -> None:
+    with pytest.raises(SpecError, match="how large a sample is"):
+        plan_nodes(READS, 4.0, [2], Surroundings(store_bytes_per_s=1e9))
+
+
+def test_a_cache_is_compared_with_data_of_a_known_size() -> None:
+    with pytest.raises(SpecError, match="--data-size"):
+        plan_nodes(READS, 4.0, [2], Surroundings(ram_bytes=1e9))
+
+
+def test_trainers_that_take_no_time_are_planned_for_too() -> None:
+    idle = replace(READS, trainer=Trainer(gap_s=0.0))
+    ((first, _),) = plan_nodes(idle, 4.0, [2], Surroundings()).epochs
+    assert first.rows_per_s == pytest.approx(2 * idle.best_rows_per_s(4.0))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune import log as autotune_log
+from penstock.autotune.report.charts import timeline
 from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Follower, read_recording
 from penstock.autotune.report.terminal import read_report
@@ -73,6 +74,14 @@ def test_what_is_not_judged_yet_is_said_as_such(tmp_path: Path) -> None:
             f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}, not judged yet"
         )
         assert line in str(read_report(log))
+    drawn = timeline(found)
+    assert drawn is not None
+    ends = {
+        (line.label, each.title): line.latest
+        for each in drawn.charts[2:]
+        for line in each.lines
+    }
+    assert ends == {key: found.values()[key] for key in ends}
 
 
 def test_a_log_that_grows_is_followed_row_by_row(tmp_path: Path) -> None:

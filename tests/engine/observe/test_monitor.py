@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -198,6 +199,15 @@ def test_epochs_that_follow_at_once_are_one_training() -> None:
             while run.next() is not None:
                 pass
         assert run.recent().trainer.steps == 60 - 1  # workers begun for the first
+
+
+def test_the_steps_of_a_window_took_no_longer_than_it() -> None:
+    with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
+        while run.next() is not None:
+            time.sleep(0.001)
+        seen = run.recent()
+    assert seen.trainer.steps == 20 - 1
+    assert seen.trainer.wait_s + seen.trainer.gap_s <= seen.window_s
 
 
 def test_what_other_workers_did_is_not_recent() -> None:

@@ -213,6 +213,14 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
         source[0]
 
 
+def test_a_shard_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
+    source = source_of(ps.Pipeline.from_webdataset(write_tars(tmp_path)))
+    os.truncate(tmp_path / "train-0.tar", 600)
+    with pytest.raises(OSError, match="train-0.tar ends within a sample"):
+        source[3]
+    assert source[N - 1]["cls"] == N - 1
+
+
 def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         add(tar, "0.bin", b"0")

@@ -17,7 +17,7 @@ from ...errors import SpecError
 T = TypeVar("T")
 
 
-class Opened(Generic[T]):
+class PerProcess(Generic[T]):
     """Makes values by key, each once a process, and keeps those that were used last.
 
     Any number of threads may ask at once; who asks for what another is making waits. A

@@ -1,0 +1,309 @@
+"""Many nodes that train one model in step: what the input side makes of their speed.
+
+One node was measured; the others are taken to be like it. Each loads its own batches
+ahead of its trainer, a bounded number of them, from its own cache tiers and from a
+store whose bandwidth all nodes share. A step ends for all when the slowest one has
+done its part. Time for gradients to travel is no part of the model.
+
+`step_bounds` is the closed form, `simulate` plays the steps one by one. Without
+stragglers the two agree; with them, the simulation shows what prefetching evens out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import NormalDist, fmean
+
+QUANTILES = 4096
+"""Of a normal distribution: its tail as far as the slowest of a thousand nodes."""
+SETTLING = 20
+"""Steps until the batches that were loaded at the beginning are used up."""
+MIN_STEPS = 60
+MIN_NODE_STEPS = 4096
+"""Steps of all nodes together, that a mean over few nodes is sure, too."""
+
+SLOWEST, LOADING, DISK, LINK, STORE = (
+    "the slowest trainer of a step",
+    "a node's own loading",
+    "a node's disk",
+    "a node's link to the store",
+    "the store's bandwidth",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A cache of each node, asked before those behind it and before the store."""
+
+    nbytes: float
+    """That it can keep."""
+    bytes_per_s: float = inf
+    """At which a node reads it; RAM costs no time worth counting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One node as it was measured, and what all of them share."""
+
+    steps_s: tuple[float, ...]
+    """The trainer's own part of steps: each step of a node draws one of these."""
+    batch_rows: int
+    """Samples that a node trains on in a step."""
+    row_bytes: float
+    """Of a sample in the store, and in the caches."""
+    node_rows_per_s: float = inf
+    """That a node can load where no store limits it: its CPUs, by the bottleneck
+    law."""
+    store_bytes_per_s: float = inf
+    """That all nodes share."""
+    link_bytes_per_s: float = inf
+    """Of the store, that one node gets at most."""
+    data_bytes: float = inf
+    """Of the whole data set."""
+    tiers: tuple[Tier, ...] = ()
+    """RAM first, then disk; empty: each epoch reads the store."""
+    own_parts: bool = True
+    """Whether a node reads the same part of the data in each epoch, as
+    `shuffle(parts=...)` has it; otherwise any sample may come to any node."""
+    prefetch_size: int = 2
+    """Batches that each of reading and processing is ahead, at most."""
+
+    @property
+    def mean_s(self) -> float:
+        """The trainer's own part of a step, on the average."""
+        return fmean(self.steps_s)
+
+    def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
+        """Return what part of a batch each tier has, and last, the store.
+
+        Args:
+            nodes: that train.
+            warm: whether an earlier epoch has filled the caches.
+        """
+        data = self.data_bytes / nodes if self.own_parts else self.data_bytes
+        left, found = 1.0, []
+        for tier in self.tiers:
+            kept = min(left, tier.nbytes / data) if warm else 0.0
+            left -= kept
+            found.append(kept)
+        return (*found, left)
+
+    def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
+        """Return the seconds that a step takes at least, by what would bind.
+
+        The longest is the step where nothing varies, and a bound where something does
+        (operational analysis: P. Denning and J. Buzen, 1978).
+        """
+        batch = self.batch_rows * self.row_bytes
+        *kept, missed = self.shares(nodes, warm=warm)
+        return {
+            SLOWEST: expected_slowest_s(self.steps_s, nodes),
+            LOADING: self.batch_rows / self.node_rows_per_s,
+            DISK: self.tiers_s(kept),
+            LINK: missed * batch / self.link_bytes_per_s,
+            STORE: nodes * missed * batch / self.store_bytes_per_s,
+        }
+
+    def tiers_s(self, kept: Sequence[float]) -> float:
+        """Return in how many seconds a node's tiers give these shares of a batch."""
+        batch = self.batch_rows * self.row_bytes
+        return sum(
+            share * batch / tier.bytes_per_s
+            for share, tier in zip(kept, self.tiers, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """What so many nodes come to."""
+
+    nodes: int
+    rows_per_s: float
+    """Of all nodes together."""
+    efficiency: float
+    """The share, 0 to 1, of what as many trainers would reach that wait for nobody:
+    neither for data nor for each other."""
+    binds: str
+    """The longest of `Cluster.step_bounds`."""
+
+
+def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
+    """Return steps that are normally distributed.
+
+    Args:
+        mean_s: of a step.
+        spread: standard deviation, relative; 0: all steps are equal.
+    """
+    if spread * mean_s == 0:
+        return (mean_s,)
+    normal = NormalDist(mean_s, spread * mean_s)
+    quantiles = (normal.inv_cdf((at + 0.5) / QUANTILES) for at in range(QUANTILES))
+    return tuple(max(0.0, each) for each in quantiles)
+
+
+def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
+    """Return how long the slowest of so many nodes takes, on the average.
+
+    With `m` equally likely values in ascending order, the largest of `n` draws is at
+    most the i-th with the probability `(i / m) ** n` (H. A. David, Order Statistics).
+    """
+    count = len(steps_s)
+    below = [(at / count) ** nodes for at in range(count + 1)]
+    return sum(
+        value * (below[at + 1] - below[at]) for at, value in enumerate(sorted(steps_s))
+    )
+
+
+def simulate(
+    cluster: Cluster, nodes: int, *, warm: bool = False, seed: int = 0
+) -> ScalePoint:
+    """Play the steps of so many nodes, one by one.
+
+    Args:
+        cluster: what they are like.
+        nodes: how many.
+        warm: whether an earlier epoch has filled the caches.
+        seed: of all that is drawn.
+    """
+    steps = max(MIN_STEPS, MIN_NODE_STEPS // nodes)
+    ends = _Epoch(cluster, nodes, warm=warm, seed=seed).run(SETTLING + steps)
+    step_s = (ends[-1] - ends[SETTLING - 1]) / steps
+    bounds = cluster.step_bounds(nodes, warm=warm)
+    return ScalePoint(
+        nodes,
+        nodes * cluster.batch_rows / step_s,
+        min(1.0, cluster.mean_s / step_s),
+        max(bounds, key=bounds.__getitem__),
+    )
+
+
+class _Store:
+    """A store that gives whoever reads the same part of its bandwidth.
+
+    Its clock counts bytes that each reader has been given (egalitarian processor
+    sharing in virtual time: A. Parekh and R. Gallager, 1993).
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._all, self._one = cluster.store_bytes_per_s, cluster.link_bytes_per_s
+        self._given = 0.0
+        self._seen_s = 0.0
+        self._readers: list[tuple[float, int]] = []
+
+    @property
+    def _rate(self) -> float:
+        return min(self._one, self._all / len(self._readers))
+
+    @property
+    def due_s(self) -> float:
+        """When the next reader has all it wants."""
+        if not self._readers:
+            return inf
+        return self._seen_s + max(0.0, self._readers[0][0] - self._given) / self._rate
+
+    def read(self, node: int, nbytes: float, now_s: float) -> None:
+        """Let a node begin to read."""
+        self._pass(now_s)
+        heapq.heappush(self._readers, (self._given + nbytes, node))
+
+    def end(self, now_s: float) -> int:
+        """Return the node that is due."""
+        self._pass(now_s)
+        return heapq.heappop(self._readers)[1]
+
+    def _pass(self, now_s: float) -> None:
+        if self._readers and now_s > self._seen_s:
+            self._given += (now_s - self._seen_s) * self._rate
+        self._seen_s = now_s
+
+
+@dataclass(slots=True)
+class _Node:
+    """How many batches each part of a node has begun and ended."""
+
+    reading: int = 0
+    read: int = 0
+    processing: int = 0
+    ready: int = 0
+    taken: int = 0
+
+
+class _Epoch:
+    """Nodes in step, on a clock of their own.
+
+    A node reads one batch after the other, and processes one while it reads the next.
+    Each of the two is so many batches ahead of what takes from it, at most.
+    """
+
+    def __init__(self, what: Cluster, nodes: int, *, warm: bool, seed: int) -> None:
+        self._what = what
+        self._dice = random.Random(seed)
+        self._nodes = [_Node() for _ in range(nodes)]
+        self._store = _Store(what)
+        *kept, self._missed = what.shares(nodes, warm=warm)
+        self._own_s = max(what.batch_rows / what.node_rows_per_s, what.tiers_s(kept))
+        self._events: list[tuple[float, int, int, Callable[[_Node], None]]] = []
+        self._numbers = itertools.count()
+        self._now_s = 0.0
+        self._done = 0
+        self._ends: list[float] = []
+
+    def run(self, steps: int) -> list[float]:
+        """Return when each of so many steps ended."""
+        for at in range(len(self._nodes)):
+            self._go_on(at)
+        while len(self._ends) < steps:
+            if self._events and self._events[0][0] <= self._store.due_s:
+                self._now_s, _, at, end = heapq.heappop(self._events)
+            else:
+                self._now_s = self._store.due_s
+                at, end = self._store.end(self._now_s), self._end_read
+            end(self._nodes[at])
+            self._go_on(at)
+        return self._ends
+
+    def _go_on(self, at: int) -> None:
+        """Let each part of a node begin that may."""
+        node, ahead = self._nodes[at], self._what.prefetch_size
+        if node.taken == len(self._ends) and node.ready > node.taken:
+            node.taken += 1
+            self._at(self._dice.choice(self._what.steps_s), at, self._end_step)
+        idle = node.processing == node.ready
+        if idle and node.read > node.processing < node.taken + ahead:
+            node.processing += 1
+            self._at(self._own_s, at, self._end_processing)
+        if node.reading == node.read < node.processing + ahead:
+            node.reading += 1
+            self._store.read(at, self._draw_bytes(), self._now_s)
+
+    def _at(self, delay_s: float, at: int, end: Callable[[_Node], None]) -> None:
+        due_s = self._now_s + delay_s
+        heapq.heappush(self._events, (due_s, next(self._numbers), at, end))
+
+    def _draw_bytes(self) -> float:
+        """Bytes of a batch that no cache has: rows are there or not, independently."""
+        rows, missed = self._what.batch_rows, self._missed
+        deviation = (rows * missed * (1.0 - missed)) ** 0.5
+        drawn = self._dice.gauss(rows * missed, deviation)
+        return min(max(drawn, 0.0), rows) * self._what.row_bytes
+
+    def _end_read(self, node: _Node) -> None:
+        node.read += 1
+
+    def _end_processing(self, node: _Node) -> None:
+        node.ready += 1
+
+    def _end_step(self, _: _Node) -> None:
+        """Count one node; the last one ends the step for all."""
+        self._done += 1
+        if self._done < len(self._nodes):
+            return
+        self._done = 0
+        self._ends.append(self._now_s)
+        for at in range(len(self._nodes)):
+            self._go_on(at)

@@ -1,0 +1,134 @@
+"""Many nodes in step: the closed form, the simulation, and where they agree."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.autotune.simulator import (
+    Machine,
+    Ranks,
+    Simulated,
+    SimulatedStage,
+    Trainer,
+    Workload,
+)
+from penstock.autotune.simulator.scale import (
+    STORE,
+    Cluster,
+    Tier,
+    expected_slowest_s,
+    normal_steps,
+    simulate,
+)
+
+EVEN = Cluster((0.1,), batch_rows=32, row_bytes=1e5, store_bytes_per_s=2e8)
+"""A store for 62 batches a second: six nodes and a quarter."""
+COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
+
+positive = st.floats(0.01, 10.0)
+clusters = st.builds(
+    Cluster,
+    steps_s=st.lists(positive, min_size=1, max_size=20).map(tuple),
+    batch_rows=st.integers(1, 64),
+    row_bytes=st.just(1.0),
+    node_rows_per_s=st.floats(1.0, 1e4),
+    store_bytes_per_s=st.floats(1.0, 1e4),
+    link_bytes_per_s=st.floats(1.0, 1e4),
+)
+
+
+@given(clusters)
+def test_a_step_never_gets_shorter_with_nodes_that_share_a_store(one: Cluster) -> None:
+    steps = [max(one.step_bounds(nodes).values()) for nodes in COUNTS]
+    assert all(later >= before * (1 - 1e-9) for before, later in pairwise(steps))
+
+
+@settings(max_examples=20, deadline=None)
+@given(clusters, st.sampled_from([1, 2, 3, 8]))
+def test_equal_steps_take_what_the_closed_form_says(one: Cluster, nodes: int) -> None:
+    even = replace(one, steps_s=(one.mean_s,))
+    step_s = max(even.step_bounds(nodes).values())
+    rows_per_s = nodes * even.batch_rows / step_s
+    assert simulate(even, nodes).rows_per_s == pytest.approx(rows_per_s, rel=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(clusters, st.sampled_from([1, 2, 8]), st.integers(0, 1000))
+def test_no_simulated_step_beats_the_store(one: Cluster, nodes: int, seed: int) -> None:
+    found = simulate(one, nodes, seed=seed)
+    most = one.store_bytes_per_s / one.row_bytes
+    assert found.rows_per_s <= most * 1.001
+    assert 0.0 < found.efficiency <= 1.0
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+def test_efficiency_never_rises_with_nodes_that_share_a_store(spread: float) -> None:
+    uneven = replace(EVEN, steps_s=normal_steps(0.1, spread))
+    found = [round(simulate(uneven, nodes).efficiency, 9) for nodes in COUNTS]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == pytest.approx(6.25 / 1024, rel=0.01)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8, 64])
+def test_the_slowest_of_uniform_steps_is_where_order_statistics_put_it(
+    nodes: int,
+) -> None:
+    uniform = [(at + 0.5) / 10_000 for at in range(10_000)]
+    assert expected_slowest_s(uniform, nodes) == pytest.approx(
+        nodes / (nodes + 1), rel=1e-3
+    )
+
+
+def test_the_slowest_of_normal_steps_is_what_drawing_them_comes_to() -> None:
+    dice = random.Random(0)
+    drawn = [max(dice.gauss(1.0, 0.1) for _ in range(1024)) for _ in range(200)]
+    expected = expected_slowest_s(normal_steps(1.0, 0.1), 1024)
+    assert expected == pytest.approx(statistics.fmean(drawn), rel=0.01)
+
+
+def test_ranks_wait_for_the_slowest_as_long_as_on_the_simulated_machine() -> None:
+    machine, ranks = Machine(64.0), Ranks(8)
+    read = SimulatedStage("read", wait_s=1e-4)
+    work = Workload((read,), Trainer(gap_s=0.1, spread=0.1), batch_rows=8)
+    plants = [Simulated(machine, work, [4], [2], ranks) for _ in range(8)]
+    machine.advance(40.0)
+    one = Cluster(normal_steps(0.1, 0.1), batch_rows=8, row_bytes=1.0)
+    rows_per_s = sum(plant.steps for plant in plants) * 8 / 40.0
+    assert simulate(one, 8).rows_per_s == pytest.approx(rows_per_s, rel=0.02)
+
+
+def test_a_cache_is_asked_in_a_second_epoch_and_not_before() -> None:
+    halves = replace(EVEN, data_bytes=1e9, tiers=(Tier(5e8),), own_parts=False)
+    assert halves.shares(16, warm=False) == (0.0, 1.0)
+    assert halves.shares(16, warm=True) == (0.5, 0.5)
+    cold, warm = (simulate(halves, 64, warm=warm) for warm in (False, True))
+    assert cold.binds == warm.binds == STORE
+    assert warm.rows_per_s == pytest.approx(2 * cold.rows_per_s, rel=0.02)
+
+
+def test_what_ram_cannot_keep_is_on_disk_and_only_the_rest_is_read_again() -> None:
+    tiers = (Tier(2e8), Tier(3e8, bytes_per_s=1e8))
+    one = replace(EVEN, data_bytes=1e9, tiers=tiers)
+    assert one.shares(1, warm=True) == pytest.approx((0.2, 0.3, 0.5))
+    assert one.shares(4, warm=True) == pytest.approx((0.8, 0.2, 0.0))
+
+
+def test_parts_of_their_own_fit_into_the_caches_of_enough_nodes() -> None:
+    one = replace(EVEN, data_bytes=1e9, tiers=(Tier(1e8),))
+    few, many = (simulate(one, nodes, warm=True) for nodes in (5, 64))
+    assert few.rows_per_s <= 5 / 0.1 * 32 * 1.001
+    assert many.efficiency == pytest.approx(1.0)
+    assert simulate(one, 64).efficiency == pytest.approx(6.25 / 64, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_epoch() -> None:
+    uneven = replace(EVEN, steps_s=normal_steps(0.1, 0.3))
+    assert simulate(uneven, 8, seed=3) == simulate(uneven, 8, seed=3)
+    assert simulate(uneven, 8, seed=3) != simulate(uneven, 8, seed=4)
