@@ -1,4 +1,4 @@
-"""Who is told of each verdict: functions of the user's."""
+"""The user's functions that are called with each verdict."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _listeners: list[Listener] = []
 def on_verdict(listener: Listener) -> Callable[[], object]:
     """Have `listener(name, explanation)` called with each verdict of a tuned pipeline.
 
-    It is called in the tuner's thread, when the log tells a verdict: once a minute, and
-    when it changes. What it raises is logged, once, and ends it.
+    It is called in the tuner's thread, when the log records a verdict: once a minute
+    and when it changes. If it raises, the exception is logged and it is not called
+    again.
 
     Args:
         listener: takes the pipeline's name in the log, and what `explain()` would say.
 
     Returns:
-        A function that ends it.
+        A function that stops further calls.
     """
     _listeners.append(listener)
 
@@ -37,7 +38,7 @@ def on_verdict(listener: Listener) -> Callable[[], object]:
 
 
 def tell_verdict(name: str, explanation: Explanation) -> None:
-    """Call the listeners."""
+    """Call every listener; one that raises is removed."""
     for listener in list(_listeners):
         try:
             listener(name, explanation)

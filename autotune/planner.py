@@ -36,20 +36,20 @@ from .tuner import Tuner
 
 TUNED_S = 60.0
 SEEN_S = 20.0
-"""After that: the window that is reported."""
+"""Length of the window that is reported, after `TUNED_S`."""
 STEPS = 20
-"""That this window holds at least."""
+"""Fewest training steps in that window."""
 PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a machine of so many cores would do with a workload."""
+    """How fast a machine with this many cores would train on a workload."""
 
     cores: float
     rows_per_s: float
     best_rows_per_s: float
-    """By the closed-form law."""
+    """The closed-form upper bound."""
     explanation: Explanation
 
     def __str__(self) -> str:
@@ -73,15 +73,15 @@ class Projection:
 def measured_workload(
     path: str | os.PathLike[str], name: str | None = None
 ) -> Workload:
-    """Return what a tuned run did, from its log.
+    """Read from its log what a tuned run did.
 
     Args:
-        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix.
-        name: of the pipeline; None: there is but one that trained.
+        path: one rank's `<prefix>_<rank>.jsonl`, or the prefix.
+        name: the pipeline's name; None if only one trained.
 
     Raises:
-        SpecError: there is no such log, no training was seen in it, or that of several
-            pipelines.
+        SpecError: the log does not exist, shows no training, or shows several
+            pipelines and `name` does not choose one.
     """
     shown, recording = os.fspath(path), read_recording(path)
     seen: dict[str, Observation] = {}
@@ -103,7 +103,7 @@ def measured_workload(
 
 
 def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
-    """Tune a simulated machine, and tell what it comes to."""
+    """Tune a simulated machine and return how fast it ends up."""
     machine = Machine(cores, seed)
     ones = [1] * len(workload.stages)
     plant = Simulated(machine, workload, ones, [PREFETCH] * len(ones))
@@ -230,7 +230,7 @@ def _source_bytes(segment: SegmentObservation) -> float:
 
 
 def _stage(segment: SegmentObservation) -> SimulatedStage:
-    """Return it as measured: what was on no CPU counts as waiting, whoever's fault."""
+    """Return the stage as measured; all time off the CPU counts as waiting."""
     cpu_s = segment.cpu_s_per_row
     return SimulatedStage(
         segment.name,

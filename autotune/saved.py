@@ -19,12 +19,12 @@ VERSION = 1
 EXECUTORS = {*get_args(Executor)} - {"auto"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
-"""Budgets that differ by less, relative, are of one machine."""
+"""CPU budgets within this relative difference count as the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Values to begin with."""
+    """The values that a new run starts with."""
 
     knobs: Values
     """In force at the end."""
@@ -33,10 +33,10 @@ class Saved:
     regimes: Mapping[str, Values] = field(default_factory=dict)
     """Values for each regime that was met (`Observation.regime`)."""
     cpu_cores: float | None = None
-    """That the run could use; None: it was not written down."""
+    """Cores that the run could use; None if the file does not say."""
 
     def values(self, regime: str) -> Values:
-        """Return those for a regime; for one that was never met, those of the end."""
+        """Return the values for a regime, or those in force at the end if it is new."""
         return self.regimes.get(regime, self.knobs)
 
     def fits(self, cpu_cores: float) -> bool:

@@ -16,12 +16,12 @@ from math import isclose
 from typing import Protocol
 
 ROUNDS = 30
-"""Of the iteration that finds how far parts are stretched, at most."""
+"""Most iterations in the search for the slow-down factors."""
 ENOUGH = 1e-4
-"""It is over once nothing changes by more, relative."""
+"""The search ends once no factor changes by more, relative."""
 
 Parts = tuple[float, float, float, float]
-"""Of a row's time: waiting, CPU without the GIL, CPU with it, the store."""
+"""Seconds of a row: waiting, on a CPU without the GIL, with it, and at the store."""
 
 
 class Tenant(Protocol):
@@ -29,7 +29,7 @@ class Tenant(Protocol):
 
     @property
     def load(self) -> tuple[int, ...]:
-        """How many of whose workers are at work, and whether the trainer is."""
+        """The number of busy workers in each stage, and whether the trainer is busy."""
 
     @property
     def depth(self) -> int:
@@ -43,8 +43,8 @@ class Machine:
     """Owns the clock and the cores.
 
     Args:
-        cores: that there are.
-        seed: of all that is drawn.
+        cores: how many the machine has.
+        seed: for all random draws.
     """
 
     def __init__(self, cores: float, seed: int = 0) -> None:
@@ -57,12 +57,12 @@ class Machine:
         self._stretches: dict[object, list[float]] = {}
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
-        """Let something happen, so long from now."""
+        """Schedule an event `delay_s` seconds from now."""
         due_s = self.now_s + delay_s
         heapq.heappush(self._events, (due_s, next(self._numbers), event))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Run the clock forward, and all events that are due."""
         end_s = self.now_s + seconds
         while self._events and self._events[0][0] <= end_s:
             self.now_s, _, event = heapq.heappop(self._events)
@@ -70,11 +70,11 @@ class Machine:
         self.now_s = end_s
 
     def use(self, cores: float) -> None:
-        """Have so many cores from now on: a neighbour comes or goes, a quota is cut."""
+        """Change the number of cores: a neighbour comes or goes, a quota is cut."""
         self.cores = cores
 
     def cpu_stretch(self) -> float:
-        """How many times as long CPU work takes now."""
+        """Return the factor by which CPU work is slowed down now."""
         return self._factors()[0]
 
     def _factors(self) -> list[float]:
@@ -85,7 +85,7 @@ class Machine:
         return found
 
     def stretch(self, pipeline: Tenant, at: int) -> Parts:
-        """How many times as long each part of a row's time takes in one stage."""
+        """Return the factor by which each part of a row is slowed down in one stage."""
         found = self._factors()
         index = self.pipelines.index(pipeline)
         store = self._resource(index, at)
@@ -113,7 +113,7 @@ class Machine:
                     used[0] += count * (free + held) / whole
                     used[gil] += count * held * factors[0] / whole
                     used[store] += count * store_s / whole
-            used[0] /= self.cores  # of all others there is one
+            used[0] /= self.cores  # every other resource exists once
             settled = True
             for at, amount in enumerate(used):
                 before = factors[at]
@@ -137,7 +137,7 @@ class Ranks:
         self._waiting: list[Callable[[], None]] = []
 
     def arrive(self, go_on: Callable[[], None]) -> None:
-        """One has its batch; all go on when the last one has."""
+        """Register a rank that has its batch; the last one lets all continue."""
         self._waiting.append(go_on)
         if len(self._waiting) == self._world:
             waiting, self._waiting = self._waiting, []
