@@ -40,6 +40,12 @@ NUMBERS: dict[type, torch.dtype] = {
     float: torch.float64,
     bool: torch.bool,
 }
+KINDS: dict[type, type[np.generic]] = {
+    int: np.int64,
+    float: np.float64,
+    bool: np.bool_,
+}
+"""The same, as numpy names them."""
 
 
 ARRAYS = (np.ndarray, np.memmap)
@@ -198,10 +204,17 @@ class NumberLeaf(Layout):
         return allocate((rows,), NUMBERS[self.kind])
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        memory.numpy()[first : first + len(samples)] = self._array(samples)
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:  # noqa: ARG002
+        # Copied, as memory of numpy's own cannot be resized.
+        return torch.from_numpy(self._array(samples)).clone()
+
+    def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
+        """Return numbers of this kind; told of it, numpy takes half the time."""
         same(list(map(type, samples)), self.kind)
-        rows = memory.numpy()[first : first + len(samples)]
         try:
-            rows[:] = samples
+            return np.array(samples, KINDS[self.kind])
         except OverflowError as error:
             raise Misfit from error
 

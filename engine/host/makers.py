@@ -269,14 +269,15 @@ class LookAhead:
         return self._batches.popleft()
 
     def _look(self, start: int, stop: int) -> None:
-        for step in range(start, stop):
-            try:
-                plan = self._planned.batch(step)
-                self._batches.append((plan, self._planned.rows(plan)))
-            except Exception:
-                if step == start:
-                    raise
-                break  # a schedule may be wrong there: it is raised when that is due
+        planned = self._planned
+        try:
+            for plan in planned.batches(start, stop):
+                self._batches.append((plan, planned.rows(plan)))
+        except (
+            Exception
+        ):  # a schedule may be wrong there: it is raised when that is due
+            if not self._batches:
+                raise
 
 
 class PlannedMaker:

@@ -263,3 +263,12 @@ def test_a_reversed_array_fares_alike_in_chunks_of_any_size() -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_tensors_are_left_to_torch() -> None:
     assert learn(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)) is None
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [0.5, 1.5], [True, False]])
+def test_a_batch_of_numbers_can_be_resized_as_torchs_can(numbers: list[Any]) -> None:
+    layout = learn(numbers[0])
+    assert layout is not None
+    batch = layout.together(numbers, torch.empty)
+    assert torch.equal(batch, default_collate(numbers))
+    assert batch.resize_(4).shape == (4,)

@@ -238,6 +238,28 @@ def test_loss_weights_make_the_mean_over_ranks_exact() -> None:
         assert np.mean(weighted) == pytest.approx(np.concatenate(own).mean())
 
 
+@given(
+    orders(),
+    schedules(),
+    st.sampled_from(WORLDS),
+    st.booleans(),
+    st.integers(0, 60),
+    st.integers(0, 40),
+)
+def test_batches_planned_at_once_are_those_planned_one_by_one(
+    order: Order,
+    schedule: Schedule,
+    world: int,
+    drop_last: bool,  # noqa: FBT001 hypothesis gives it by its place
+    start: int,
+    count: int,
+) -> None:
+    drop_last = drop_last and order.epoch_length >= 30
+    plan = Plan(order, schedule, shard=Shard(world - 1, world), drop_last=drop_last)
+    expected = [plan.batch(step) for step in range(start, start + count)]
+    assert list(plan.batches(start, start + count)) == expected
+
+
 def test_rows_are_the_same_in_whatever_order_batches_are_asked_for() -> None:
     order = Order.sequential(5000).shuffle(0)
     plan = Plan(order, ConstantSchedule(Setting(7)), Shard(1, 2))
