@@ -67,7 +67,9 @@ CODE := $(wildcard *.py) autotune cache engine integrations pipeline system
 docs: $(DOCS)
 	@rm -rf $(API) && mkdir -p $(API) && ln -s $(addprefix $(CURDIR)/,$(CODE)) $(API)
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
-	@echo "docs: site/index.html"
+	@! grep -rloE 'src="https?://[^"]*"' site --include=*.html || \
+	    { echo "these pages load something from another host"; exit 1; }
+	@echo "docs: site/index.html; with its search: python -m http.server --directory site"
 
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
