@@ -4,13 +4,16 @@
     torchrun --standalone --nproc-per-node=2 examples/resnet_ddp.py --small
 
 "END_EPOCH:IMAGE-BATCH,...", as ModelArts MoXing writes it, batches being those of one
-rank. The learning rate goes with the batch size, the momentum rises; both are set by
-`ps.optim.follow` for each batch. Without `--data` photographs are drawn.
+rank. The learning rate goes with the batch size and a table, the momentum with a table
+of its own; `ps.optim.follow` sets both for each batch. Convolutions run in bfloat16. A
+batch that is too large for the device is learnt from in parts of `--at-once` images,
+whose gradients add up to those of the batch. Without `--data` photographs are drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 from itertools import pairwise
@@ -25,7 +28,12 @@ from torch.nn.parallel import DistributedDataParallel
 import penstock as ps
 
 POLICY = "20:128-224,38:224-224,40:288-128"
-SMALL = "1:32-16,2:64-8"
+SMALL = "4:32-16,6:64-8"
+RATES = {0: 1.0, 30: 0.1}
+MOMENTA = {0: 0.85, 20: 0.9, 38: 0.95}
+"""From which epoch on; the rates are factors on `--lr`."""
+SMALL_RATES = {0: 1.0, 5: 0.1}
+SMALL_MOMENTA = {0: 0.85, 4: 0.9}
 
 
 class Block(nn.Module):
@@ -63,8 +71,12 @@ def resnet(classes: int, width: int) -> nn.Module:
 
 def train(options: argparse.Namespace, folder: Path) -> None:
     """Train through the whole policy."""
-    momentum = ps.schedule.cosine(0.85, 0.95, end=options.epochs)
-    schedule = ps.schedule.policy(options.policy, coupling="linear", momentum=momentum)
+    schedule = ps.schedule.policy(
+        options.policy,
+        coupling="linear",
+        lr_mult=ps.schedule.steps(options.rates),
+        momentum=ps.schedule.steps(options.momenta),
+    )
     pipe = (
         ps.Pipeline.from_folder(folder, schedule=schedule)
         .shuffle(seed=0)
@@ -83,7 +95,9 @@ def train(options: argparse.Namespace, folder: Path) -> None:
     rows: list[dict[str, Any]] = []
     for _ in range(options.epochs):
         for images, labels in pipe:
-            loss = step(model, optimizer, images, labels, pipe.plan)
+            optimizer.zero_grad()
+            loss = learn(model, images, labels, pipe.plan, options.at_once)
+            optimizer.step()
             rows.append(row(pipe.plan, optimizer, options.lr, samples, loss))
         if first:
             print(pipe.explain(), flush=True)
@@ -92,18 +106,26 @@ def train(options: argparse.Namespace, folder: Path) -> None:
         options.rows.write_text(text)
 
 
-def step(model: Any, optimizer: Any, images: Any, labels: Any, plan: Any) -> float:
-    """Learn from one batch; return this rank's loss."""
-    scaled = images.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
-    with torch.autocast("cpu", torch.bfloat16):
-        scores = model(scaled)
+def learn(model: Any, images: Any, labels: Any, plan: Any, at_once: int) -> float:
+    """Add up the gradients of one batch, part by part; return this rank's mean loss."""
     # Rows beyond `n_local` pad an epoch's last batch, and do not count.
-    losses = nn.functional.cross_entropy(scores.float(), labels, reduction="none")
-    loss = losses[: plan.n_local].sum() / max(plan.n_local, 1)
-    optimizer.zero_grad()
-    (loss * plan.loss_weight).backward()
-    optimizer.step()
-    return loss.item()
+    counts = torch.arange(len(images)) < plan.n_local
+    parts = [each.split(at_once) for each in (images, labels, counts)]
+    total = 0.0
+    for done, (some, classes, count) in enumerate(zip(*parts, strict=True), 1):
+        is_last = done == len(parts[0])
+        # The ranks exchange gradients once a batch, when all of them are there.
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            scaled = some.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
+            with torch.autocast("cpu", torch.bfloat16):
+                scores = model(scaled)
+            losses = nn.functional.cross_entropy(
+                scores.float(), classes, reduction="none"
+            )
+            loss = (losses * count).sum() / max(plan.n_local, 1)
+            (loss * plan.loss_weight).backward()
+        total += loss.item()
+    return total
 
 
 def row(plan: Any, optimizer: Any, lr: float, samples: int, loss: float) -> Any:
@@ -130,11 +152,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--at-once", type=int, default=64, help="images a forward pass")
     parser.add_argument("--rows", type=Path, help="where each batch gets a line")
     parser.add_argument("--small", action="store_true", help="seconds, not days")
     options = parser.parse_args()
+    options.rates, options.momenta = RATES, MOMENTA
     if options.small:
-        options.policy, options.epochs, options.width = SMALL, 2, 8
+        options.policy, options.epochs, options.width = SMALL, 6, 8
+        options.rates, options.momenta = SMALL_RATES, SMALL_MOMENTA
+        options.at_once, options.lr = 6, 0.02
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as drawn:
         folder = options.data

@@ -176,7 +176,11 @@ def of(
 
 
 def policy(
-    text: str, *, coupling: Coupling = "none", momentum: float | Curve | None = None
+    text: str,
+    *,
+    coupling: Coupling = "none",
+    momentum: float | Curve | None = None,
+    lr_mult: float | Curve | None = None,
 ) -> Scheduled:
     """Return the schedule of a policy string: `"20:128-224,38:224-224,40:288-128"`.
 
@@ -185,6 +189,7 @@ def policy(
             one holds beyond its end, too.
         coupling: of the learning rate to the batch size, as `of` takes it.
         momentum: of the optimiser.
+        lr_mult: factor on the learning rate, times that of the coupling.
 
     Raises:
         SpecError: it is no policy string.
@@ -196,6 +201,7 @@ def policy(
         per_rank=True,
         image_size=Stages(starts, tuple(image for _, image, _ in found), "epochs"),
         momentum=optional("momentum", momentum),
+        lr_mult=optional("lr_mult", lr_mult),
         coupling=coupling,
         end_epoch=found[-1][0],
     )

@@ -93,6 +93,22 @@ def test_a_policy_string_is_read_as_moxing_writes_it() -> None:
     assert seen == [(200, 128)] * 5 + [(200, 224)] * 5 + [(100, 288)] * 10
 
 
+def test_a_policy_takes_tables_for_the_learning_rate_and_the_momentum() -> None:
+    schedule = ps.schedule.policy(
+        "2:128-100,4:224-50",
+        coupling="linear",
+        lr_mult=ps.schedule.steps({0: 1.0, 3: 0.1}),
+        momentum=ps.schedule.steps({0: 0.85, 2: 0.9}),
+    )
+    told = schedule.preview(LENGTH, world=2).splitlines()[1:-1]
+    rows = [line.split() for line in told]
+    assert [(row[0], row[4], row[5]) for row in rows] == [
+        ("0", "1", "0.85"),
+        ("2", "0.5", "0.9"),
+        ("3", "0.05", "0.9"),
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "20:128", "20:128-0", "20:1-2,20:1-2", "a:b-c"])
 def test_a_policy_string_with_a_mistake_is_an_error_that_shows_one(text: str) -> None:
     with pytest.raises(ps.SpecError, match="END_EPOCH:IMAGE-BATCH"):
