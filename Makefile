@@ -92,7 +92,7 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 
 $(FRAMEWORKS): $(STAMP)
 	@echo "set-up: the frameworks that penstock is tried with (a minute or two)"
-	@$(PIP) --no-build-isolation --editable '.[test,frameworks]'
+	@$(PIP) --no-build-isolation --editable '.[test,frameworks,examples]'
 	@touch $@
 
 $(DOCS): $(STAMP)

@@ -1,0 +1,170 @@
+"""A small BERT, trained to guess masked tokens in blocks packed of documents.
+
+    torchrun --standalone --nproc-per-node=2 examples/bert_pretraining.py
+
+Documents are packed into blocks, so that next to nothing is padding, and tokens attend
+to their own document alone. What is masked is drawn from `rng`: it differs from epoch
+to epoch, and depends on nothing but seed, epoch and block. The documents here are made
+up. With a tokenizer, let `documents` be a dataset of its ids:
+
+    tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
+    documents = dataset.map(lambda row: tokenizer(row["text"]), batched=True)
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import penstock as ps
+
+VOCABULARY = 64
+PAD, SEPARATOR, MASK = 0, 1, 2
+SPECIAL = (PAD, SEPARATOR, MASK)
+IGNORED = -100
+WIDTH, HEADS, LAYERS = 64, 4, 2
+
+
+def made_up(count: int) -> list[np.ndarray[Any, Any]]:
+    """Return documents in which each token follows from the one before it."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(1, 4, count)
+    lengths = rng.integers(8, 60, count)
+    usable = VOCABULARY - len(SPECIAL)
+    return [
+        len(SPECIAL) + (rng.integers(usable) + step * np.arange(length)) % usable
+        for step, length in zip(steps, lengths, strict=True)
+    ]
+
+
+class Bert(nn.Module):
+    """Token and position embeddings, an encoder, and scores for each token."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(size, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.scores = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return scores `[N, size, VOCABULARY]`."""
+        documents = batch["document_ids"]
+        # True: may not attend. Padding, number -1, attends to padding.
+        apart = documents.unsqueeze(1) != documents.unsqueeze(2)
+        hidden = self.tokens(batch["input_ids"]) + self.positions(batch["position_ids"])
+        masks = apart.repeat_interleave(HEADS, dim=0)
+        return self.scores(self.encoder(hidden, mask=masks))
+
+
+def learn(model: nn.Module, batch: Any, plan: Any) -> float:
+    """Add up gradients; return the mean loss over the masked tokens of all ranks."""
+    labels = batch["labels"].clone()
+    labels[plan.n_local :] = IGNORED  # rows that pad an epoch's last batch
+    scores = model(batch).flatten(0, 1)
+    loss = nn.functional.cross_entropy(
+        scores, labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    # Ranks differ in how many tokens are masked, and DDP takes the mean over ranks:
+    # sums over the count of all make each token weigh the same.
+    both = torch.stack([loss.detach(), (labels != IGNORED).sum().float()])
+    dist.all_reduce(both)
+    (loss * dist.get_world_size() / both[1]).backward()
+    return float(both[0] / both[1])
+
+
+def seen(batch: Any, plan: Any) -> dict[bytes, bytes]:
+    """Return which tokens are masked in each block, by the block's own tokens."""
+    rows = zip(batch["input_ids"], batch["labels"], strict=True)
+    return {
+        torch.where(labels != IGNORED, labels, ids).numpy().tobytes(): (
+            (labels != IGNORED).numpy().tobytes()
+        )
+        for ids, labels in list(rows)[: plan.n_local]
+    }
+
+
+def of_all_ranks(blocks: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return what all ranks have seen; no block may be at two of them."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, blocks)
+    merged = dict(chain.from_iterable(each.items() for each in found))
+    assert len(merged) == sum(map(len, found)), "two ranks have seen the same block"
+    return merged
+
+
+def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> None:
+    """Compare what was seen with what was to be seen."""
+    whole = {
+        block["input_ids"].tobytes()
+        for block in map(blocks.__getitem__, range(len(blocks)))
+    }
+    assert all(epoch.keys() == whole for epoch in epochs), "a block is missing"
+    first, last = epochs[0], epochs[-1]
+    again = sum(first[block] == last[block] for block in whole)
+    assert again == 0, f"{again} blocks are masked as they were in another epoch"
+    tokens = int(sum(blocks.lengths + 1))
+    chosen = sum(map(sum, first.values()))
+    print(
+        f"{len(whole)} blocks, {tokens / (len(whole) * blocks.size):.1%} of them"
+        f" tokens, {chosen / tokens:.1%} masked, none twice the same way"
+    )
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train, and check what came."""
+    documents = made_up(options.documents)
+    lengths = [len(each) for each in documents]
+    blocks = ps.text.PackedBlocks(
+        documents, lengths, size=options.size, eos_id=SEPARATOR, split=False, pad_id=PAD
+    )
+    mask = ps.text.mask_tokens(VOCABULARY, MASK, special_ids=SPECIAL)
+    pipe = (
+        ps.Pipeline.from_dataset(blocks)
+        .shuffle(seed=0)  # best-fit packing has the longest documents first
+        .map(mask)
+        .batch(global_size=options.batch)
+    )
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Bert(options.size))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+    epochs, losses = [], []
+    for _ in range(options.epochs):
+        mine: dict[bytes, bytes] = {}
+        for batch in pipe:
+            optimizer.zero_grad()
+            losses.append(learn(model, batch, pipe.plan))
+            optimizer.step()
+            mine |= seen(batch, pipe.plan)
+        epochs.append(of_all_ranks(mine))
+    if dist.get_rank() == 0:
+        check(epochs, blocks)
+        print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+
+
+def main() -> None:
+    """Parse the command line, and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=600)
+    parser.add_argument("--size", type=int, default=128, help="tokens of a block")
+    parser.add_argument("--batch", type=int, default=16, help="blocks over all ranks")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    train(options)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The same training in four frameworks, each on two ranks, each fed by penstock.
+
+    torchrun --standalone --nproc-per-node=2 examples/frameworks.py lightning
+    torchrun --standalone --nproc-per-node=2 examples/frameworks.py accelerate
+    torchrun --standalone --nproc-per-node=2 examples/frameworks.py transformers
+    python examples/frameworks.py ray
+
+The first three shard by a sampler of their own, which penstock's loader keeps. Ray
+Train starts the ranks itself; there a `Pipeline` finds its shard in the process group.
+The model notes what it is given: each epoch has each sample once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import penstock as ps
+
+SAMPLES, BATCH, EPOCHS, FEATURES = 512, 16, 3, 8
+LR = 0.05
+
+
+class Lines:
+    """Features, and a linear function of them."""
+
+    def __init__(self) -> None:
+        draws = torch.Generator().manual_seed(0)
+        self.values = torch.randn(SAMPLES, FEATURES, generator=draws)
+        self.labels = self.values @ torch.randn(FEATURES, generator=draws)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        labels = self.labels[index]
+        return {"values": self.values[index], "labels": labels, "index": index}
+
+
+class Model(nn.Module):
+    """A linear layer that remembers its losses and which samples it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(FEATURES, 1)
+        self.seen: list[list[int]] = []
+        self.losses: list[float] = []
+
+    def forward(self, values: Any, labels: Any, index: Any) -> dict[str, Any]:
+        """Return the loss, as Transformers' models do."""
+        loss = nn.functional.mse_loss(self.layer(values).squeeze(-1), labels)
+        self.seen.append(index.tolist())
+        self.losses.append(loss.item())
+        return {"loss": loss}
+
+
+def lightning(model: Model) -> None:
+    """Train by Lightning, which takes the loader as it is."""
+    from lightning import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), LR)
+
+    quiet = {"logger": False, "enable_checkpointing": False}
+    quiet |= {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=EPOCHS, **quiet
+    )
+    loader = ps.DataLoader(Lines(), BATCH, shuffle=True)
+    trainer.fit(Module(), loader)
+    assert isinstance(trainer.train_dataloader, ps.DataLoader)
+
+
+def accelerate(model: Model) -> None:
+    """Train by Accelerate; `prepare` is penstock's, so that the loader stays."""
+    from accelerate import Accelerator
+
+    from penstock.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    loader = ps.DataLoader(Lines(), BATCH, shuffle=True)
+    wrapped, optimizer, loader = prepare(accelerator, model, optimizer, loader)
+    assert isinstance(loader.base_dataloader, ps.DataLoader)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(wrapped(**batch)["loss"])
+            optimizer.step()
+
+
+def transformers(model: Model) -> None:
+    """Train by the Trainer of Transformers, with penstock's mixin before it."""
+    from torch.utils.data import default_collate
+    from transformers import Trainer, TrainingArguments
+
+    from penstock.integrations.transformers import TrainerMixin
+
+    class OurTrainer(TrainerMixin, Trainer):
+        pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            use_cpu=True,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=EPOCHS,
+            learning_rate=LR,
+            remove_unused_columns=False,  # the model takes all of them
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = OurTrainer(
+            model, arguments, train_dataset=Lines(), data_collator=default_collate
+        )
+        loader = trainer.get_train_dataloader()
+        assert isinstance(loader.base_dataloader, ps.DataLoader)
+        trainer.train()
+
+
+def ray() -> None:
+    """Train by Ray Train: two processes that Ray starts."""
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
+    with tempfile.TemporaryDirectory() as folder:
+        TorchTrainer(
+            on_ray,
+            train_loop_config={"told": f"{folder}/told"},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=folder),
+        ).fit()
+        print(Path(folder, "told").read_text())
+    ray.shutdown()
+
+
+def on_ray(settings: dict[str, str]) -> None:
+    """Train on one of Ray's workers."""
+    from ray.train.torch import prepare_model
+
+    model = Model()
+    wrapped = prepare_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    pipe = ps.Pipeline.from_dataset(Lines()).shuffle(seed=0).batch(BATCH)
+    for _ in range(EPOCHS):
+        for batch in pipe:
+            optimizer.zero_grad()
+            wrapped(**batch)["loss"].backward()
+            optimizer.step()
+    told = check(model)
+    if dist.get_rank() == 0:
+        Path(settings["told"]).write_text(told)
+
+
+def check(model: Model) -> str:
+    """Check that each epoch of the two ranks had each sample once; say so."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, model.seen)
+    steps = SAMPLES // (BATCH * len(found))
+    for first in range(0, EPOCHS * steps, steps):
+        batches = chain.from_iterable(rank[first : first + steps] for rank in found)
+        ids = sorted(chain.from_iterable(batches))
+        assert ids == list(range(SAMPLES)), "an epoch has each sample once"
+    assert all(len(rank) == EPOCHS * steps for rank in found)
+    return (
+        f"{EPOCHS} epochs on {len(found)} ranks, each sample once in each\n"
+        f"loss {model.losses[0]:.3f} -> {model.losses[-1]:.3f}"
+    )
+
+
+def main() -> None:
+    """Parse the command line, and train."""
+    ways = {each.__name__: each for each in (lightning, accelerate, transformers)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("framework", choices=[*ways, "ray"])
+    framework = parser.parse_args().framework
+    if framework == "ray":
+        ray()
+        return
+    dist.init_process_group("gloo")  # else each framework would make one
+    model = Model()
+    ways[framework](model)
+    told = check(model)
+    if dist.get_rank() == 0:
+        print(told, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""LeNet with a parameter server: a scheduler, a server, workers at their own pace.
+
+    torchrun --standalone --nproc-per-node=5 examples/parameter_server.py
+
+Rank 0 is the scheduler, which deals out shards and checks that each epoch was whole;
+rank 1 the server, which holds the weights; the others are workers. A worker reads its
+own shard, pushes gradients and gets weights back, and waits for no other worker. Here
+some are slower than others. There is no process group: nobody has to be in step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.nn import functional
+
+import penstock as ps
+
+CLASSES, SIDE = 10, 28
+Tensors = list[torch.Tensor]
+
+
+class Digits:
+    """Noisy drawings of ten classes, as large as MNIST's: (image, label, index)."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        coarse = np.random.default_rng(0).random((CLASSES, 4, 4)) > 0.5
+        self.shapes = 2 * np.kron(coarse, np.ones((1, SIDE // 4, SIDE // 4)))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        label = index % CLASSES
+        noise = np.random.default_rng(index).normal(scale=0.5, size=(SIDE, SIDE))
+        image = (self.shapes[label] + noise).astype(np.float32)
+        return torch.from_numpy(image)[None], label, index
+
+
+def lenet() -> nn.Module:
+    """Return LeNet-5 (LeCun et al. 1998), with ReLU and max-pooling."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
+        nn.Linear(84, CLASSES),
+    )
+
+
+class Scheduler:
+    """Deals out shards; knows what was done, and by whom."""
+
+    def __init__(self, samples: int, workers: int) -> None:
+        self.samples, self.workers = samples, workers
+        self.lock = threading.Lock()  # each worker's call has a thread of its own
+        self.dealt = 0
+        self.done: dict[int, list[int]] = {}
+        self.steps: list[int] = []
+        self.apart = 0
+
+    def register(self) -> ps.Shard:
+        """Return a shard that no other worker has."""
+        with self.lock:
+            self.dealt += 1
+            self.steps.append(0)
+            return ps.Shard(self.dealt - 1, self.workers)
+
+    def report(self, worker: int, epoch: int, indices: list[int]) -> None:
+        """Note the samples of a step that has been done."""
+        with self.lock:
+            self.done.setdefault(epoch, []).extend(indices)
+            self.steps[worker] += 1
+            self.apart = max(self.apart, max(self.steps) - min(self.steps))
+
+    def check(self, epochs: int) -> None:
+        """Check that each sample was there once in each epoch."""
+        for epoch in range(epochs):
+            assert sorted(self.done[epoch]) == list(range(self.samples)), epoch
+        print(
+            f"{epochs} epochs by {self.workers} workers, each sample once in each;"
+            f" {self.steps} steps, at most {self.apart} apart"
+        )
+
+
+class Server:
+    """Holds the weights; each push is a step of its own: nothing is averaged."""
+
+    def __init__(self, lr: float) -> None:
+        self.weights = list(lenet().parameters())
+        self.optimizer = torch.optim.Adam(self.weights, lr=lr)
+        self.lock = threading.Lock()
+
+    def push(self, gradients: Tensors) -> Tensors:
+        """Learn from one worker's gradients; return the weights as they are then."""
+        with self.lock:
+            for weight, gradient in zip(self.weights, gradients, strict=True):
+                weight.grad = gradient
+            self.optimizer.step()
+            return [weight.detach().clone() for weight in self.weights]
+
+
+NODES: dict[str, Any] = {}
+"""What this process serves, if it is the scheduler or the server."""
+
+
+def serve(node: str, method: str, *values: Any) -> Any:
+    """Call what this process serves; runs where it is asked for."""
+    while node not in NODES:  # its process has joined, and is about to make it
+        time.sleep(0.01)
+    return getattr(NODES[node], method)(*values)
+
+
+def ask(node: str, method: str, *values: Any) -> Any:
+    """Call a method of the scheduler or the server; wait for what it returns."""
+    return rpc.rpc_sync(node, serve, args=(node, method, *values))
+
+
+def work(options: argparse.Namespace) -> None:
+    """Learn from one shard, epoch by epoch."""
+    shard = ask("scheduler", "register")
+    pipe = (
+        ps.Pipeline.from_dataset(Digits(options.samples), shard=shard)
+        .shuffle(seed=0)
+        .batch(options.batch)
+    )
+    model, losses = lenet(), []
+    weights = list(model.parameters())
+    for epoch in range(options.epochs):
+        for images, labels, indices in pipe:
+            time.sleep(shard.rank * options.slower_s)  # machines are not alike
+            count = pipe.plan.n_local  # rows beyond it pad the last batch
+            if not count:
+                continue
+            loss = functional.cross_entropy(model(images[:count]), labels[:count])
+            fresh = ask("server", "push", list(torch.autograd.grad(loss, weights)))
+            with torch.no_grad():
+                for weight, value in zip(weights, fresh, strict=True):
+                    weight.copy_(value)
+            ask("scheduler", "report", shard.rank, epoch, indices[:count].tolist())
+            losses.append(loss.item())
+    if shard.rank == 0:
+        last = sum(losses[-5:]) / 5
+        print(f"loss {losses[0]:.3f} -> {last:.3f}", flush=True)
+
+
+def main() -> None:
+    """Parse the command line, and play the part that this rank has."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=16, help="samples of a worker")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--slower-s", type=float, default=0.02)
+    options = parser.parse_args()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name = {0: "scheduler", 1: "server"}.get(rank, f"worker{rank - 2}")
+    rpc.init_rpc(name, rank=rank, world_size=world)
+    if name == "scheduler":
+        NODES[name] = Scheduler(options.samples, world - 2)
+    elif name == "server":
+        NODES[name] = Server(options.lr)
+    else:
+        work(options)
+    rpc.shutdown()  # waits until all have come here
+    if name == "scheduler":
+        NODES[name].check(options.epochs)
+
+
+if __name__ == "__main__":
+    main()
