@@ -112,10 +112,10 @@ class Plan:
             yield plan
             alike = self._alike_after(plan, stop - start - 1)
             start += alike + 1
-            (epoch, step, batch, position, *_), alikes = plan, plan[4:]
+            (epoch, step, batch, position, *_), shared = plan, plan[4:]
             for ahead in range(1, alike + 1):
                 place = step + ahead, batch + ahead, position + ahead * plan.n_global
-                yield BatchPlan._make((epoch, *place, *alikes))
+                yield BatchPlan._make((epoch, *place, *shared))
 
     def _alike_after(self, plan: BatchPlan, most: int) -> int:
         """Return how many batches after one are sure to be like it, place aside."""
