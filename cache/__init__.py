@@ -1,1 +1,1 @@
-"""The multi-level cache, RAM, local disk, remote: subject of a later release."""
+"""The multi-level cache of samples: RAM, then local disk."""

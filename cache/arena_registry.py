@@ -1,9 +1,9 @@
-"""How the processes of a host find one another's arena. No server, no named memory.
+"""How the processes of a host find one arena, without a server or named memory.
 
-An arena is a file without a name. Who has it open can be asked for it through /proc,
-so all that is written down is who that is: one small file for each cache in a folder of
-this user's own, guarded by `flock`. When the last process is gone, so is the memory,
-however it ended; the file that named it is overwritten by the next who looks.
+An arena is a file without a name. Any process that has it open can pass it on through
+/proc, so only those processes are recorded: one small file for each cache, in a folder
+of this user's own, guarded by `flock`. The memory disappears with the last process,
+however it ended; the next one to look overwrites the file that listed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..system.shared_memory import nameless
 from .memory import Arena
 
 PATIENCE_S = 5.0
-"""For another process that reads or writes a list."""
+"""Wait for another process that reads or writes a list."""
 MAX_BYTES = 1 << 20
 """Of a list of holders: longer ones are not ours."""
 
@@ -38,12 +38,12 @@ class Holder:
 
     @classmethod
     def me(cls, descriptor: int) -> Holder:
-        """This process."""
+        """Return a holder for this process."""
         status = os.fstat(descriptor)
         return cls(os.getpid(), descriptor, status.st_dev, status.st_ino)
 
     def open(self) -> int | None:
-        """Return a descriptor of that file; None: it is not there any more."""
+        """Return a descriptor of that file, or None if it is gone."""
         path = f"/proc/{self.pid}/fd/{self.descriptor}"
         try:
             found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -57,15 +57,15 @@ class Holder:
 
 
 def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
-    """Return the arena of that name: another process', or a new one.
+    """Return the arena of that name: another process's, or a new one.
 
     Args:
         name: of the cache; letters and digits.
-        capacity: bytes of records, of a new one.
-        samples: how many records to expect, of a new one.
+        capacity: bytes of records in a new arena.
+        samples: expected number of records in a new arena.
 
     Raises:
-        OSError: there is no memory to be had.
+        OSError: there is not enough memory.
     """
     place = runtime_folder()
     if place is None or not Path("/proc/self/fd").is_dir():
@@ -87,7 +87,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
 
 
 def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
-    """Return a new arena, which nobody else knows of."""
+    """Return a new arena that no other process knows about."""
     descriptor = nameless("penstock-cache")
     try:
         return Arena(descriptor, capacity, samples), Holder.me(descriptor)
@@ -97,17 +97,17 @@ def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
 
 
 def leave(name: str, holder: Holder) -> None:
-    """Take this process off the list of those that have an arena open."""
+    """Remove this process from the list of those that have an arena open."""
     place = runtime_folder()
     if place is None or not (place / name).exists():
         return
-    # Where it cannot be locked, whoever looks next finds that we are gone.
+    # If it cannot be locked, the next process to look finds that we are gone.
     with suppress(TimeoutError), listed(place / name) as holders:
         holders[:] = [each for each in alive(holders) if each != holder]
 
 
 def alive(holders: list[Holder]) -> list[Holder]:
-    """Return those who still have their file open."""
+    """Return the holders that still have their file open."""
     found = []
     for holder in holders:
         descriptor = holder.open()
@@ -119,7 +119,7 @@ def alive(holders: list[Holder]) -> list[Holder]:
 
 @contextmanager
 def listed(path: Path) -> Iterator[list[Holder]]:
-    """Read the list, alone; what it is at the end is written."""
+    """Lock the list and read it; write it back at the end of the `with`."""
     descriptor = opened(path)
     try:
         holders = read(descriptor)
@@ -130,12 +130,16 @@ def listed(path: Path) -> Iterator[list[Holder]]:
         if not holders:
             path.unlink(missing_ok=True)
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have it open, too
         os.close(descriptor)
 
 
 def opened(path: Path) -> int:
-    """Return the list's descriptor, locked: of the file that has that name then."""
+    """Open and lock the list; return its descriptor.
+
+    Raises:
+        TimeoutError: another process has held it for too long.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         descriptor = os.open(path, flags, 0o600)
@@ -145,11 +149,11 @@ def opened(path: Path) -> int:
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.lstat()):
                 stack.pop_all()
                 return descriptor
-        # Its last reader removed it while we waited.
+        # Its last reader removed it while we waited: try the file there now.
 
 
 def read(descriptor: int) -> list[Holder]:
-    """Return who is on the list; whoever wrote something else is nobody."""
+    """Return the holders on the list; none if it is unreadable."""
     try:
         entries = json.loads(os.pread(descriptor, MAX_BYTES, 0) or b"[]")
         return [Holder(**{k: int(v) for k, v in each.items()}) for each in entries]

@@ -1,8 +1,8 @@
-"""The levels, asked in order: RAM, then disk, then whoever computes the sample.
+"""The levels, asked in order: RAM, disk, and finally whoever computes the sample.
 
-A `Cache` travels to every process that works on samples; each opens the tiers for
-itself when it first asks. What is found on disk is stored in RAM, what is computed in
-both, and each sample is computed by one thread of the host while others wait for it.
+Every process that works on samples gets a copy of the `Cache`, and opens the tiers when
+it first needs them. A sample found on disk is stored in RAM, too; a computed one is
+stored in both. One thread of the host computes each sample while others wait for it.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ from .structure import UnstorableError
 from .tiers import Claim, Found, Here, Opening
 
 REPEATED = 3
-"""Samples that are computed twice, to see whether that makes a difference."""
+"""Samples computed twice, to see whether the results differ."""
 REPEATED_DRAWS = 64
-"""The same where the code reaches a generator: one call in ten may be random."""
+"""The same if the code reaches a random generator: one call in ten may be random."""
 RANDOM = (
-    "{}: computed twice, sample index {} is not the same, so what stands before the"
-    " cache is random (an augmentation in the data set's __getitem__, most likely);"
-    " move what is random into a map() that takes `rng`, behind .cache()"
+    "{}: sample index {} differed when it was computed twice. A stage before the cache"
+    " is random (most likely an augmentation in the dataset's __getitem__), so a cached"
+    " sample would repeat it; move it into a map() that takes `rng`, after .cache()"
 )
 CHANGED = (
-    "sample index {}, stored by an earlier run, is not what is computed now, though"
-    " code and data look the same; all that it left is dropped and computed again (say"
-    " .cache(version=...) when something changes that cannot be seen from here)"
+    "sample index {}, stored by an earlier run, differs from what is computed now,"
+    " although code and data look the same; all that it stored is dropped and computed"
+    " again (pass .cache(version=...), and change it whenever something changes that"
+    " penstock cannot see)"
 )
 OTHER_RAM = (
-    "its RAM holds {} bytes, not the {} that are asked for: another pipeline or process"
-    " of this host has the same samples in RAM, and both share what was there first"
+    "its RAM holds {} bytes, not the {} requested: another pipeline or process on this"
+    " host has the same samples in RAM, and both share the size set first"
 )
 UNSHARED = (
-    "its RAM is for this process and its workers alone, as there is no folder for other"
-    " processes of this user to find it by; set XDG_RUNTIME_DIR to a folder of your own"
+    "only this process and its workers can use its RAM, as there is no folder in which"
+    " other processes of this user could find it; set XDG_RUNTIME_DIR to a folder of"
+    " your own"
 )
 
 
 class RandomUpstreamError(ValueError):
-    """What is to be stored is another thing each time it is computed."""
+    """A sample differs each time it is computed, so it must not be stored."""
 
 
 class Lookup:
-    """Whether a sample is there; if not, who computes it, and what becomes of it.
+    """One sample's path through the cache: found, or computed and perhaps stored.
 
-    Within a `with` it is being computed: what was claimed is let go of at its end.
+    The `with` block surrounds the computation; leaving it releases the claim.
     """
 
     def __init__(self, here: Here, key: bytes, index: int) -> None:
         self._here = here
         self.claims = here.claims
-        """Where it is claimed; None: nothing is, and nothing stored."""
+        """Where to claim the sample; None means that nothing is claimed or stored."""
         self.key = key
         self._index = index
         self._stored_before = here.stored
@@ -75,12 +77,12 @@ class Lookup:
 
     @property
     def wants_claim(self) -> bool:
-        """Whether it is to be computed here, and stored."""
+        """Whether this process should compute the sample and store it."""
         here = self._here
         return self._found is None and self.claims is not None and here.admits(self.key)
 
     def claimed(self, claim: Claim) -> None:
-        """Note whose it is to compute; look again, as others may be through with it."""
+        """Take a claim. Look again, as its last holder may have stored the sample."""
         here = self._here
         self._claim = claim
         if claim.waited:
@@ -92,7 +94,7 @@ class Lookup:
 
     @property
     def settled(self) -> bool:
-        """Whether it was found, and is to be believed."""
+        """Whether it was found, and needs no comparison."""
         return self._found is not None and not self._found.doubted
 
     @property
@@ -102,7 +104,7 @@ class Lookup:
         return self._found.sample
 
     def numbers(self) -> Iterator[int]:
-        """Yield a number for each time that it is to be computed, one after another."""
+        """Yield a number for each time the caller shall compute the sample."""
         began_ns = time.perf_counter_ns()
         yield 0
         self._took_ns = time.perf_counter_ns() - began_ns
@@ -110,12 +112,12 @@ class Lookup:
             yield 1
 
     def finish(self, made: Sequence[Any]) -> Any:
-        """Compare and store what was computed, and return it.
+        """Compare and store the results, and return the sample.
 
         Raises:
-            RandomUpstreamError: it is another one each time.
+            RandomUpstreamError: the sample differs each time it is computed.
             UnstorableError: it holds something that cannot be stored.
-                Of a cache that nobody asked for neither is raised.
+                A cache that penstock added by itself raises neither.
         """
         here = self._here
         if self._found is not None:
@@ -128,7 +130,7 @@ class Lookup:
                     RandomUpstreamError(RANDOM.format(here.opening.name, self._index)),
                     made[0],
                 )
-            here.counters.add(repeated=1)  # not before: the next is to be looked at too
+            here.counters.add(repeated=1)  # only now: had it failed, the next counts
         if self._claim is not None and self._claim.ours:
             try:
                 here.keep(self.key, made[0], self._took_ns, self._free)
@@ -140,7 +142,7 @@ class Lookup:
         return made[0]
 
     def _refused(self, error: Exception, sample: Any) -> Any:
-        """Raise why a sample cannot be stored; or return it, if nobody asked for it."""
+        """Raise the error, or give up a cache that the user did not ask for."""
         if not self._here.opening.optional:
             raise error
         self._here.give_up(str(error))
@@ -158,7 +160,7 @@ class Lookup:
             self.claims.free(self.key)
 
     def _repeats(self) -> bool:
-        """Whether it is computed twice: it is among the first of all to be stored."""
+        """Whether to compute it twice: it is among the first that are stored."""
         here = self._here
         if self._claim is None or here.sure:
             return False
@@ -172,7 +174,7 @@ class Lookup:
         here.counters.add(compared=1)
         if same(found.sample, made):
             here.counters.agree(self.key[:8], 1)
-            # It may be in RAM alone: whoever stored it may not have lived to write it.
+            # It may be in RAM alone, if its writer died before it reached the disk.
             here.keep(self.key, made, self._took_ns, bool)
         else:
             here.drop(self.key[:8])
@@ -181,25 +183,25 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The shared memory of a cache, as the process that made it has it open."""
+    """The shared memory of a cache, as opened by the process that created it."""
 
     counters: Holder | None = None
-    """None: each process counts for itself, as there is no memory to share."""
+    """None: each process counts for itself, as there is no shared memory."""
     arena: Holder | None = None
     why_none: str = ""
-    """Why there is no arena, where one was wanted."""
+    """Why there is no arena, if one was wanted."""
     foreign_arena: bool = False
-    """Whether another run had stored records in it."""
+    """Whether another run had stored records in the arena."""
 
 
 class Cache:
-    """What is stored between two stages of a pipeline.
+    """Samples stored between two stages of a pipeline.
 
     Args:
-        opening: the tiers, and what they hold.
-        fingerprint: what tells the samples; their keys are made of it.
-        name: what processes of this host find the arena by; letters and digits.
-        ram: bytes of the tier in RAM; 0: there is none.
+        opening: which tiers to open, and what they hold.
+        fingerprint: makes the keys of the samples.
+        name: letters and digits by which processes of this host find the arena.
+        ram: bytes of the RAM tier; 0 for none.
     """
 
     def __init__(
@@ -211,12 +213,12 @@ class Cache:
         self._ram = ram
         self._members: Members | None = None
         self._here: Here | None = None
-        # Whose `_here` is.
+        # The process that `_here` belongs to.
         self._pid = -1
         self._last: CacheStatistics | None = None
 
     def open(self) -> None:
-        """Make the shared memory: for the process that outlives all others."""
+        """Create the shared memory. Call it in the process that outlives all others."""
         with _lock:
             if self._members is None:
                 self._make()
@@ -224,16 +226,16 @@ class Cache:
     def sample(
         self, index: int, image_size: int | None, compute: Callable[[int], Any]
     ) -> Any:
-        """Return a sample: stored, or computed and then stored.
+        """Return a sample: the stored one, or computed and then stored.
 
         Args:
-            index: into the data set.
-            image_size: that it is made for.
-            compute: makes it, the n-th time (0, 1): two that differ mean that what is
-                to be stored is random.
+            index: index of the sample in the data set.
+            image_size: the image size that the sample is made for.
+            compute: computes the sample for the n-th time (0, 1). If two results
+                differ, the sample is random.
 
         Raises:
-            RandomUpstreamError: it is another one each time.
+            RandomUpstreamError: the sample differs each time it is computed.
             UnstorableError: it holds something that cannot be stored.
         """
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
@@ -252,7 +254,12 @@ class Cache:
         image_size: int | None,
         compute: Callable[[int], Awaitable[Any]],
     ) -> Any:
-        """Do the same in an event loop, where others go on while one waits."""
+        """Do the same in an event loop, without blocking other coroutines.
+
+        Raises:
+            RandomUpstreamError: the sample differs each time it is computed.
+            UnstorableError: it holds something that cannot be stored.
+        """
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
             assert lookup.claims is not None
@@ -264,7 +271,7 @@ class Cache:
             return lookup.finish(made)
 
     def statistics(self) -> CacheStatistics | None:
-        """Return what all processes did; None before the first sample."""
+        """Return the counts of all processes; None before the first sample."""
         if self._here is None or self._pid != os.getpid():
             return self._last
         here = self._here
@@ -281,13 +288,13 @@ class Cache:
         )
 
     def flush(self) -> None:
-        """Have what was computed here written before this process ends; not synced."""
+        """Write what this process computed, before it ends; without a sync."""
         if self._here is not None and self._pid == os.getpid():
             self._here.close()
             self._here = None
 
     def close(self) -> None:
-        """Let go of all tiers; what is on disk stays. It may be used again."""
+        """Close all tiers; what is on disk stays. The cache may be used again."""
         self._last = self.statistics()
         if self._here is not None and self._pid == os.getpid():
             self._here.close(sync=True)
@@ -299,7 +306,7 @@ class Cache:
 
     def _mine(self) -> Here:
         """Return this process' view, opened now if this is its first sample."""
-        if self._pid == os.getpid():  # looked at first: it is written last
+        if self._pid == os.getpid():  # checked first, because it is written last
             here = self._here
             if here is not None:
                 return here
@@ -310,7 +317,7 @@ class Cache:
             return self._here
 
     def _make(self) -> None:
-        """Make or find what is shared; this process is the one others ask for it."""
+        """Create or find the shared memory. Other processes get it from this one."""
         counters, counted = new_counters()
         arena = mine = None
         why = ""
@@ -325,7 +332,7 @@ class Cache:
         self._pid = os.getpid()
 
     def _enter(self) -> Here:
-        """Open what another process made."""
+        """Open the shared memory that another process created."""
         members = self._members or Members()
         found = None if members.counters is None else members.counters.open()
         counters = new_counters()[0] if found is None else Counters(found)
@@ -351,7 +358,7 @@ class Cache:
 
 
 def new_counters() -> tuple[Counters, Holder | None]:
-    """Return counters, and where others find them; None: no memory is to be had."""
+    """Return counters and where others find them; None if there is no shared memory."""
     with suppress(OSError), ExitStack() as stack:
         descriptor = nameless("penstock-counters")
         stack.callback(os.close, descriptor)
@@ -362,7 +369,7 @@ def new_counters() -> tuple[Counters, Holder | None]:
 
 
 def finish(here: Here, pid: int) -> None:
-    """Close what a cache had open that nobody holds any more."""
+    """Close the tiers of a cache that was garbage collected."""
     if os.getpid() == pid:
         here.close(sync=True)
 
@@ -378,7 +385,7 @@ def _tiers(here: Here) -> tuple[TierStatistics, ...]:
     disk, hits = here.disk, counts.disk_hits
     if disk is not None:
         saved = saved_s(counts, hits, counts.disk_ns)
-        with suppress(DiskError):  # it is told when it is next asked
+        with suppress(DiskError):  # the next use of the disk reports it
             records = sum(each.records for each in disk.namespaces().values())
             size = records, disk.used, here.disk_limit, disk.evicted
             found.append(TierStatistics("disk", hits, *size, saved))
@@ -390,7 +397,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """In a forked child: the lock may have been taken when it forked."""
+    """In a forked child, replace the lock: a parent's thread may have held it."""
     global _lock  # noqa: PLW0603 one a process
     _lock = threading.Lock()
 

@@ -1,18 +1,18 @@
-"""What makes the body of a record smaller: none, lz4, zstd, and zstd of predictions.
+"""Codecs that make the body of a record smaller: lz4, zstd, zstd of predictions, none.
 
-Measured here, 100 photographs decoded and cropped to 224 x 224 x 3, as whole records
-(two shared cores, Python 3.11): bytes stored of each, and speed in bytes of the
-photograph, its copy out of the store included:
+Measured on 100 photographs decoded and cropped to 224 x 224 x 3, as whole records (two
+shared cores, Python 3.11): the stored size as a share, and the speed in bytes of the
+photograph, including the copy out of the store:
 
     raw     1.00    encode 15 GB/s      decode 14 GB/s
     lz4     0.93    encode 1.7 GB/s     decode 8.5 GB/s
     zstd    0.86    encode 0.71 GB/s    decode 1.35 GB/s
     filter  0.49    encode 0.34 GB/s    decode 0.55 GB/s
 
-(Where it gains nothing a record is raw: half of these, with lz4.) A photograph has few
-repeats, which is what lz4 and zstd look for; but its pixels can be predicted. What
-zstd leaves of what predictors leave, all mod 256, and the microseconds that it takes
-to undo them in numpy:
+(A record that a codec does not shrink is kept raw: half of these, with lz4.) lz4 and
+zstd look for repeats, and a photograph has few; but its pixels can be predicted. The
+share that zstd leaves of each predictor's residuals, all mod 256, and the microseconds
+that undoing it takes in numpy:
 
     the pixel above                                     0.63     31
     the pixel to the left                               0.62     57
@@ -21,7 +21,7 @@ to undo them in numpy:
     the same, then left                                 0.49    140
     the same, zstd in blocks of 48 KiB: "filter"        0.486   140
 
-"filter" is chosen where room is short and samples are dear, so size won.
+"filter" is chosen if room is short and samples are expensive, so size won.
 """
 
 from __future__ import annotations
@@ -38,47 +38,51 @@ from numpy.typing import NDArray
 
 Name = Literal["auto", "raw", "lz4", "zstd", "filter"]
 NAMES: tuple[Name, ...] = get_args(Name)
-"""What users may say; `picking` resolves "auto"."""
+"""What users may pass; `picking` resolves "auto"."""
 
 Packed = bytes | bytearray | memoryview
 Image = NDArray[np.uint8]
 
 LZ4_MAX_RATIO = 255
-"""A byte of lz4 makes at most so many (its block format, "linear small-integer")."""
+"""A byte of lz4 yields at most this many (its block format, "linear small-integer")."""
 
 ZSTD_LEVEL = 1
 ZSTD_BLOCK_BYTES = 48 << 10
-"""Each block has Huffman codes of its own: near the size of one colour of one image."""
+"""Each block gets its own Huffman codes: about the size of one colour of one image."""
 
 ZSTD_MAX_WINDOW_LOG = 23
-"""8 MiB: what a frame may ask for; level 1 writes windows of at most 512 KiB."""
+"""8 MiB: the largest window a frame may ask for; level 1 writes at most 512 KiB."""
 
 MIN_IMAGE_BYTES = 1024
 
 
 class CodecError(ValueError):
-    """These bytes were not packed by this codec, or not from so many bytes."""
+    """The bytes were not packed by this codec, or not from this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a body is packed, and unpacked within a bound. For any thread."""
+    """How a body is packed, and unpacked within a bound. Safe in any thread."""
 
     name: str
     number: int
-    """What stands in records: never given to another."""
+    """Identifies the codec in records: never reused for another."""
     pack: Callable[[bytes], bytes]
     unpack: Callable[[memoryview, int], Packed]
-    """Return exactly so many bytes, writable ones if nobody else has them.
+    """Return exactly this many bytes, writable if nobody else holds them.
 
-    Raises `CodecError` rather than make more.
+    Raises `CodecError` rather than produce more.
     """
     predicts: bool = False
-    """Whether images are stored as what is left of them after prediction."""
+    """Whether images are stored as residuals of a prediction."""
 
 
 def codec(name: str) -> Codec:
-    """Return a codec by its name, or raise `ValueError`."""
+    """Return a codec by its name.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
     for each in CODECS.values():
         if each.name == name:
             return each
@@ -87,7 +91,7 @@ def codec(name: str) -> Codec:
 
 
 def kept(stored: memoryview, length: int) -> memoryview:
-    """Return the body as it is."""
+    """Return the body unchanged."""
     if len(stored) != length:
         raise CodecError(f"raw: {len(stored)} bytes stored of {length}")
     return stored
@@ -137,10 +141,10 @@ def zstd_pack_blocks(body: bytes) -> bytes:
 
 
 def zstd_unpack(stored: memoryview, length: int) -> bytes:
-    """Undo both.
+    """Undo `zstd_pack` and `zstd_pack_blocks`.
 
-    What the frame declares is not believed: a frame may expand beyond it, 32000 times
-    its own size, before the library finds out. So the output has a bound of its own.
+    The declared size is not trusted: a frame may expand beyond it, 32000 times its own
+    size, before the library notices. So the output has a bound of its own.
     """
     library = zstd()
     limits = {library.DecompressionParameter.window_log_max: ZSTD_MAX_WINDOW_LOG}
@@ -157,7 +161,7 @@ def zstd_unpack(stored: memoryview, length: int) -> bytes:
 
 
 def zstd() -> ModuleType:
-    """Return the module, which Python has from 3.14 on."""
+    """Return the module, part of Python since 3.14."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -183,7 +187,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def predicted(image: Image) -> Image:
-    """Return what is left of an image: one row of bytes, as many as it has."""
+    """Return the residuals of an image: one row, as many bytes as the image has."""
     channels, width, is_interleaved = planes_of(image.shape)
     if is_interleaved:
         planes = image.reshape(-1, channels).T.copy()
@@ -201,7 +205,7 @@ def predicted(image: Image) -> Image:
 def restored(left: Image, shape: Sequence[int]) -> Image:
     """Undo `predicted`: return an image of that shape in memory of its own.
 
-    `left` is not changed.
+    `left` is not modified.
     """
     channels, width, is_interleaved = planes_of(shape)
     planes = summed(summed(left, 1), width).reshape(channels, -1)
@@ -219,8 +223,8 @@ def restored(left: Image, shape: Sequence[int]) -> Image:
 def planes_of(shape: Sequence[int]) -> tuple[int, int, bool]:
     """Return an image's channels, its width, and whether channels come last.
 
-    [..., H, W, C], [C, H, W] or [..., H, W], with C up to 4. A wrong guess costs some
-    bytes and nothing else.
+    Shapes are [..., H, W, C], [C, H, W] or [..., H, W], with C up to 4. A wrong guess
+    costs some bytes and nothing else.
     """
     if len(shape) > 2 and shape[-1] <= 4:
         return shape[-1], shape[-2], True
@@ -232,9 +236,9 @@ def planes_of(shape: Sequence[int]) -> tuple[int, int, bool]:
 def summed(values: Image, stride: int) -> Image:
     """Return running sums, mod 256, of every `stride`-th value, in new memory.
 
-    Each pass doubles how far back they reach (W. D. Hillis and G. L. Steele, CACM 29,
-    1986): log2(n / stride) passes over the whole row of bytes, each one call that
-    releases the GIL, are 6 times as fast as `np.add.accumulate`.
+    Each pass doubles the reach of a sum (W. D. Hillis and G. L. Steele, CACM 29, 1986).
+    The log2(n / stride) passes over the whole row, each one call that releases the GIL,
+    are 6 times as fast as `np.add.accumulate`.
     """
     now, spare = values.copy(), np.empty_like(values)
     while stride < len(values):

@@ -1,16 +1,17 @@
-"""The tier on disk: LMDB, shared by the processes and the jobs of a host.
+"""The disk tier: LMDB, shared by the processes and the jobs of a host.
 
-    FOLDER/data.mdb lock.mdb   the database: records by key, and what namespaces hold
-    FOLDER/users               locked (shared) by every process that has it open; a byte
-                               of it for each namespace that one of them uses
+    FOLDER/data.mdb lock.mdb   the database: records by key, and namespaces
+    FOLDER/users               locked (shared) by every process that has it open, plus
+                               a byte for each namespace that one of them uses
     FOLDER/writer              locked by the one process that is writing
-    FOLDER/state.json          whether all that was written is on the disk
+    FOLDER/state.json          whether everything written has reached the disk
     FOLDER/beside-1 ...        the same again, for processes of other pid namespaces
 
-LMDB's rules (lmdb.h, "Caveats"): opened once a process, never used over a fork, not
-mapped writable (a full disk would be a SIGBUS), mapped once for all sizes to come, no
-long transactions. Commits are not synced one by one: what a power cut may have torn is
-found by the state file, and emptied; a killed process tears nothing.
+LMDB's rules (lmdb.h, "Caveats"): open it once per process, never use it across a fork,
+do not map it writable (a full disk would be a SIGBUS), map it once for all sizes to
+come, keep transactions short. Commits are not synced one by one. If a power cut may
+have torn some, the state file shows it and the database is emptied; a killed process
+tears nothing.
 """
 
 from __future__ import annotations
@@ -46,46 +47,47 @@ from .folder import (
 from .memory import Full, copied
 
 MAP_BYTES = 1 << 40
-"""Address space that is reserved: files are sparse, so it takes what is stored."""
+"""Reserved address space. Files are sparse, so only what is stored takes room."""
 MIN_MAP_BYTES = 1 << 34
 MAX_READERS = 4096
 PAGE = 4096
 NODE = 40
-"""Bytes of a page that a small record takes beside itself, about."""
+"""Bytes of a page that a small record takes besides its own, roughly."""
 TRANSACTION_BYTES = 1 << 20
-"""Of records: photos take 70 us each, in transactions of 16 MB and more 200 to 800."""
+"""Of records. In transactions of this size a photo takes 70 us, in 16 MB or more 200
+to 800."""
 STRETCH = 1000
-"""Keys looked at in one transaction."""
+"""Keys read in one transaction."""
 MAX_SLACK_BYTES = 1 << 25
-"""Free pages of the file that are not counted on: those that transactions replace."""
+"""Free pages that are not counted as room: transactions replace pages."""
 FIRST_BYTE = 1 << 60
-"""Of a file: its locked bytes lie behind all content."""
+"""Locked bytes of a file lie behind all its content."""
 RESTING_S = 3600.0
-"""A namespace that nobody has opened or written to for so long may go: there is no
-telling whether another job waits to go on with it."""
+"""A namespace that nobody has opened or written to for this long may be evicted. Before
+that, another job may be about to continue with it."""
 FORK_PATIENCE_S = 5.0
-"""Before a fork; a sync to a slow disk may take longer."""
+"""Wait before a fork; a sync to a slow disk may take longer."""
 
 
 class DiskError(Exception):
-    """The tier cannot be used, or not any more; the text says why."""
+    """The disk tier cannot be used, or no longer; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The records that one data set, made by one code, has at one image size."""
+    """The records of one data set, made by one version of code at one image size."""
 
     about: str
-    """What it holds, for people."""
+    """What it holds, in words."""
     records: int = 0
     nbytes: int = 0
-    """On the disk, about."""
+    """On the disk, roughly."""
     used_s: float = 0.0
     """When it was last opened or written to, in seconds since 1970."""
 
     @classmethod
     def parsed(cls, text: bytes | None) -> Namespace:
-        """Return what is written of one; nothing, if that cannot be read."""
+        """Return a stored description; an empty one if it cannot be read."""
         with suppress(ValueError, TypeError, RecursionError):
             known = json.loads(text or b"{}")
             return cls(**{name: known[name] for name in known if name != "session"})
@@ -96,13 +98,13 @@ class Disk:
     """One process' view of the database in a folder.
 
     Args:
-        folder: made if need be; nothing else should be in it.
-        limit: most bytes of the file; None: four fifths of what is free now.
-        mends: whether a folder that was not left whole is emptied, or refused.
-        looks: only look: nothing is made or written.
+        folder: created if needed; nothing else should be in it.
+        limit: most bytes of the file; None means four fifths of what is free now.
+        mends: whether to empty a folder that was left damaged, or to refuse it.
+        looks: only look; create and write nothing.
 
     Raises:
-        DistrustError: the folder is not fit: see `folder`.
+        DistrustError: the folder is not fit for use: see `folder`.
         TakenError: processes of another pid namespace have it open.
         DiskError: it cannot be opened.
     """
@@ -119,10 +121,10 @@ class Disk:
 
         self._lmdb = lmdb
         self.evicted = 0
-        """Records of others, dropped by this process to make room."""
+        """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
         self.told: str | None = None
-        """What was found amiss, and mended, when it was opened."""
+        """What was found wrong and mended when it was opened."""
         with failing("opened", folder):
             check_folder(folder)
             kind = os.O_RDONLY if looks else os.O_RDWR | os.O_CREAT
@@ -139,10 +141,10 @@ class Disk:
         self.limit = usable * 4 // 5 + self.used if limit is None else limit
 
     def get(self, key: bytes) -> memoryview | None:
-        """Return a copy of the record under `key`, unchecked; None: there is none.
+        """Return an unchecked copy of the record under `key`, or None.
 
         Raises:
-            DiskError: the database is damaged, or its disk is.
+            DiskError: the database or its disk is damaged.
         """
         with failing("read", self.folder), self._env.begin(buffers=True) as txn:
             found = txn.get(key)
@@ -156,15 +158,14 @@ class Disk:
     ) -> int:
         """Store records of one namespace; return how many are new.
 
-        As many as there is room for below `limit`: that of this disk, unless the caller
-        has another.
+        Stores as many as fit below `limit`, which defaults to that of this disk.
 
-        Waits until no other process writes. Each transaction is a short one: LMDB holds
-        all that one writes in memory of its own until its end, and where that is little
-        it is the same memory again, while fresh memory takes more time than the write.
+        Waits until no other process writes. Transactions are short: LMDB holds all that
+        one writes in its own memory until the end. If that is little, it reuses the
+        same memory; fresh memory takes more time than the write.
 
         Raises:
-            Full: there is no room for the first of them; says why if the disk is full.
+            Full: the first does not fit; the text says why if the disk is full.
             DiskError: it cannot be written to.
         """
         fitting: Sequence[tuple[bytes, bytes]] = []
@@ -193,15 +194,15 @@ class Disk:
                     self._count(txn, key[:8], "", -1, -room_of(record))
 
     def clear(self, namespace: bytes) -> int:
-        """Delete a namespace; return how many records that were."""
+        """Delete a namespace; return how many records it had."""
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             return self._drop(namespace)
 
     def open_namespace(self, namespace: bytes, about: str) -> Namespace:
-        """Keep a namespace from being evicted; return what was known of it.
+        """Protect a namespace from eviction; return what was known about it.
 
-        It is in use until this process closes the disk, or ends.
+        It stays in use until this process closes the disk, or ends.
         """
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
@@ -210,12 +211,12 @@ class Disk:
                 return self._count(txn, namespace, about, 0, 0)
 
     def namespaces(self) -> dict[bytes, Namespace]:
-        """Return what is stored."""
+        """Return what is stored, by namespace."""
         with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
             return {bytes(name): Namespace.parsed(text) for name, text in txn.cursor()}
 
     def keys(self, namespace: bytes) -> Iterator[bytes]:
-        """Yield the keys of a namespace, in their order; one transaction each 1000."""
+        """Yield the keys of a namespace in order, 1000 to a transaction."""
         last: bytes | None = namespace
         while last is not None:
             keys = self._keys_from(last, namespace)
@@ -224,14 +225,14 @@ class Disk:
 
     @property
     def used(self) -> int:
-        """Bytes of the file that hold something, in whole pages."""
+        """Bytes of the file that are in use, in whole pages."""
         with failing("read", self.folder):
             pages: dict[str, int] = self._env.stat()
             kinds = ("branch_pages", "leaf_pages", "overflow_pages")
             return sum(pages[kind] * PAGE for kind in kinds)
 
     def sync(self) -> None:
-        """Have all that is written on the disk."""
+        """Flush everything written to the disk."""
         if FolderState.read(self.folder).clean:
             return
         with failing("written", self.folder), leased(self.folder):
@@ -239,16 +240,16 @@ class Disk:
             self._mark(clean=True)
 
     def shrink(self) -> bool:
-        """Give what is free in the file back to the disk, and close.
+        """Return the free pages of the file to the disk, and close.
 
         Returns:
-            whether nobody else has it open, so that this could be done.
+            whether it was done: only if nobody else has it open.
         """
         alone_here = alone(self._users)
         if alone_here:
             with failing("written", self.folder), leased(self.folder):
                 copy = self.folder / "compact"
-                shutil.rmtree(copy, ignore_errors=True)  # of one who was killed
+                shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
                 copy.mkdir()
                 self._env.copy(str(copy), compact=True)
                 self._env.close()
@@ -260,7 +261,7 @@ class Disk:
         return alone_here
 
     def close(self) -> None:
-        """Let go of it. Idempotent; synced before, or a power cut empties it."""
+        """Close it. Idempotent. Call `sync` first, or a power cut empties it."""
         if self._users >= 0:
             self._env.close()
             os.close(self._users)
@@ -271,13 +272,13 @@ class Disk:
     def _enter(self, *, mends: bool) -> Any:
         self.told = enter(self.folder, self._users, mends=mends)
         env = self._opened()
-        with leased(self.folder):  # to open it is a write, also where it is there
+        with leased(self.folder):  # opening it is a write, even if it exists
             self._meta = env.open_db(b"namespaces")
         env.reader_check()
         return env
 
     def _look(self) -> Any:
-        """Open it as it is. Alone it stays locked, and no lock file is needed."""
+        """Open it read-only. If nobody else has it open, no lock file is needed."""
         check_ours(self.folder)
         is_alone = alone(self._users)
         if is_alone:
@@ -310,7 +311,7 @@ class Disk:
     # Writing: the lease is held
 
     def _mark(self, *, clean: bool) -> None:
-        """Write down whether all is on the disk, before it is no longer so."""
+        """Record whether everything is on the disk, before a write changes that."""
         FolderState.now(self.folder, clean=clean).write(self.folder)
 
     def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
@@ -322,10 +323,10 @@ class Disk:
         return len(new)
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
-        """Return the bytes that a transaction may store; evicts what nobody uses."""
+        """Return the bytes that a transaction may store; evict unused namespaces."""
         pages: dict[str, int] = self._env.stat()
         tree = pages["branch_pages"] + pages["leaf_pages"]
-        churn = PAGE * min(len(part), tree)  # pages that it replaces, and splits
+        churn = PAGE * min(len(part), tree)  # pages that it replaces or splits
         room = self._free(limit, churn)
         wanted = limit // 16 - room
         if wanted <= 0:
@@ -340,9 +341,9 @@ class Disk:
         return self._free(limit, churn)
 
     def _free(self, limit: int, churn: int) -> int:
-        """Return the bytes that the file may grow, and those that are free in it.
+        """Return the bytes the file may still grow, plus those free within it.
 
-        What the last transactions replaced is free only after the next.
+        Pages that the last transaction replaced become free only after the next one.
         """
         file: int = PAGE * (self._env.info()["last_pgno"] + 1)
         slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
@@ -359,7 +360,7 @@ class Disk:
             os.close(probe)
 
     def _drop(self, namespace: bytes) -> int:
-        """Delete a namespace, some thousand records a transaction."""
+        """Delete a namespace, about a thousand records to a transaction."""
         dropped = 0
         while keys := self._keys_from(namespace, namespace):
             with self._env.begin(write=True) as txn:
@@ -379,7 +380,7 @@ class Disk:
     def _count(
         self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
     ) -> Namespace:
-        """Add to what is known of a namespace; return what was known before."""
+        """Add to the totals of a namespace; return its previous ones."""
         before = Namespace.parsed(txn.get(namespace, db=self._meta))
         after = replace(
             before,
@@ -393,7 +394,7 @@ class Disk:
 
 
 def room_of(record: bytes | bytearray | memoryview) -> int:
-    """Return the bytes of the database that a record takes, about."""
+    """Return how many bytes of the database a record takes, roughly."""
     nbytes = len(record) + NODE
     return nbytes if nbytes < PAGE // 2 else -(-nbytes // PAGE) * PAGE
 
@@ -401,7 +402,7 @@ def room_of(record: bytes | bytearray | memoryview) -> int:
 def within(
     batch: Sequence[tuple[bytes, bytes]], room: int
 ) -> Sequence[tuple[bytes, bytes]]:
-    """Return the first of the records, as many as there is room for."""
+    """Return the leading records that fit into `room` bytes."""
     sums = accumulate(room_of(record) for _, record in batch)
     return batch[: sum(nbytes <= room for nbytes in sums)]
 
@@ -409,7 +410,7 @@ def within(
 def stretches(
     records: Sequence[tuple[bytes, bytes]],
 ) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Yield the records in parts, each what one transaction stores."""
+    """Yield the records in parts, one for each transaction."""
     begin = nbytes = 0
     for end, (_, record) in enumerate(records, 1):
         nbytes += len(record)
@@ -421,12 +422,12 @@ def stretches(
 def victims(
     held: Mapping[bytes, tuple[float, int]], now_s: float, wanted: int
 ) -> list[bytes]:
-    """Return which namespaces on disk are to go, those unused for longest first.
+    """Return the namespaces to evict, longest unused first.
 
     Args:
-        held: of each that is not in use here: when it was last used, its bytes.
-        now_s: on the same clock.
-        wanted: bytes to be freed; no more go than that takes.
+        held: when each unused namespace was last used, and its bytes.
+        now_s: the time on the same clock.
+        wanted: bytes to free; no more are evicted than that takes.
     """
     chosen = []
     for name in sorted(held, key=lambda name: held[name][0]):
@@ -443,10 +444,11 @@ def byte_of(namespace: bytes) -> int:
     return FIRST_BYTE | int.from_bytes(namespace, "little") >> 4
 
 
-# LMDB allows each database once a process, and py-lmdb's `Environment.close` waits
-# until no thread is in a call of it. In a forked child those threads are not there, so
-# it would wait forever; and it must be closed there before it can be opened again. So a
-# fork waits for calls that are in flight, and the child closes what it inherited.
+# LMDB allows each database to be open once per process, and py-lmdb's
+# `Environment.close` waits until no thread is inside a call of it. A forked child lacks
+# those threads, so it would wait forever; yet it must close the database before it can
+# open it again. So a fork waits for calls in flight, and the child closes what it
+# inherited.
 
 # By real path: the disk, and how many caches of this process use it.
 _open: dict[str, tuple[Disk, int]] = {}
@@ -454,16 +456,16 @@ _opening = threading.Lock()
 _lock = threading.Lock()
 _changed = threading.Condition(_lock)
 _calls = 0
-# Threads that are about to.
+# Threads that are about to fork.
 _forking = 0
 _mine = threading.local()
 
 
 def shared_disk(folder: Path, limit: int | None) -> Disk:
-    """Return the disk of a folder, opened now or before by another cache.
+    """Return the disk of a folder, opening it unless another cache already has.
 
     Raises:
-        DistrustError: the folder is not fit.
+        DistrustError: the folder is not fit for use.
         DiskError: it cannot be opened.
     """
     for place in places(folder):
@@ -473,7 +475,10 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
             disk = disk or Disk(place, limit)
             _open[path] = disk, users + 1
             return disk
-    raise DiskError(f"{MAX_BESIDE} containers have the cache in {folder} open already")
+    raise DiskError(
+        f"{MAX_BESIDE} containers already use the cache in {folder}; give this one"
+        " another folder"
+    )
 
 
 def let_go(disk: Disk) -> None:
@@ -489,9 +494,9 @@ def let_go(disk: Disk) -> None:
 
 @contextmanager
 def failing(what: str, folder: Path) -> Iterator[None]:
-    """Turn whatever the system or LMDB raises within into `DiskError`.
+    """Raise `DiskError` for whatever the system or LMDB raises inside.
 
-    It waits for a fork that is due, unless it stands within another.
+    Waits first for a pending fork, unless nested in another such block.
     """
     global _calls  # noqa: PLW0603 one a process
     import lmdb
@@ -518,7 +523,7 @@ def failing(what: str, folder: Path) -> Iterator[None]:
 
 def _before() -> None:
     global _forking  # noqa: PLW0603 one a process
-    _changed.acquire()  # until it has forked
+    _changed.acquire()  # released after the fork
     _forking += 1
     _changed.wait_for(lambda: not _calls, FORK_PATIENCE_S)
 
@@ -538,7 +543,7 @@ def _in_child() -> None:
     _changed = threading.Condition(_lock)
     inherited, _open = _open, {}
     for disk, _ in inherited.values() if was_quiet else ():
-        disk.close()  # LMDB knows that it is another process', and touches no file
+        disk.close()  # LMDB sees that another process opened it, and touches no file
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,7 +1,7 @@
-"""A folder that holds a cache: whether it may be used, how it was left, who writes.
+"""A folder that holds a cache: whether it is fit, how it was left, who may write.
 
-A folder is used by processes of one pid namespace at a time: LMDB tells readers apart
-by their pids, and two containers have the same ones.
+Processes of one pid namespace at a time use a folder: LMDB identifies readers by their
+pids, and two containers have the same ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..system.file_locks import lock_file
 
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
-"""Of what is stored, and how. Folders of other versions are refused, and left alone."""
+"""Of the stored format. Folders of other versions are refused, and left alone."""
 STATE = "state.json"
 BESIDE = "beside-"
 MAX_BESIDE = 8
-"""Containers that use a cache at once, each with pids of its own."""
+"""Containers that may use a cache at once, each with its own pids."""
 MAX_STATE_BYTES = 4096
 LOCAL = frozenset(
     (
@@ -36,30 +36,30 @@ LOCAL = frozenset(
         *("ubifs", "udf", "ufs", "vfat", "xfs", "zfs"),
     )
 )
-"""File systems of one machine ("": unknown, not Linux). On any other several machines
-may write, or locks may not hold: LMDB asks not to be used there (lmdb.h, "Caveats")."""
+"""File systems of a single machine ("": unknown, not Linux). On any other, several
+machines may write, or locks may not hold: LMDB forbids it (lmdb.h, "Caveats")."""
 MOUNTS = Path("/proc/mounts")
 ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""A blank, tab, newline or backslash of a path in there (getmntent(3))."""
+"""A blank, tab, newline or backslash in a path there (getmntent(3))."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
 PATIENCE_S = 30.0
-"""For another process that writes; one that writes for longer was stopped."""
+"""Wait for another process that writes; one that takes longer was stopped."""
 OPENING_PATIENCE_S = 600.0
-"""For another process that looks through the database."""
+"""Wait for another process that checks the database."""
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError),
     RecursionError,
 )
-"""What comes of reading a file that somebody else wrote."""
+"""Errors from reading a file that somebody else wrote."""
 SLOW_S = 2.0
-"""What takes longer is said."""
+"""Work that takes longer is logged."""
 SPARE = 1 << 26
-"""Bytes of the disk that stay free: checkpoints and logs matter more than a cache."""
+"""Bytes of the disk left free: checkpoints and logs matter more than a cache."""
 
 
 class DistrustError(Exception):
-    """A folder that must not be used; the text says why, and what would help."""
+    """A folder that must not be used; the text says why, and what helps."""
 
 
 class TakenError(Exception):
@@ -68,22 +68,22 @@ class TakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What `state.json` says. Written under the lease, or by who has it alone."""
+    """The content of `state.json`. Written under the lease, or by its only user."""
 
     clean: bool
-    """Whether all that was written is on the disk."""
+    """Whether everything written has reached the disk."""
     boot: str = ""
-    """When this machine was started last, as it was then."""
+    """Boot id of the machine when it was written."""
     version: int = 0
-    """0: there is no state that can be read."""
+    """0: there is no readable state."""
     pids: int = 0
-    """Pid namespace of those who have the folder open; 0: unknown."""
+    """Pid namespace of the processes that have the folder open; 0: unknown."""
     whole: str = ""
-    """Size and time of change of the database when it was last known to be whole."""
+    """Size and modification time of the database when last known to be intact."""
 
     @classmethod
     def read(cls, folder: Path) -> FolderState:
-        """Return it; what cannot be read is of no version."""
+        """Return the state; an unreadable one has version 0."""
         try:
             state = json.loads((folder / STATE).read_bytes()[:MAX_STATE_BYTES])
             return cls(
@@ -98,12 +98,12 @@ class FolderState:
 
     @classmethod
     def now(cls, folder: Path, *, clean: bool) -> FolderState:
-        """Return what this version says of a folder, on this boot."""
+        """Return the state of a folder as of now, on this boot."""
         whole = stamp(folder) if clean else ""
         return cls(clean, boot_id(), VERSION, pid_namespace(), whole)
 
     def write(self, folder: Path) -> None:
-        """Put it in place of what there was, on the disk before anything else is."""
+        """Replace the state file, and sync it before anything else is written."""
         if FolderState.read(folder) == self:
             return
         new = folder / f"{STATE}.new"
@@ -115,22 +115,23 @@ class FolderState:
 
     @property
     def survived(self) -> bool:
-        """Whether no power cut came between what was written and the disk."""
+        """Whether no power cut can have lost anything that was written."""
         return self.clean or self.boot == boot_id()
 
 
 def check_folder(folder: Path) -> None:
-    """Look whether this user alone may write to a folder on a disk of this machine.
+    """Check that only this user may write to a folder, on a disk of this machine.
 
     Raises:
-        DistrustError: it is another's, a link, or on a network file system.
+        DistrustError: it belongs to another user, is a link, or is on a network file
+            system.
     """
     kind = kind_of_place(folder)
     if kind not in LOCAL:
         raise DistrustError(
-            f"{folder} is on a network file system, or one that is not known to be"
-            f" local ({kind}), where locks and shared memory may not hold; give a"
-            " folder on a disk of this machine"
+            f"{folder} is on a file system that is not known to be local ({kind}),"
+            " where locks and shared memory may not work; give a folder on a disk of"
+            " this machine"
         )
     there = next(filter(os.path.lexists, (folder, *folder.parents)))
     if not there.is_dir():
@@ -139,18 +140,18 @@ def check_folder(folder: Path) -> None:
         return
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise DistrustError(f"{folder} is a link; give the folder that it leads to")
+        raise DistrustError(f"{folder} is a link; give the folder that it points to")
     if status.st_uid != os.getuid():
         raise DistrustError(
-            f"{folder} belongs to user {status.st_uid}, not to this one"
-            f" ({os.getuid()}); give a folder of your own"
+            f"{folder} belongs to user {status.st_uid}, but this process runs as user"
+            f" {os.getuid()}; give a folder of your own"
         )
     if status.st_mode & 0o022:
         raise DistrustError(
-            f"others may write to {folder}; chmod 700 it, if all in it is yours"
+            f"other users may write to {folder}; if all of it is yours, chmod 700 it"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise DistrustError(f"{folder} may not be written to; chmod 700 it")
+        raise DistrustError(f"{folder} is not writable; chmod 700 it")
     if (folder / "data.mdb").exists() and not (folder / "users").exists():
         raise DistrustError(
             f"{folder} holds a database that penstock did not write; give another"
@@ -159,7 +160,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_ours(folder: Path) -> None:
-    """Look whether this version of penstock wrote what is in a folder.
+    """Check that this version of penstock wrote the content of a folder.
 
     Raises:
         DistrustError: another version did, or another program.
@@ -167,24 +168,25 @@ def check_ours(folder: Path) -> None:
     version = FolderState.read(folder).version
     if not version:
         raise DistrustError(
-            f"{folder} holds no cache of penstock, or its {STATE} is damaged"
+            f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
+            f" folder, or empty it with `penstock cache clear {folder}`"
         )
     if version != VERSION:
         raise DistrustError(
             f"{folder} was written by another version of penstock (its format is"
             f" {version}, this one reads {VERSION}); use that version, give another"
-            f" folder, or empty it by `penstock cache clear {folder}`"
+            f" folder, or empty it with `penstock cache clear {folder}`"
         )
 
 
 def check_left(folder: Path) -> None:
-    """Look whether a folder that nobody has open was left whole.
+    """Check that a folder that nobody has open was left intact.
 
-    The pages of the database are read only if it has changed since they were last known
-    to be whole: after a crash, or when something else wrote to the file.
+    The pages of the database are read only if it has changed since it was last known to
+    be intact: after a crash, or if something else wrote to the file.
 
     Raises:
-        DistrustError: it was not, or another version wrote it.
+        DistrustError: it was not intact, or another version wrote it.
     """
     left, data = FolderState.read(folder), folder / "data.mdb"
     if not data.exists():
@@ -194,12 +196,12 @@ def check_left(folder: Path) -> None:
         raise DistrustError(f"{folder} was not closed before a power cut")
     if left.whole == stamp(folder) or not data.stat().st_size:
         return
-    with said_if_slow(f"checking the cache in {folder}, which was not closed"):
+    with said_if_slow(f"checking the cache in {folder}, which a run did not close"):
         check_pages(data)
 
 
 def check_pages(data: Path) -> None:
-    """Look through the pages of a database, without LMDB: it trusts what it finds.
+    """Check the pages of a database without LMDB, which trusts what it reads.
 
     Raises:
         DistrustError: a page is damaged, or missing.
@@ -215,38 +217,41 @@ def check_pages(data: Path) -> None:
 
 
 def enter(folder: Path, users: int, *, mends: bool) -> str | None:
-    """Join those who have a folder open; the first looks whether it is whole.
+    """Join the processes that have a folder open; the first checks it.
 
     Args:
         folder: see `check_folder`.
-        users: descriptor of its file `users`, which is locked while it is open.
-        mends: whether to empty a folder that was not left whole.
+        users: descriptor of its file `users`, which stays locked while it is open.
+        mends: whether to empty a folder that was not left intact.
 
     Returns:
-        what was found amiss, and mended.
+        what was found wrong and mended, or None.
 
     Raises:
-        DistrustError: it was not left whole, or another version wrote it.
+        DistrustError: it was not left intact, or another version wrote it.
         TakenError: processes of another pid namespace have it open.
-        TimeoutError: another process has been looking through it for too long.
+        TimeoutError: another process has been checking it for too long.
     """
     told = None
     for _ in range(3):
         if alone(users):
             told = begin_session(folder, mends=mends)
         with said_if_slow(f"waiting for another process to check {folder}"):
-            lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # may be behind others
+            lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
             if state.pids not in (0, pid_namespace()):
                 raise TakenError(str(folder))
             return told
-        fcntl.flock(users, fcntl.LOCK_UN)  # nobody has looked through it to the end
-    raise DistrustError(f"{folder} was left by the process that looked through it")
+        fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
+    raise DistrustError(
+        f"{folder} could not be opened: the processes that checked it ended before they"
+        " were done; start again, or empty it with `penstock cache clear`"
+    )
 
 
 def alone(users: int) -> bool:
-    """Lock a folder, and return whether nobody else has it open."""
+    """Lock a folder exclusively; return False if somebody else has it open."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -255,7 +260,7 @@ def alone(users: int) -> bool:
 
 
 def begin_session(folder: Path, *, mends: bool) -> str | None:
-    """Alone, look whether the folder was left whole; else empty it, and return why."""
+    """As the only user, check the folder; empty it if damaged, and return why."""
     told = None
     if FolderState.read(folder).version:
         check_ours(folder)
@@ -264,16 +269,16 @@ def begin_session(folder: Path, *, mends: bool) -> str | None:
     except DistrustError as error:
         if not mends:
             raise
-        told = f"{error}; it is emptied and filled again"
+        told = f"{error}; the cache there was emptied and is filled again"
         wipe(folder)
-    # What was not synced on this boot still is not.
+    # Writes that were not synced earlier on this boot still are not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()
     FolderState.now(folder, clean=clean).write(folder)
     return told
 
 
 def wipe(folder: Path) -> None:
-    """Delete what is stored; nobody else has it open."""
+    """Delete everything stored. Nobody else may have it open."""
     for name in ("data.mdb", "lock.mdb"):
         (folder / name).unlink(missing_ok=True)
     FolderState.now(folder, clean=True).write(folder)
@@ -281,23 +286,23 @@ def wipe(folder: Path) -> None:
 
 @contextmanager
 def leased(folder: Path) -> Iterator[None]:
-    """Be the one that writes, until this ends or the process does.
+    """Hold the write lease within the `with`, at most until the process ends.
 
     Raises:
-        TimeoutError: another has it, and was stopped in the middle.
+        TimeoutError: another process holds it, and was probably stopped.
     """
     lease = os.open(folder / "writer", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock_file(lease, fcntl.LOCK_EX, PATIENCE_S)
         yield
     finally:
-        fcntl.flock(lease, fcntl.LOCK_UN)  # a child forked meanwhile has it open
+        fcntl.flock(lease, fcntl.LOCK_UN)  # a forked child may have it open, too
         os.close(lease)
 
 
 @contextmanager
 def said_if_slow(what: str) -> Iterator[None]:
-    """Tell what takes so long, once it does."""
+    """Log what takes so long, once it does."""
     timer = threading.Timer(SLOW_S, LOGGER.warning, [f"still {what}"])
     timer.daemon = True
     timer.start()
@@ -309,37 +314,38 @@ def said_if_slow(what: str) -> Iterator[None]:
 
 
 def places(folder: Path) -> Iterator[Path]:
-    """Yield where a cache in a folder may be: there, and beside it."""
+    """Yield the places where a cache in a folder may be: there, and beside it."""
     yield folder
     yield from (folder / f"{BESIDE}{number}" for number in range(1, MAX_BESIDE))
 
 
 def beside_bytes(folder: Path) -> int:
-    """Return the bytes of the other databases of a cache."""
+    """Return the total bytes of the cache's other databases."""
     first = folder.parent if folder.name.startswith(BESIDE) else folder
     others = [place / "data.mdb" for place in places(first) if place != folder]
     return sum(path.stat().st_size for path in others if path.exists())
 
 
 def spare_bytes(folder: Path) -> int:
-    """Return the bytes of the disk that caches may take; negative: it is full."""
+    """Return the bytes of the disk that caches may still take; negative if full."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize - SPARE
 
 
 def shortage(folder: Path, nbytes: int) -> str:
-    """Return what to tell where the disk has no such room; "": it has."""
+    """Return a warning if the disk has no room for `nbytes`, or an empty string."""
     spare = spare_bytes(folder)
     if nbytes <= spare:
         return ""
     return (
-        f"it stores no more, as the disk of {folder} has {spare + SPARE} bytes free and"
-        f" {SPARE} are left so; free some, or give a folder on another disk"
+        f"it stores no more samples: the disk of {folder} has {spare + SPARE} bytes"
+        f" free, of which {SPARE} must stay free; free some, or give a folder on"
+        " another disk"
     )
 
 
 def kind_of_place(folder: Path, mounts: Path = MOUNTS) -> str:
-    """Return the type of the file system that `folder` is on, or is to be on."""
+    """Return the type of the file system that `folder` is on, or would be on."""
     path = os.fsencode(os.path.realpath(folder))
     best, found = b"", b""
     try:
@@ -356,7 +362,7 @@ def kind_of_place(folder: Path, mounts: Path = MOUNTS) -> str:
 
 
 def boot_id() -> str:
-    """Return what differs each time this machine is started; "" where unknown."""
+    """Return an id that changes each time this machine boots; "" if unknown."""
     try:
         return BOOT.read_text().strip()
     except OSError:
@@ -364,7 +370,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> int:
-    """Return the number of the namespace of this process' pid; 0 where unknown."""
+    """Return the number of this process's pid namespace; 0 if unknown."""
     try:
         return PIDS.stat().st_ino
     except OSError:
@@ -372,7 +378,7 @@ def pid_namespace() -> int:
 
 
 def stamp(folder: Path) -> str:
-    """Return size and time of change of the database; "" where there is none."""
+    """Return size and modification time of the database; "" if there is none."""
     try:
         status = (folder / "data.mdb").stat()
     except OSError:

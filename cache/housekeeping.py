@@ -1,6 +1,6 @@
-"""What people do with a cache on disk: look into it, check it, empty it.
+"""What people do with a cache on disk: list it, check it, empty it.
 
-To look is to read. Only `clear` deletes what it cannot read, and only what penstock
+Listing only reads. Only `clear` deletes what it cannot read, and only what penstock
 wrote.
 """
 
@@ -21,12 +21,12 @@ from .tiers import FOLDER
 
 
 class NoCacheError(Exception):
-    """There is no cache where one was looked for, or it cannot be read."""
+    """There is no cache in the folder, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One namespace: what one data set and its functions left, at one image size."""
+    """One namespace: the records of a data set and its functions at one image size."""
 
     name: str
     """Hexadecimal."""
@@ -35,18 +35,18 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check of all records found."""
+    """The result of checking all records."""
 
     whole: int
     damaged: int
-    """Dropped: their samples are computed again."""
+    """Dropped; their samples will be computed again."""
 
 
 def entries(folder: Path) -> list[CacheEntry]:
-    """Return what is stored, what was used last first. Nothing is written.
+    """Return what is stored, most recently used first. Writes nothing.
 
     Raises:
-        NoCacheError: there is none, or another version of penstock wrote it.
+        NoCacheError: there is no cache, or another version of penstock wrote it.
     """
     found = []
     for place in existing(folder):
@@ -57,14 +57,14 @@ def entries(folder: Path) -> list[CacheEntry]:
 
 
 def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
-    """Read every record and drop those that are damaged.
+    """Read every record and drop the damaged ones.
 
     Args:
-        folder: that `.cache(disk=...)` was given.
+        folder: the folder given to `.cache(disk=...)`.
         progress: called with the number of records read, every two seconds.
 
     Raises:
-        NoCacheError: there is none, another version of penstock wrote it, or the
+        NoCacheError: there is no cache, another version of penstock wrote it, or the
             database itself is damaged.
     """
     seen = damaged = 0
@@ -79,10 +79,10 @@ def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
 
 
 def clear(folder: Path, name: str | None) -> int:
-    """Delete a namespace, or all; return how many records that were.
+    """Delete a namespace, or all of them; return how many records they had.
 
-    What that frees is given back to the disk, unless a job has the cache open: then new
-    records take its place.
+    The space returns to the disk, unless a job has the cache open: then new records
+    reuse it.
 
     Raises:
         NoCacheError: there is no cache, or no such namespace in it.
@@ -103,29 +103,33 @@ def clear(folder: Path, name: str | None) -> int:
 
 
 def existing(folder: Path) -> list[Path]:
-    """Return where the databases of a cache are.
+    """Return the databases of a cache.
 
     Raises:
-        NoCacheError: there is none.
+        NoCacheError: there is no cache.
     """
     top = folder if folder.name == FOLDER else folder / FOLDER
     if not (top / "users").exists() or not (top / "state.json").exists():
         raise NoCacheError(
-            f"there is no cache in {folder}; give the folder that .cache(disk=...) has"
+            f"there is no cache in {folder}; give the folder passed to .cache(disk=...)"
         )
     return [place for place in places(top) if (place / "state.json").exists()]
 
 
 @contextmanager
 def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
-    """Open a database, but make none and empty none; None: it holds nothing yet."""
+    """Open a database without creating or emptying one; None if it holds nothing yet.
+
+    Raises:
+        NoCacheError: it cannot be used, or not be read.
+    """
     disk = None
     try:
         if (place / "data.mdb").exists():
             disk = Disk(place, mends=False, looks=looks)
         yield disk
     except DistrustError as error:
-        text = f"{error}; nothing was changed (penstock cache clear empties it)"
+        text = f"{error}; nothing was changed (`penstock cache clear` empties it)"
         raise NoCacheError(text) from error
     except DiskError as error:
         raise NoCacheError(str(error)) from error
@@ -135,7 +139,7 @@ def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
 
 
 def checked(place: Path) -> Iterator[bool]:
-    """Look at every record of a database: yield whether it is whole."""
+    """Check every record of a database: yield whether it is intact."""
     with opened(place) as disk:
         if disk is None:
             return
@@ -144,7 +148,7 @@ def checked(place: Path) -> Iterator[bool]:
 
 
 def is_whole(disk: Disk, key: bytes) -> bool:
-    """Look at one record, and drop it if it is damaged."""
+    """Check one record, and drop it if it is damaged."""
     record = disk.get(key)
     try:
         if record is not None:
@@ -156,7 +160,7 @@ def is_whole(disk: Disk, key: bytes) -> bool:
 
 
 def emptied(place: Path) -> int:
-    """Delete all that a database holds; return how many records that were, if known."""
+    """Delete all that a database holds; return its number of records, if known."""
     records = 0
     with suppress(NoCacheError), opened(place, looks=True) as disk:
         held = disk.namespaces() if disk is not None else {}
@@ -170,7 +174,7 @@ def emptied(place: Path) -> int:
 
 
 def wiped(place: Path) -> bool:
-    """Delete a database, whatever state it is in; False: a job has it open."""
+    """Delete a database, whatever its state; return False if a job has it open."""
     try:
         check_folder(place)
     except DistrustError as error:

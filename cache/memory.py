@@ -1,24 +1,23 @@
-"""The tier in RAM: one arena of shared memory for all processes of the host.
+"""The RAM tier: one arena of shared memory for all processes of the host.
 
-    header | slots, a hash table | records, one behind the other
+    header | slots, a hash table | records, one after another
 
-It grows at its end only. No record is moved or overwritten, so reading takes no lock:
-a record says itself whether it is whole and whose it is, and what was being written
-when its writer died is none. When there is no more room and nobody asks any more for
-what it holds (another image size is in force), it is emptied as a whole.
+The arena grows at its end only. No record is moved or overwritten, so reading takes no
+lock: each record shows whether it is whole and which key it has, and a record whose
+writer died halfway fails that check. When the arena is full and nobody asks for its
+content any more (another image size is in force), it is emptied as a whole.
 
-Nothing else is evicted. In an epoch each sample is asked for once, in an order that
-chance made, so all are worth the same: with room for a share of the samples, that share
-of them is found. To evict the least recently used keeps those that come last in the
-next epoch, and most of them are evicted before they are asked for (J. Mohan et al.,
-"Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021, section 4.2, MinIO;
-`benchmarks/cache.py` shows both).
+Nothing else is evicted. An epoch asks for each sample once, in random order, so all are
+worth the same: with room for a share of the samples, that share is found. Evicting the
+least recently used would keep those that come last in the next epoch, and evict most of
+them before they are asked for (J. Mohan et al., "Analyzing and Mitigating Data Stalls
+in DNN Training", VLDB 2021, section 4.2, MinIO; `benchmarks/cache.py` shows both).
 
-It takes memory only as it fills, and stops while some of what was free is left: memory
+It takes memory only as it fills, and stops while some of what was free remains: memory
 that a control group or another process needs is not the cache's to take.
 
-It is as fast as LMDB on tmpfs would be (records of 100 KB: a get takes 14 us in both;
-`benchmarks/cache.py gets` prints them), and it has no name: nothing is left of it when
+It is as fast as LMDB on tmpfs (records of 100 KB: a get takes 14 us in both;
+`benchmarks/cache.py gets` prints them). As it has no name, nothing is left of it when
 the last process that has it open is killed.
 """
 
@@ -42,60 +41,59 @@ VERSION = 3
 PAGE = 4096
 HEADER = struct.Struct("=11Q")
 _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
-# Words of the header, behind magic and version. Each is read and written as a whole, so
-# those who only look take no lock. Up to `_TAKEN` the file may grow without another
-# look at the memory that is free; `_RESERVE` bytes of that are left so.
+# Words of the header, after magic and version. Each is read and written as a whole, so
+# readers take no lock. Up to `_TAKEN` the file may grow without checking the free
+# memory again; `_RESERVE` bytes of it stay free.
 _TAKEN, _RESERVE = 9, 10
 GROUPS = 32
 GROUP_WORDS = 3
-"""A namespace, its records, and the lookups at which it was last asked for."""
+"""A namespace, its records, and the lookup count when it was last asked for."""
 GROUPS_AT = 32
 SLOT = struct.Struct("<16sQII")
 """Key, where its record begins, its length, the generation it belongs to."""
 MIN_SLOTS = 1 << 10
 RECORD_BYTES = 512
-"""There is a slot for so many bytes of capacity at most: smaller ones run out of
-slots first."""
+"""Least capacity in bytes per slot: with smaller records, the slots run out first."""
 MAX_PARTS = 1000
-"""That are written in one call: Linux takes 1024 (IOV_MAX)."""
+"""Most parts written in one call: Linux takes 1024 (IOV_MAX)."""
 Part = bytes | bytearray | memoryview
 LARGE = 1 << 21
-"""Bytes that take 0.2 ms to copy. For less the GIL is kept: where other threads want
-it, too, it takes some 50 us to get it back."""
+"""Bytes that take 0.2 ms to copy. A smaller copy keeps the GIL: when other threads want
+it, too, getting it back takes some 50 us."""
 MAX_PROBES = 64
-"""Slots looked at before a key is given up: at half full runs are far shorter."""
+"""Slots tried before giving up on a key: at half full, runs are far shorter."""
 GRAIN = 1 << 24
-"""Bytes that it grows by between two looks at the memory that is free."""
+"""Bytes that it grows between two checks of the free memory."""
 RESERVE_SHARE = 8
-"""One part in so many of what is free at first is left so."""
+"""One part in this many of the memory that is free at first stays free."""
 SHORT_S = 1.0
-"""How long it is not looked for memory again where there was none."""
+"""How long to wait before checking the free memory again after it ran short."""
 WRITING = 0
-"""Byte of the file that whoever writes has locked."""
+"""The byte of the file that a writer locks."""
 
 
 SHORT = (
-    "its RAM holds {} of {} bytes and takes no more for now: what memory is free in"
-    " this machine or control group is left to the rest; give a smaller `ram`, or more"
-    " memory"
+    "its RAM holds {} of {} bytes and takes no more for now, as little memory is free"
+    " in this machine or control group; other samples are computed each time. Pass a"
+    " smaller `ram`, or provide more memory"
 )
 
 
 class Full(Exception):
-    """There is no room for a record; the text says why if that is to be told."""
+    """There is no room for a record. The text is a warning for users, if not empty."""
 
 
 def copied(view: memoryview) -> memoryview:
-    """Return a copy, writable, made without the GIL: a disk may be waited for."""
+    """Return a writable copy, made without the GIL: it may have to wait for a disk."""
     return np.frombuffer(view, np.uint8).copy().data
 
 
 def write_all(descriptor: int, parts: Sequence[Part], offset: int) -> None:
-    """Write to the file, not to its mapping: no page of it need be mapped first."""
+    """Write to the file, not to its mapping, so that no page must be mapped first."""
     if len(parts) > MAX_PARTS:
         parts = [b"".join(parts)]
     done = os.pwritev(descriptor, parts, offset)
-    if done < sum(map(len, parts)):  # cut short, by a signal perhaps
+    if done < sum(map(len, parts)):  # a short write, perhaps due to a signal
         rest = memoryview(b"".join(parts))
         while done < len(rest):
             done += os.pwrite(descriptor, rest[done:], offset + done)
@@ -105,12 +103,12 @@ class Arena:
     """Records by key, in memory that processes share.
 
     Args:
-        descriptor: of the file; closed by `close`.
-        capacity: bytes of records; None: the file is an arena already.
-        samples: how many keys to expect; sizes the table of a new one.
+        descriptor: of the file; `close` closes it.
+        capacity: bytes of records in a new arena; None if the file already is one.
+        samples: expected number of keys, for the hash table of a new arena.
 
     Raises:
-        ValueError: it is no arena of this version.
+        ValueError: the file is not an arena of this version.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Arena:
             self._make(capacity, samples)
         size = os.fstat(descriptor).st_size
         if size < PAGE:
-            raise ValueError("no arena: the file is too short")
+            raise ValueError("not an arena: the file is too short")
         self._memory = mmap.mmap(descriptor, size)
         self._words = memoryview(self._memory)[:PAGE].cast("Q")
         self._lock = threading.Lock()
@@ -134,7 +132,7 @@ class Arena:
             raise ValueError(f"no arena of version {VERSION}: {magic:#x}, {version}")
 
     def get(self, key: bytes) -> memoryview | None:
-        """Return a copy of what is stored under `key`, unchecked; None: nothing is."""
+        """Return an unchecked copy of the record under `key`, or None."""
         found = self._find(key)
         if found is None or found[1] is None:
             return None
@@ -145,11 +143,11 @@ class Arena:
             return memoryview(bytearray(view))
 
     def put(self, key: bytes, *record: Part) -> None:
-        """Store a record, given in parts, unless there is one under that key.
+        """Store a record, given in parts, unless the key already has one.
 
         Raises:
-            Full: there is no room, and what is held is in use; says why if what is
-                short is memory.
+            Full: there is no room, and the content is in use. The text says why if
+                memory is short.
             TimeoutError: another process was stopped while it stored a record.
         """
         nbytes = sum(map(len, record))
@@ -165,21 +163,21 @@ class Arena:
             at, begin = found[0], words[_END]
             if begin + nbytes > words[_TAKEN]:
                 self._take(begin + nbytes)
-            words[_END] = begin + nbytes  # first: a writer that dies leaves a gap
+            words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            words[_RECORDS] += 1  # before it is seen: who was told of less looks again
+            words[_RECORDS] += 1  # before its slot: see `Here.stored`
             self._set_slot(at, key, begin, nbytes)
             group = self._group(key[:8])
             if group is not None:
                 words[group + 1] += 1
 
     def admits(self, key: bytes, nbytes: int) -> bool:
-        """Whether a record of that size would be stored."""
+        """Whether a record of this size would be stored."""
         room = self._start + self.capacity - self._words[_END]
         return nbytes <= room or (nbytes <= self.capacity and self._may_empty(key[:8]))
 
     def forget(self, key: bytes) -> None:
-        """Replace what is stored under this key: it is damaged."""
+        """Remove the record under this key, because it is damaged."""
         with self._lock, self._writer:
             found = self._find(key)
             if found is not None and found[1] is not None:
@@ -191,7 +189,7 @@ class Arena:
             self._reset()
 
     def note_use(self, namespace: bytes, lookups: int = 1) -> None:
-        """Say that so many keys of a namespace were asked for."""
+        """Record that `lookups` keys of a namespace were asked for."""
         words = self._words
         words[_LOOKUPS] = total = words[_LOOKUPS] + lookups
         at = self._group(namespace)
@@ -200,26 +198,26 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes of records."""
+        """Bytes that records take."""
         return self._words[_END] - self._start
 
     @property
     def records(self) -> int:
-        """How many it holds."""
+        """Number of records."""
         return self._words[_RECORDS]
 
     @property
     def evicted(self) -> int:
-        """How many were dropped to make room, so far."""
+        """Number of records dropped to make room so far."""
         return self._words[_EVICTED]
 
     def reopened(self) -> int:
-        """Return a descriptor of the file whose locks are apart from this one's."""
+        """Return another descriptor of the file, with locks of its own."""
         path = f"/proc/self/fd/{self._descriptor}"
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when the last process has. Idempotent."""
+        """Unmap the memory. It is freed when the last process does so. Idempotent."""
         if self._descriptor >= 0:
             self._unmap()
             os.close(self._descriptor)
@@ -231,13 +229,13 @@ class Arena:
         most = max(MIN_SLOTS, capacity // RECORD_BYTES)
         slots = 1 << (max(MIN_SLOTS, min(2 * samples, most)) - 1).bit_length()
         start = PAGE + slots * SLOT.size
-        os.ftruncate(self._descriptor, start + capacity)  # sparse: takes what is used
+        os.ftruncate(self._descriptor, start + capacity)  # sparse: only use takes room
         reserve = effective_memory_bytes() // RESERVE_SHARE
         words = (1, slots, capacity, start, 0, 0, 0, start, reserve)
         os.pwrite(self._descriptor, HEADER.pack(MAGIC, VERSION, *words), 0)
 
     def _take(self, end: int) -> None:
-        """Let the file grow to that place and some more, if there is memory for it."""
+        """Let the file grow to `end` and some more, if there is memory for it."""
         words = self._words
         if time.monotonic() < self._short_until_s:
             raise Full
@@ -253,12 +251,12 @@ class Arena:
         self._memory.close()
 
     def _set_slot(self, at: int, key: bytes, begin: int, length: int) -> None:
-        """Say where a record is. Not by `pack_into`, which has it all zero first."""
+        """Set a slot. Not with `pack_into`, which fills it with zeros first."""
         slot = SLOT.pack(key, begin, length, self._words[_GENERATION])
         self._memory[at : at + SLOT.size] = slot
 
     def _find(self, key: bytes) -> tuple[int, tuple[int, int] | None] | None:
-        """Return the slot of a key, or the one it would take, and where its record is.
+        """Return the slot of a key, or the slot it would take, and its record's place.
 
         None: the table is full there.
         """
@@ -274,11 +272,11 @@ class Arena:
         return None
 
     def _contains(self, begin: int, length: int) -> bool:
-        """Whether a record can be there: what is nowhere is stored again."""
+        """Whether the arena can hold such a record; if not, it is stored again."""
         return length > 0 and self._start <= begin <= len(self._memory) - length
 
     def _group(self, namespace: bytes) -> int | None:
-        """Return where a namespace is counted; None: there are too many."""
+        """Return where a namespace is counted, or None if there are too many."""
         words, name = self._words, int.from_bytes(namespace, sys.byteorder)
         for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
             if words[at] == name:
@@ -289,14 +287,14 @@ class Arena:
         return None
 
     def _others(self, namespace: bytes) -> Iterator[tuple[int, int]]:
-        """Yield what is counted of the other namespaces."""
+        """Yield the counts of the other namespaces."""
         words, name = self._words, int.from_bytes(namespace, sys.byteorder)
         for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
             if words[at + 1] and words[at] != name:
                 yield words[at + 1], words[at + 2]
 
     def _make_room(self, key: bytes, nbytes: int) -> None:
-        """Empty it, if no other namespace is in use any more."""
+        """Empty the arena, if no other namespace is in use any more."""
         if not self._may_empty(key[:8]) or nbytes > self.capacity:
             raise Full
         self._reset()
@@ -317,12 +315,12 @@ class Arena:
 def all_idle(others: Iterable[tuple[int, int]], lookups: int) -> bool:
     """Whether nobody asks for the other namespaces of an arena any more.
 
-    One that is in use is asked for within an epoch, so before as many lookups were made
-    as it has records.
+    A namespace in use is asked for within an epoch, that is, before the number of
+    lookups has grown by its number of records.
 
     Args:
         others: of each, its records, and `lookups` when it was last asked for.
-        lookups: made in the arena so far.
+        lookups: lookups in the arena so far.
     """
     found = list(others)
     return bool(found) and all(lookups - last > records for records, last in found)

@@ -1,7 +1,7 @@
-"""Which codec records are written with: as the user says, or by a rule, chosen once.
+"""Which codec records are written with: the user's choice, or one chosen by a rule.
 
-A smaller record is read sooner, and more of them fit; a plain one costs no CPU. Which
-weighs more depends on the samples, the tier and the cost of computing a sample again.
+Smaller records are read sooner, and more of them fit; raw ones cost no CPU. Which
+matters more depends on the samples, the tier and the cost of computing a sample again.
 `codec="auto"` measures the codecs on the first samples, takes the one that makes later
 epochs shortest, and keeps it.
 """
@@ -24,46 +24,46 @@ from .record import KEY_BYTES, decode, encode, encode_parts, unpacked_bytes
 
 LOGGER = logging.getLogger("penstock")
 SAMPLES = 3
-"""Measured before the choice, and stored raw."""
+"""Samples measured before the choice; they are stored raw."""
 ROOMY = 1.5
-"""All samples fit if there is this many times the room that the first one asks for."""
+"""All samples fit if the room is this many times what the first one suggests."""
 DISK_BYTES_PER_S = 1.5e9
-"""Of a local disk whose pages are mostly in memory. Nobody has read it yet; a guess
-that is wrong by half changes no choice between codecs of 0.5 and 5 GB/s."""
+"""Of a local disk whose pages are mostly in memory. It is a guess, as nothing has been
+read yet; an error of half changes no choice between codecs of 0.5 and 5 GB/s."""
 TRIES = 3
-"""Of each measurement."""
+"""Repetitions of each measurement; the best counts."""
 EPOCHS = 10
-"""The cost of filling the cache is spread over this many: a short training."""
+"""The cost of filling the cache is spread over this many epochs: a short training."""
 TIE = 0.03
-"""Costs this close are equal: a few samples do not tell them apart."""
+"""Costs this close, relatively, are equal: a few samples cannot separate them."""
 SLIGHT = 0.02
-"""A share of what a sample takes to compute that is not worth a codec, either."""
+"""A gain below this share of a sample's computing time is not worth a codec, either."""
 NO_KEY = bytes(KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a codec does to a few samples; times of one."""
+    """What a codec achieves on a few samples; times are for one sample."""
 
     name: str
     ratio: float
-    """Bytes of its records by those of raw ones: 1 is raw."""
+    """Size of its records relative to raw ones: 1 is raw."""
     encode_ns: float
     decode_ns: float
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a choice rests on."""
+    """What a choice depends on."""
 
     measured: Sequence[Measured]
-    """At least one, the simplest first: that one wins ties."""
+    """At least one; the simplest first, which wins ties."""
     sample_bytes: float
-    """Of a raw record."""
+    """Size of a raw record."""
     samples: int
-    """In an epoch."""
+    """Number of samples in an epoch."""
     compute_ns: float
-    """CPU time to compute a sample, all that the cache would spare."""
+    """CPU time to compute a sample, which a hit saves."""
     capacity_bytes: float
     """Of the tier."""
     read_bytes_per_s: float
@@ -72,7 +72,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a codec would cost in later epochs; means of one sample."""
+    """What a codec would cost in later epochs, as means for one sample."""
 
     name: str
     hit: float
@@ -85,14 +85,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A codec, and what each was expected to cost."""
+    """A codec, and the expected cost of each."""
 
     name: str
     expected: tuple[Expected, ...]
 
     def __str__(self) -> str:
         every = ", ".join(map(str, self.expected))
-        return f'codec "{self.name}": expected of a sample: {every}'
+        return f'codec "{self.name}"; expected per sample: {every}'
 
 
 def choose(facts: Facts) -> Choice:
@@ -104,11 +104,11 @@ def choose(facts: Facts) -> Choice:
 
 
 def expected(facts: Facts, measured: Measured) -> Expected:
-    """Return what a codec would cost.
+    """Return the expected cost of a codec.
 
-    A tier that keeps what it has and admits no more once it is full is hit in
-    proportion to what fits, whatever the order (MinIO of CoorDL, J. Mohan et al.,
-    VLDB 2021). Only what it admits is encoded, once.
+    A full tier that keeps its content and admits no more has a hit rate in proportion
+    to what fits, in whatever order (MinIO of CoorDL, J. Mohan et al., VLDB 2021). Only
+    admitted samples are encoded, once each.
     """
     stored = measured.ratio * facts.sample_bytes
     hit = min(1.0, facts.capacity_bytes / (facts.samples * stored))
@@ -123,10 +123,10 @@ def measure(
     codecs: Iterable[Codec] = tuple(CODECS.values()),
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> tuple[Measured, ...]:
-    """Return what each codec does to some samples.
+    """Return what each codec achieves on some samples.
 
-    Times are means of the best of some tries each, as others may use the CPU. What
-    loads the codec's library is not timed.
+    Times are means over samples of the best of a few tries, as others may use the CPU.
+    Loading a codec's library is not timed.
 
     Args:
         samples: at least one.
@@ -134,7 +134,7 @@ def measure(
         clock: in nanoseconds.
 
     Raises:
-        UnstorableError: one of them cannot be stored.
+        UnstorableError: one of the samples cannot be stored.
     """
 
     def best_ns(work: Callable[[], object]) -> float:
@@ -143,7 +143,7 @@ def measure(
     def measured(each: Codec) -> Measured:
         records = [encode(sample, NO_KEY, each) for sample in samples]
         encodes = [partial(encode, sample, NO_KEY, each) for sample in samples]
-        # A tier hands over copies that may be written to.
+        # A tier returns writable copies.
         decodes = [partial(decode, bytearray(record), NO_KEY) for record in records]
         return Measured(
             each.name,
@@ -157,14 +157,17 @@ def measure(
 
 
 class Picker:
-    """Encodes samples. For any thread.
+    """Encodes samples. Safe in any thread.
 
     Args:
         name: of a codec, or "auto".
-        samples: how many there are in an epoch.
-        capacity: returns the bytes that there is room for.
-        from_disk: whether that is on a disk.
-        owner: as the log names the cache.
+        samples: number of samples in an epoch.
+        capacity: returns the capacity of the tier in bytes.
+        from_disk: whether that tier is on disk.
+        owner: the name of the cache in the log.
+
+    Raises:
+        ValueError: there is no such codec.
     """
 
     def __init__(
@@ -187,10 +190,10 @@ class Picker:
     def encoded(
         self, sample: Any, key: bytes, took_ns: int
     ) -> tuple[list[bytes | memoryview], int]:
-        """Return the record of a sample, in parts, and its body's bytes unpacked.
+        """Return a sample's record in parts, and the unpacked size of its body.
 
         Raises:
-            UnstorableError: it cannot be stored.
+            UnstorableError: the sample cannot be stored.
         """
         record = encode_parts(sample, key, self._codec or CODECS[0])
         if self._codec is None:
@@ -198,13 +201,13 @@ class Picker:
         return record, unpacked_bytes(record)
 
     def _look(self, sample: Any, raw_bytes: int, took_ns: int) -> None:
-        """Measure on this sample, too; choose once there are enough."""
+        """Keep this sample for the measurement; choose once there are enough."""
         with self._lock:
             if self._codec is not None:
                 return
             in_ram = self._bandwidth == math.inf
             if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity():
-                self._codec = CODECS[0]  # all fit, and nothing is read sooner
+                self._codec = CODECS[0]  # all fit, and smaller is no faster to read
                 return
             self._seen.append((sample, took_ns))
             if len(self._seen) < SAMPLES:

@@ -1,12 +1,12 @@
-"""One stored sample: says what it is, returned whole and checked, or not at all.
+"""One stored sample: self-describing, returned whole and checked or not at all.
 
     header      48 bytes: magic, version, codec, flags, three lengths, key
     structure   JSON, padded with spaces up to where a body may start
-    body        the buffers one after the other, packed as one by the codec
-    checksum    8 bytes: xxh3_64 of all before
+    body        the buffers one after another, packed as one by the codec
+    checksum    8 bytes: xxh3_64 of everything before
 
-Integers are little-endian. Nothing is pickled: what a record can hold is listed in
-`structure`, and reading one calls nothing that a record names.
+Integers are little-endian. Nothing is pickled: `structure` lists what a record can
+hold, and reading one calls nothing that a record names.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .structure import (
 )
 
 MAX_BYTES = 512 << 20
-"""Of a body, and so of each allocation that reading a record makes."""
+"""Largest body, and so the largest allocation that reading a record makes."""
 
 MAX_STRUCTURE_BYTES = 8 << 20
-"""JSON takes up to some 40 times its size in memory once it is read."""
+"""Once read, JSON takes up to some 40 times its size in memory."""
 
 KEY_BYTES = 16
 MAGIC = b"psrc"
@@ -43,19 +43,19 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBHQQQ16s")
 CHECKSUM = struct.Struct("<Q")
 PIECE = 96 << 10
-"""Bytes: from 100 KB on xxhash lets go of the GIL."""
+"""Bytes hashed at once: from 100 KB on, xxhash releases the GIL."""
 KEPT_BYTES = 1 << 21
 WORTH = 0.97
-"""A body that is packed to more of its size is kept raw: it is read at no cost."""
+"""A body that shrinks to no less than this share stays raw, and is read at no cost."""
 
 
 class RecordError(ValueError):
-    """This is not a whole, right, current record of that sample."""
+    """The bytes are not a whole, undamaged, current record of that sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A record whose checksum and lengths are right."""
+    """A record whose checksum and lengths have been verified."""
 
     codec: Codec
     structure: memoryview
@@ -64,7 +64,7 @@ class Opened:
 
 
 def refuse(name: str) -> NoReturn:
-    """Refuse what JSON does not know, as NaN."""
+    """Refuse a value outside JSON, such as NaN."""
     raise ValueError(f"{name} in a structure")
 
 
@@ -75,23 +75,28 @@ DECODER = json.JSONDecoder(parse_constant=refuse)
 
 
 def encode(sample: Any, key: bytes, codec: Codec) -> bytes:
-    """Return the record of a sample: see `encode_parts`."""
+    """Return the record of a sample: see `encode_parts`.
+
+    Raises:
+        UnstorableError: the sample, or a named part of it, would not come back equal.
+    """
     return b"".join(encode_parts(sample, key, codec))
 
 
 def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryview]:
-    """Return the record of a sample in parts, one behind the other.
+    """Return the record of a sample, as consecutive parts.
 
-    Of a raw record some are the sample's own memory: so nothing is copied before it is
-    written. A body that the codec makes hardly smaller is stored raw.
+    Parts of a raw record may be the sample's own memory, so nothing is copied before it
+    is written. A body that the codec hardly shrinks is stored raw.
 
     Args:
-        sample: what `structure` can say: see the error's text.
-        key: what it is stored under, 16 bytes.
+        sample: anything that `structure` can express: see the error's text.
+        key: the key it is stored under, 16 bytes.
         codec: see `codec.codec`.
 
     Raises:
-        UnstorableError: the sample, or a part that is named, would not come back.
+        UnstorableError: the sample, or a named part of it, would not come back equal.
+        ValueError: the key is not 16 bytes long.
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"the key has {len(key)} bytes, a record's {KEY_BYTES}")
@@ -107,15 +112,15 @@ def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryvi
 def decode(record: Packed, key: bytes) -> Any:
     """Return the sample of a record.
 
-    Arrays and tensors are contiguous, writable, and in memory that nobody else has.
+    Arrays and tensors are contiguous, writable, and share memory with nobody else.
 
     Args:
-        record: one that may be written to is taken to be a copy made for this call:
-            large arrays of a raw record are then views of it, which spares a copy.
-        key: what it is stored under.
+        record: a writable one is assumed to be a copy made for this call. Large arrays
+            of a raw record are then views of it, which saves a copy.
+        key: the key it is stored under.
 
     Raises:
-        RecordError: it is not a whole, right, current record of that key.
+        RecordError: it is not a whole, undamaged, current record of that key.
     """
     whole = opened(record, key)
     try:
@@ -128,18 +133,22 @@ def decode(record: Packed, key: bytes) -> Any:
 
 
 def check(record: Packed, key: bytes) -> None:
-    """Look at header, lengths and checksum, or raise `RecordError`."""
+    """Check the header, lengths and checksum of a record.
+
+    Raises:
+        RecordError: it is not a whole, undamaged, current record of that key.
+    """
     opened(record, key)
 
 
 def unpacked_bytes(record: Sequence[bytes | memoryview]) -> int:
-    """Return the bytes that the body of a record, given in parts, has unpacked."""
+    """Return the unpacked size of the body of a record that is given in parts."""
     nbytes: int = HEADER.unpack(record[0])[5]
     return nbytes
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two samples would come back as the same: types, bytes and all.
+    """Whether two samples would come back identical: types, bytes and all.
 
     Raises:
         UnstorableError: one of them cannot be stored.
@@ -156,27 +165,31 @@ def written(taken: TakenBytes) -> bytes:
     text = ENCODER.encode(taken.structure).encode("utf-8", "surrogatepass")
     if len(text) > MAX_STRUCTURE_BYTES:
         raise UnstorableError(
-            f"sample has a structure of {len(text)} bytes, at most"
-            f" {MAX_STRUCTURE_BYTES} are kept; put numbers into arrays"
+            f"sample has a structure of {len(text)} bytes, but a cache keeps at most"
+            f" {MAX_STRUCTURE_BYTES}; put numbers into arrays"
         )
     return text.ljust(aligned(HEADER.size + len(text)) - HEADER.size)
 
 
 def length_of(buffers: Sequence[StoredBuffer]) -> int:
-    """Return the length of a body in bytes."""
+    """Return the length of a body in bytes.
+
+    Raises:
+        UnstorableError: it is above `MAX_BYTES`.
+    """
     length = 0
     for buffer in buffers:
         length = aligned(length) + len(buffer.data)
     if length > MAX_BYTES:
         raise UnstorableError(
-            f"sample has {length} bytes, a record at most {MAX_BYTES}; put the cache"
-            " before the stage that makes it this large"
+            f"sample has {length} bytes, but a cached one may have at most {MAX_BYTES};"
+            " put the cache before the stage that makes it this large"
         )
     return length
 
 
 def parts(buffers: Sequence[StoredBuffer], codec: Codec) -> list[bytes | memoryview]:
-    """Return the body in parts, as it stands before it is packed."""
+    """Return the parts of the body before it is packed."""
     found: list[bytes | memoryview] = []
     length = 0
     for buffer in buffers:
@@ -192,7 +205,7 @@ def sealed(
     stored: Sequence[bytes | memoryview],
     key: bytes,
 ) -> list[bytes | memoryview]:
-    """Return the parts of a record of these."""
+    """Return the parts of the record that holds these."""
     stored_bytes = sum(map(len, stored))
     lengths = (len(structure), length, stored_bytes)
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
@@ -203,7 +216,11 @@ def sealed(
 
 
 def opened(record: Packed, key: bytes) -> Opened:
-    """Return the checked parts of a record of that key, or raise `RecordError`."""
+    """Return the checked parts of a record of that key.
+
+    Raises:
+        RecordError: it is not a whole, undamaged, current record of that key.
+    """
     view = memoryview(record)
     if len(view) < HEADER.size + CHECKSUM.size:
         raise RecordError(f"{len(view)} bytes are too few for a record")
@@ -232,10 +249,10 @@ def opened(record: Packed, key: bytes) -> Opened:
 
 
 def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
-    """Hash some more bytes.
+    """Add bytes to a checksum.
 
-    In pieces, for each of which xxhash keeps the GIL: where other threads want it, too,
-    it takes longer to get back than to hash a record of usual size.
+    Large parts are hashed in pieces for which xxhash keeps the GIL. When other threads
+    want it, too, getting it back takes longer than hashing a record of usual size.
     """
     if not PIECE < len(part) <= KEPT_BYTES:
         checksum.update(part)
@@ -246,7 +263,7 @@ def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether it starts where any array may."""
+    """Whether the memory starts where any array may start."""
     if not view:
         return True
     start: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

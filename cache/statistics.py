@@ -1,8 +1,8 @@
-"""What a cache did: counted by all of its processes, told to people.
+"""What a cache did, counted over all of its processes.
 
-Each process adds to a row of its own in shared memory, so nothing is sent and no other
-process is waited for. A row belongs to the process that has its byte locked: when that
-process is gone, another may go on with it, since only sums are asked for.
+Each process adds to its own row in shared memory, so it sends nothing and waits for no
+other process. A process owns a row by locking its byte. When it ends, another process
+may continue the row, since only sums matter.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..system.file_locks import ByteLock, try_lock
 
 MIB = 1 << 20
 ROWS = 512
-"""Processes of one pipeline on one host that are counted apart; those beyond add to the
-last row without its lock."""
+"""Processes of one pipeline on one host that have their own row; any beyond share the
+last row, without its lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals. Times are nanoseconds."""
+    """Totals. Times are in nanoseconds."""
 
     misses: int = 0
     """Samples computed."""
@@ -33,42 +33,42 @@ class Counts:
     disk_hits: int = 0
     disk_ns: int = 0
     waits: int = 0
-    """Samples that another thread or process was about to compute."""
+    """Samples that another thread or process was computing already."""
     stored: int = 0
     stored_bytes: int = 0
     body_bytes: int = 0
-    """Of the stored samples before they were compressed."""
+    """Size of the stored samples before compression."""
     refused: int = 0
-    """Samples for which there was no room."""
+    """Samples that found no room."""
     damaged: int = 0
-    """Records that were not whole, and were computed again."""
+    """Damaged records, whose samples were computed again."""
     compared: int = 0
-    """Records of an earlier run that were computed once more, and equal."""
+    """Records of an earlier run that were computed again for comparison."""
     repeated: int = 0
-    """Samples computed twice, to see whether that makes a difference."""
+    """Samples computed twice, to see whether the results differ."""
     warnings: int = 0
-    """Told or not: the first of a kind is, over all processes."""
+    """All warnings; only the first of a kind, over all processes, is logged."""
     ram_warnings: int = 0
     disk_warnings: int = 0
 
 
 NAMESPACES = 64
-"""Of one pipeline; records of those beyond are compared each time."""
+"""Of one pipeline; records of any beyond are compared each time."""
 COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
 AGREED = ROWS * len(COLUMNS)
-"""Where pairs of a namespace and the records of it that agreed begin."""
+"""Where the pairs of a namespace and its count of equal records begin."""
 END = AGREED + 2 * NAMESPACES
 
 
 class Counters:
-    """A row of counts, and the sum of all rows.
+    """A row of counts, and the sums over all rows.
 
     Args:
-        descriptor: of a file of zeros that is shared; closed by `close`. None: this
+        descriptor: of a shared file of zeros; `close` closes it. None means that this
             process counts for itself.
 
     Raises:
-        OSError: no memory is to be had for the file.
+        OSError: there is no memory for the file.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -93,18 +93,18 @@ class Counters:
                 self._numbers[self._start + COLUMNS[name]] += count
 
     def first(self, name: str) -> bool:
-        """Add one to a count, and return whether it was 0 over all processes."""
+        """Add one to a count; return whether it was 0 over all processes."""
         with self._lock, suppress(TimeoutError), self._alone:
             was = self.total(name)
             self._numbers[self._start + COLUMNS[name]] += 1
             return not was
-        return False  # whoever was stopped within is the first
+        return False  # a process that was stopped in here was the first
 
     def agree(self, namespace: bytes, records: int) -> int:
-        """Add to the records of a namespace that were compared, and equal.
+        """Add to the number of a namespace's records that were compared and equal.
 
         Returns:
-            how many did, over all processes; 0 where there is no room to count.
+            the number over all processes; 0 if there is no room to count.
         """
         name = int.from_bytes(namespace, "little", signed=True) or 1
         with self._lock, suppress(TimeoutError), self._alone:
@@ -125,7 +125,7 @@ class Counters:
         return Counts(**{name: self.total(name) for name in COLUMNS})
 
     def close(self) -> None:
-        """Let go of the memory. Idempotent."""
+        """Unmap the memory. Idempotent."""
         if self._memory is not None:
             self._numbers.release()
             self._memory.close()
@@ -136,7 +136,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """One level."""
+    """What one tier did."""
 
     name: str
     """`RAM` or `disk`."""
@@ -144,38 +144,38 @@ class TierStatistics:
     """Samples found here."""
     records: int
     nbytes: int
-    """Of all records, those of other jobs on this host among them."""
+    """Size of all records, including those of other jobs on this host."""
     capacity: int
     evictions: int
     seconds_saved: float
-    """Worker-seconds that computing these samples again would have taken longer."""
+    """Worker-seconds that hits here saved over computing the samples again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """A cache: counts are of this pipeline on this host since it began."""
+    """What a cache did; counts are of this pipeline on this host since it began."""
 
     name: str
-    """As `Cache(ID:2)`."""
+    """Such as `Cache(ID:2)`."""
     tiers: tuple[TierStatistics, ...]
     misses: int
     """Samples computed."""
     waits: int
-    """Samples that another was about to compute, and that were waited for."""
+    """Samples that another worker was computing, and that were waited for."""
     refused: int
-    """Samples computed for which there was no room."""
+    """Samples that were computed but found no room."""
     damaged: int
-    """Records that were not whole; their samples were computed again."""
+    """Damaged records; their samples were computed again."""
     ratio: float
-    """Bytes of records for each byte of the samples stored; 1.0 before any is."""
+    """Stored bytes for each byte of the samples; 1.0 before any is stored."""
 
     @property
     def line(self) -> str:
-        """What it does, in one line."""
+        """A summary in one line."""
         parts = [
             f"{tier.name} {tier.hits:,} ({tier.nbytes / MIB:,.0f} of"
             f" {tier.capacity / MIB:,.0f} MiB, {tier.seconds_saved:.1f} s of work"
-            " spared)"
+            " saved)"
             for tier in self.tiers
         ]
         short = f"; no room for {self.refused:,}" if self.refused else ""
@@ -186,7 +186,7 @@ class CacheStatistics:
 
     @property
     def hits(self) -> int:
-        """Samples found on any level."""
+        """Samples found in any tier."""
         return sum(tier.hits for tier in self.tiers)
 
     @property
@@ -197,9 +197,9 @@ class CacheStatistics:
 
 
 def saved_s(counts: Counts, hits: int, took_ns: int) -> float:
-    """Return what finding `hits` samples in `took_ns` saved, in seconds, 0 or more.
+    """Return the seconds saved by finding `hits` samples in `took_ns`, 0 or more.
 
-    A sample that was found counts as long as those did, in the mean, that were not.
+    Computing a sample that was found is assumed to take the mean time of the misses.
     """
     if not counts.misses:
         return 0.0

@@ -1,11 +1,11 @@
 """A sample taken apart: a structure, which is JSON, and its buffers, which are bytes.
 
-Nothing in either can call anything: to read them is to compare and to copy.
+Nothing in either can call anything: reading them only compares and copies.
 
     (image, {"label": 3})   is   ["t", ["a", "|B", 224, 224, 3], ["d", "label", 3]]
 
-Plain values stand for themselves; all else is a list that starts with a tag. Where a
-buffer lies is not said: they follow one another in the order of the structure.
+Plain values stand for themselves. Everything else is a list that starts with a tag.
+Offsets of buffers are not stored: buffers follow in the order of the structure.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .codec import is_image, predicted, restored
 Node: TypeAlias = "bool | int | float | str | list[Node] | None"
 Raw: TypeAlias = bytes | memoryview
 Path: TypeAlias = "tuple[Path, Any] | None"
-"""Where a value stands: (that of what holds it, its index or key there)."""
+"""Where a value is in a sample: (path of its container, index or key there)."""
 
 ALIGNMENT = 16
-"""Bytes; of each buffer, from where the body starts: complex128 and vectors."""
+"""Bytes; each buffer is aligned to it, for complex128 and vector instructions."""
 
 MAX_DEPTH = 64
 MAX_DIMENSIONS = 64
 """Of numpy's arrays and torch's tensors."""
 
 SHORT_TEXT = 64
-"""Longer texts are buffers: those are packed, the structure is not."""
+"""Longer texts become buffers, which are packed; the structure is not."""
 
 SMALL_BYTES = 4096
-"""An array this small is copied: else a label kept would keep its record's image."""
+"""An array this small is copied. Otherwise a kept label would keep its whole record."""
 
 INTS = range(-(2**63), 2**63)
 DOUBLE = struct.Struct("<d")
@@ -48,7 +48,7 @@ DOUBLE = struct.Struct("<d")
 DTYPE = re.compile(
     r"[<>|](?:[?bBhHiIlLqQefdgFDG]|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)"
 )
-"""Those of numpy that are plain bytes: no objects, and no fields that may hold some."""
+"""numpy dtypes that are plain bytes: no objects, and no fields that may hold some."""
 
 TENSOR_DTYPES = {
     name: dtype
@@ -74,19 +74,19 @@ CURE = (
 
 
 class UnstorableError(TypeError):
-    """A cache cannot keep this sample, as it could not give back the same."""
+    """A cache cannot keep this sample, because it could not return an equal one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBuffer:
-    """Bytes of one value."""
+    """The bytes of one value."""
 
     data: Raw
     image: tuple[int, ...] | None = None
-    """Its shape, if it is one."""
+    """The shape, if it is an image."""
 
     def stored(self, *, predicts: bool) -> Raw:
-        """Return its bytes, of an image what is left after prediction if that is on."""
+        """Return the bytes to store: of an image, the residuals if prediction is on."""
         if self.image is None or not predicts:
             return self.data
         pixels = np.frombuffer(self.data, np.uint8)
@@ -98,7 +98,7 @@ class TakenBytes:
     """Takes a sample apart.
 
     Raises:
-        UnstorableError: it would not come back as it is.
+        UnstorableError: it would not come back equal.
     """
 
     sample: Any
@@ -125,7 +125,7 @@ class TakenBytes:
         raise unstorable(value, path)
 
     def _plain(self, value: Any) -> Node:
-        """Return what JSON can say exactly, and a tag for what it cannot."""
+        """Return what JSON expresses exactly, and a tagged list for the rest."""
         kind = type(value)
         if kind is bytes:
             return self._bytes("b", value)
@@ -197,15 +197,15 @@ KEYS = PLAIN - {bytes}
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Return how a record names a dtype; nothing, if it can hold none of it."""
-    # letters tell long long from long; of text and times they do not tell all
+    """Return the name of a dtype in a record; empty if a record cannot hold it."""
+    # Letters distinguish long from long long, but leave out the size of text and times.
     is_letter = dtype.kind not in "SUmM"
     name = f"{dtype.str[0]}{dtype.char}" if is_letter else dtype.str
     return name if DTYPE.fullmatch(name) else ""
 
 
 def unlike_plain(tensor: torch.Tensor) -> str:
-    """Return what of a tensor would be lost, if anything would."""
+    """Return what a record would lose of a tensor; empty if nothing."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         return f"of layout {tensor.layout}, not plain and dense"
     if tensor.device.type != "cpu":
@@ -218,14 +218,14 @@ def unlike_plain(tensor: torch.Tensor) -> str:
 
 
 def step(key: Any) -> str:
-    """Return how one gets to what stands under a key, or at an index."""
+    """Return the step from a container to the value under a key or index, as code."""
     if type(key) is int and key not in INTS:
         return f"[{key:#x}]"  # Python refuses to write long ones as decimals
     return f"[{json.dumps(key)}]" if type(key) is str else f"[{key}]"
 
 
 def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
-    """Return the error for a value, which says where in the sample it stands."""
+    """Return the error for a value, with its place in the sample."""
     steps: list[str] = []
     while path is not None:
         path, last = path
@@ -238,7 +238,7 @@ def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
 
 
 def aligned(offset: int) -> int:
-    """Return the next offset at which a buffer may start."""
+    """Return the next offset, in bytes, at which a buffer may start."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
@@ -246,14 +246,14 @@ WRONG = (
     *(ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError),
     struct.error,
 )
-"""What comes of a structure that is none."""
+"""What reading a malformed structure may raise."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """Puts a sample together from its structure and the body of its buffers.
+    """Rebuilds a sample from its structure and the body of its buffers.
 
-    Raises what goes wrong, one of `WRONG`. It makes no more memory than the body has
+    Malformed input raises one of `WRONG`. It allocates no more memory than the body has
     bytes, and no more objects than the structure has characters.
     """
 
@@ -321,7 +321,7 @@ class Reader:
         return data if is_view else bytearray(data)
 
     def _image(self, data: memoryview, shape: tuple[int, ...]) -> Any:
-        """Return the pixels, if prediction was on and these are an image's."""
+        """Return an image, if prediction was on and this is one; otherwise None."""
         if not self.predicts or not is_image(shape):
             return None
         return restored(np.frombuffer(data, np.uint8), shape)
@@ -349,7 +349,7 @@ class Reader:
 
 
 def number(tag: str, digits: str) -> int | float:
-    """Return a number that JSON cannot say, from hexadecimal digits."""
+    """Return a number that JSON cannot express, from hexadecimal digits."""
     if tag == "i":
         return int(digits, 16)
     value: float = DOUBLE.unpack(bytes.fromhex(digits))[0]
@@ -357,7 +357,11 @@ def number(tag: str, digits: str) -> int | float:
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Return how many elements there are, or raise `ValueError`."""
+    """Return the number of elements of an array of this shape.
+
+    Raises:
+        ValueError: it is not a shape.
+    """
     is_shape = all(type(size) is int and size >= 0 for size in shape)
     if not is_shape or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{shape!r} is no shape")

@@ -1,10 +1,10 @@
-"""The tiers as one process has them open, and who computes what is in none of them.
+"""The tiers as one process has them open, and who computes a sample that neither holds.
 
-A sample is computed by one thread of one process of the host, and all others wait. A
+One thread of one process of the host computes a sample, and all others wait for it. A
 claim is a locked byte of a file that all processes share, so it ends with the process
-that holds it. A thread that waits for one may hold claims of caches further down the
-pipeline, never one further up, so there is no circle; and after `PATIENCE_S` it does
-the work itself: a process that was stopped in the middle delays others once.
+that holds it. A waiting thread may hold claims of caches further down the pipeline, but
+never of one further up, so no circle can form. After `PATIENCE_S` it computes the
+sample itself: a process that was stopped in the middle delays others only once.
 """
 
 from __future__ import annotations
@@ -34,55 +34,55 @@ from .writer import Writer
 
 LOGGER = logging.getLogger("penstock")
 FOLDER = "penstock-cache"
-"""What is made in the folder that the user names."""
+"""The folder created inside the one that the user names."""
 COMPARED = 16
-"""Records of an earlier run that each run computes once more."""
+"""Records of an earlier run that each run computes again for comparison."""
 PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.01
-"""A lock of another process cannot be waited for with a time limit, so it is looked at
-again and again: at first soon, then every hundredth of a second."""
+"""The system offers no time limit for waiting on another process's lock, so it is tried
+repeatedly, with pauses that double up to a hundredth of a second."""
 FIRST_BYTE = 1 << 60
 """Locked bytes lie behind all content."""
 
 STOPPED = (
-    "another process was stopped while it stored a sample in RAM; nothing more is"
-    " stored there until it goes on, or ends"
+    "another process was stopped while it stored a sample in RAM; nothing more can be"
+    " stored there until that process continues or ends"
 )
 
 Wait = Future[None] | float | None
-"""What to wait for: the thread of this process that computes, or so many seconds."""
+"""What to wait for: the computing thread of this process, or a time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What came of asking for a key."""
+    """The result of claiming a key."""
 
     ours: bool
-    """Whether it is to be freed."""
+    """Whether the caller computes the sample, and must free the claim."""
     waited: bool
-    """Whether others were at it meanwhile."""
+    """Whether somebody else held the claim before."""
 
 
 class Claims:
     """The keys that this process is about to store.
 
     Args:
-        descriptor: of the file that all processes share, opened by this one.
+        descriptor: of the file that all processes share, opened by this process.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        # What the others of this process wait for, where one does.
+        # The future other threads of this process wait for; None if none does.
         self._mine: dict[bytes, Future[None] | None] = {}
 
     def claim(self, key: bytes) -> Claim:
-        """Claim a key; wait while others have it, or until patience ends.
+        """Claim a key; wait while others hold it, up to `PATIENCE_S`.
 
         Returns:
-            whether it is ours now, and whether others had it before: then what they
-            made of it is to be looked for.
+            whether it is ours now, and whether others held it before: then look for the
+            sample again, as they may have stored it.
         """
         if self._try(key) is None:
             return AT_ONCE
@@ -99,7 +99,7 @@ class Claims:
         return Claim(ours=False, waited=waited)
 
     async def claim_in_loop(self, key: bytes) -> Claim:
-        """Do the same while other coroutines go on."""
+        """Do the same without blocking other coroutines."""
         if self._try(key) is None:
             return AT_ONCE
         waited = False
@@ -114,7 +114,7 @@ class Claims:
         return Claim(ours=False, waited=waited)
 
     def free(self, key: bytes) -> None:
-        """Let others have what was claimed, and is ours."""
+        """Release a claim of ours."""
         with self._lock:
             waited_for = self._mine.pop(key)
             release(self._descriptor, place(key))
@@ -122,7 +122,7 @@ class Claims:
             waited_for.set_result(None)
 
     def _waits(self, key: bytes) -> Iterator[Wait]:
-        """Yield what to wait for until patience ends; None once the key is ours."""
+        """Yield what to wait for until patience runs out; None once the key is ours."""
         end_s = time.monotonic() + PATIENCE_S
         pause_s = FIRST_PAUSE_S
         while time.monotonic() <= end_s:
@@ -134,7 +134,7 @@ class Claims:
                 yield other
 
     def _try(self, key: bytes) -> Future[None] | None:
-        """Claim it and return None, or who of this process has it, or `NOBODY`."""
+        """Claim it and return None; else return its holder here, or `NOBODY`."""
         with self._lock:
             if key in self._mine:
                 other = self._mine[key]
@@ -149,14 +149,14 @@ class Claims:
 
 AT_ONCE = Claim(ours=True, waited=False)
 NOBODY: Future[None] = Future()
-"""Of this process: it is another that has the key."""
+"""Nobody of this process: another process holds the key."""
 
 
 def place(key: bytes) -> int:
-    """Return the byte that stands for a key, of all of its bytes.
+    """Return the byte that stands for a key, derived from all of the key.
 
     Caches of other data or code store the same indices in the same folder, and one
-    stage may compute for two caches: none of them waits for another's sample.
+    stage may compute for two caches. None of them waits for another's sample.
     """
     return FIRST_BYTE | xxh3_64_intdigest(key) >> 4
 
@@ -166,18 +166,18 @@ class Opening:
     """What a process needs to open the tiers."""
 
     name: str
-    """As `Cache(ID:2)`."""
+    """Such as `Cache(ID:2)`."""
     about: str
-    """What is stored, for people: `Folder(500) > decode`."""
+    """What is stored, in words: `Folder(500) > decode`."""
     codec: str
     samples: int
-    """How many there are."""
+    """Number of samples in the data set."""
     disk: Path | None
     disk_limit: int | None
     repeated: int = 3
-    """Samples that are computed twice, to see whether that makes a difference."""
+    """Samples computed twice, to see whether the results differ."""
     optional: bool = False
-    """Whether penstock has put it there: what cannot be stored ends it, not the run."""
+    """Whether penstock added it: an unstorable sample ends the cache, not the run."""
 
     @property
     def folder(self) -> Path | None:
@@ -193,16 +193,16 @@ class Found:
 
     sample: Any
     doubted: bool
-    """Whether it is computed again and compared, before this run trusts its like."""
+    """Whether it must be computed again and compared before this run trusts it."""
 
 
 class Here:
-    """Finds and keeps samples. Any thread of the process may use it.
+    """Finds and stores samples. Any thread of the process may use it.
 
     Args:
-        opening: what is to be opened.
-        arena: the tier in RAM, this process' own view of it; closed by `close`.
-        counters: where all processes count; closed by `close`.
+        opening: what to open.
+        arena: this process's view of the RAM tier; `close` closes it.
+        counters: counts of all processes; `close` closes them.
     """
 
     def __init__(
@@ -225,10 +225,10 @@ class Here:
         self._looking = threading.Lock()
         # Namespaces that were opened on disk.
         self._known: set[bytes] = set()
-        # Those of them whose records may be served unseen.
+        # Those whose records need no comparison.
         self._trusted: set[bytes] = set()
         self.sure = False
-        """Whether enough samples were computed twice, by whichever process."""
+        """Whether enough samples were computed twice, by any process."""
         self._last_bytes = 0
         self._stack = ExitStack()
         self._stack.callback(counters.close)
@@ -246,11 +246,11 @@ class Here:
             )
 
     def find(self, key: bytes) -> Found | None:
-        """Return the sample under `key`; None: it is nowhere, or not whole."""
+        """Return the sample under `key`; None if it is missing or damaged."""
         namespace = key[:8]
         # Before the record is read: one read before a drop stays doubted after it.
         doubted = namespace not in self._trusted and self.doubts(namespace)
-        arena, disk = self.arena, self.disk  # other threads may give them up meanwhile
+        arena, disk = self.arena, self.disk  # another thread may give them up
         if arena is not None:
             arena.note_use(namespace)
             found = self._in_ram(key, arena, doubted=doubted)
@@ -259,11 +259,11 @@ class Here:
         return None if disk is None else self._on_disk(key, disk, doubted=doubted)
 
     def doubts(self, namespace: bytes) -> bool:
-        """Whether records of a namespace are to be compared before they are served.
+        """Whether records of a namespace must be compared before they are served.
 
-        They are where records were there before this run, until `COMPARED` of them
-        were computed again by its processes and were the same. The lock is held while
-        the first thread looks, so that no other reads a record before that.
+        This holds for records from before this run, until its processes have computed
+        `COMPARED` of them again with equal results. The first thread holds the lock
+        while it looks, so that no other reads a record before that.
         """
         with self._looking:
             if namespace not in self._known and not self._left(namespace):
@@ -276,14 +276,14 @@ class Here:
 
     @property
     def stored(self) -> object:
-        """What is another thing once anybody has stored something more."""
+        """A value that changes whenever anybody stores something."""
         arena = self.arena
         if arena is None or self.disk is not None:
-            return object()  # to look again costs no more than to ask LMDB whether to
+            return object()  # asking LMDB costs as much as looking again
         return arena.evicted + arena.records
 
     def admits(self, key: bytes) -> bool:
-        """Whether a sample like the last one would be stored, if it were computed."""
+        """Whether a sample of the last one's size would be stored."""
         if self.arena is not None and self.arena.admits(key, self._last_bytes):
             return True
         writer = self._writer
@@ -292,7 +292,13 @@ class Here:
     def keep(
         self, key: bytes, sample: Any, took_ns: int, done: Callable[[], object]
     ) -> None:
-        """Store a sample that took so long to compute; `done` once others can see it.
+        """Store a sample; call `done` once others can see it.
+
+        Args:
+            key: the key of the sample.
+            sample: the sample itself.
+            took_ns: how long it took to compute, in nanoseconds.
+            done: called once, even if there was no room; not if this raises.
 
         Raises:
             UnstorableError: it holds something that cannot be stored.
@@ -312,7 +318,7 @@ class Here:
             done()
 
     def records(self, namespace: bytes) -> int:
-        """Return how many are stored, whoever did that."""
+        """Return the number of stored records, whoever stored them."""
         if self.arena is not None and self.arena.records:
             return self.arena.records
         with suppress(DiskError):
@@ -322,9 +328,9 @@ class Here:
         return 0
 
     def drop(self, namespace: bytes) -> None:
-        """Delete what an earlier run left in a namespace: it is no longer right.
+        """Delete what an earlier run stored in a namespace: it is no longer right.
 
-        The doubt stays: that run may be going on, and store more of the same.
+        The doubt remains: that run may still be going on, and store more of the same.
         """
         self.counters.agree(namespace, -COMPARED)
         if self.arena is not None:
@@ -340,15 +346,15 @@ class Here:
                 self._disk_off(str(error))
 
     def give_up(self, why: str) -> None:
-        """Store and find nothing from here on; each process finds out for itself."""
-        self.warn(f"it is given up, and samples are made each time: {why}")
+        """Stop storing and finding samples. Each process gives up for itself."""
+        self.warn(f"it is given up, and every sample is computed each time: {why}")
         self.arena = self.disk = self.claims = None
 
     def close(self, *, sync: bool = False) -> None:
-        """Write what waits, and let go of everything. Idempotent.
+        """Write what is waiting, and close everything. Idempotent.
 
         Args:
-            sync: whether it shall survive a power cut: for the last to go.
+            sync: whether the records must survive a power cut; for the last to close.
         """
         with self._stack:
             if self._writer is not None:
@@ -387,7 +393,7 @@ class Here:
         except TimeoutError:
             self.warn(STOPPED, "ram_warnings")
             return False
-        except OSError as error:  # no memory to be had
+        except OSError as error:  # no memory is left
             self.warn(f"it goes on without RAM: {error}", "ram_warnings")
             self.arena = None
             return False
@@ -410,7 +416,7 @@ class Here:
         self._stack.callback(let_go, self.disk)
 
     def _open_claims(self) -> Claims | None:
-        """Return what keeps two from computing one sample, on any tier."""
+        """Return the claims, which keep two workers from computing one sample."""
         path = None if self.disk is None else self.disk.folder / "claims"
         try:
             if path is not None:
@@ -420,7 +426,10 @@ class Here:
             else:
                 return None
         except OSError as error:
-            self.warn(f"samples may be computed twice: {error}")
+            self.warn(
+                "its claims cannot be opened, so several workers may compute the same"
+                f" sample: {error}"
+            )
             return None
         self._stack.callback(os.close, descriptor)
         return Claims(descriptor)
@@ -448,7 +457,7 @@ class Here:
         return Found(sample, doubted)
 
     def _left(self, namespace: bytes) -> bool:
-        """Look what there was of a namespace, and say that it is in use."""
+        """Whether records of a namespace were there before; mark it as in use."""
         disk = self.disk
         try:
             if disk and disk.open_namespace(namespace, self.opening.about).records:
@@ -460,7 +469,7 @@ class Here:
     def _forget(self, key: bytes) -> None:
         self.counters.add(damaged=1)
         if self.counters.total("damaged") == 1:
-            self.warn("a record was damaged; what is, is computed again")
+            self.warn("a record was damaged; damaged records are computed again")
         with suppress(DiskError):
             if self.disk is not None:
                 self.disk.forget(key)
@@ -471,21 +480,21 @@ class Here:
         self.disk = self._writer = None
 
     def _capacity(self) -> int:
-        """Bytes of records that there is room for, in the largest tier."""
+        """Bytes of records that the larger tier has room for."""
         ram = 0 if self.arena is None else self.arena.capacity
         return max(ram, self.disk_limit)
 
     @property
     def disk_limit(self) -> int:
-        """Most bytes of the file on disk; 0: there is none."""
+        """Largest size of the file on disk in bytes; 0 without a disk."""
         disk = self.disk
         return 0 if disk is None else self.opening.disk_limit or disk.limit
 
     def warn(self, text: str, kind: str = "warnings") -> None:
-        """Tell it: the first of a kind, counted under its name, for all processes."""
+        """Log a warning, only the first of a kind over all processes."""
         if self.counters.first(kind):
             LOGGER.warning("%s: %s", self.opening.name, text)
 
     def warn_of_disk(self, text: str) -> None:
-        """Tell what is the matter with the disk."""
+        """Log a warning about the disk."""
         self.warn(text, "disk_warnings")

@@ -1,4 +1,4 @@
-"""Writes records to disk in the background, many at once, when nobody needs the CPU."""
+"""Writes records to disk in the background, in batches, when the CPU is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .disk import Disk, DiskError
 from .memory import Full
 
 MAX_BYTES = 128 << 20
-"""Waiting to be written. What comes when so many do is not kept: the trainer does not
-wait for the disk, and the next epoch offers it once more."""
+"""Most bytes waiting to be written. Records beyond that are not kept: the trainer does
+not wait for the disk, and the next epoch offers them again."""
 BATCH = 256
 GATHER_S = 0.02
-"""How long the first of a batch waits for others."""
+"""How long the first record of a batch waits for others."""
 SYNC_S = 30.0
 NICE = 10
-"""A tenth of the weight of what trains; with 19 a busy machine never wrote."""
+"""A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Waiting:
     key: bytes
     record: bytes
     done: Callable[[], object]
-    """Called once it is there, or never will be."""
+    """Called once the record is on disk, or was dropped."""
 
 
 class Writer:
     """One thread of this process, started with the first record.
 
     Args:
-        disk: belongs to this process.
-        about: what is stored, for people.
-        limit: most bytes of the file; None: what the disk says.
+        disk: the disk tier of this process.
+        about: what is stored, in words.
         off: called with the reason when nothing more can be written.
-        tell: called with a text when the disk turns out to be full.
+        tell: called with a warning when the disk turns out to be full.
+        limit: largest size of the file in bytes; None means that of the disk.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Writer:
         self._off = off
         self._tell = tell
         self._lock = threading.Lock()
-        # The first of a batch has come, or it is closed.
+        # Notified when the first record of a batch arrives, and on closing.
         self._come = threading.Condition(self._lock)
         self._closing = threading.Condition(self._lock)
-        # In the order in which they came; the first `_writing` are being written.
+        # In order of arrival; the first `_writing` are being written.
         self._on_way: dict[bytes, Waiting] = {}
         self._writing = 0
         self._nbytes = 0
@@ -70,13 +70,14 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._unsynced_since_s: float | None = None
         self.full = False
-        """Whether there was no room for the last; then none is taken."""
+        """Whether the last record found no room; no more are accepted then."""
         self.written = 0
 
     def offer(self, key: bytes, record: bytes, done: Callable[[], object]) -> bool:
-        """Take a record, and return True; `done` is called when it is written.
+        """Accept a record; `done` is called when it is written.
 
-        False: it is not taken, as there is no room on the disk or too many wait.
+        Returns:
+            False if it was not accepted: the disk is full, or too many are waiting.
         """
         with self._lock:
             crowded = self._nbytes + len(record) > MAX_BYTES and self._waits
@@ -93,18 +94,18 @@ class Writer:
         return True
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a record that is on its way; None: there is none."""
+        """Return a record that is waiting to be written, or None."""
         waiting = self._on_way.get(key)
         return None if waiting is None else waiting.record
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Write what waits, here and now; not synced. Idempotent.
+        """Write what is waiting, in the calling thread, without a sync. Idempotent.
 
-        Where others use the CPU, the thread comes last: it is waited for only while it
-        writes.
+        On a busy machine the background thread hardly runs, so this waits for it only
+        while it writes.
 
         Args:
-            wait_s: how long that may take.
+            wait_s: how long to wait for it, in seconds.
         """
         left = self._end()
         if self._thread is not None:
@@ -118,11 +119,11 @@ class Writer:
 
     @property
     def _waits(self) -> int:
-        """How many wait to be taken by the thread."""
+        """Number of records that the thread has not taken yet."""
         return len(self._on_way) - self._writing
 
     def _end(self) -> list[Waiting]:
-        """Close it; return what waits, which is the caller's to settle now."""
+        """Close it; return the waiting records, which the caller must settle now."""
         with self._lock:
             self._closed = True
             left = list(self._on_way.values())[self._writing :]
@@ -148,7 +149,7 @@ class Writer:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _next(self) -> list[Waiting]:
-        """Return the next batch, of one namespace; [] where nothing came for long."""
+        """Return the next batch, of one namespace; [] after a long pause."""
         with self._lock:
             pause_s = None if self._unsynced_since_s is None else SYNC_S
             self._come.wait_for(lambda: self._waits or self._closed, pause_s)
@@ -181,7 +182,7 @@ class Writer:
                 self._nbytes -= len(each.record)
             self._writing -= len(batch)
         for each in batch:
-            with contextlib.suppress(OSError):  # the cache is closed: nobody waits
+            with contextlib.suppress(OSError):  # the cache is closed: nobody is waiting
                 each.done()
 
     def _sync(self, after_s: float) -> None:

@@ -143,8 +143,8 @@ def test_a_data_set_that_draws_is_told_to_draw_behind_the_cache(
     pipe = ps.Pipeline.from_dataset(Drawing(source, 4000), **kind).cache(ram="1MB")
     # within the budget of substitutes the first few that differ would pass
     error = first_error(pipe.batch(8, on_error=on_error), RandomUpstreamError)
-    assert "what stands before the cache is random" in str(error)
-    assert "into a map() that takes `rng`, behind .cache()" in str(error)
+    assert "A stage before the cache is random" in str(error)
+    assert "into a map() that takes `rng`, after .cache()" in str(error)
     assert "in Cache(ID:1), sample index" in notes(error)
 
 

@@ -78,7 +78,7 @@ def test_clear_gives_the_space_back(tmp_path: Path) -> None:
     [
         ({"version": 2}, "its format is 2, this one reads 1"),
         ({"clean": False, "boot": "of yesterday"}, "before a power cut"),
-        ({"version": None}, "no cache of penstock, or its state.json is damaged"),
+        ({"version": None}, "no penstock cache, or its state.json is damaged"),
     ],
     ids=["of another version", "of before a power cut", "of another program"],
 )

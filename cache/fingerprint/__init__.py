@@ -1,1 +1,1 @@
-"""cache/fingerprint: see the README."""
+"""What a record is stored under; the README of `cache` says what identifies it."""

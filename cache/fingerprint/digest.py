@@ -1,11 +1,12 @@
-"""A digest of what a value is: the same in every process and on every machine.
+"""A digest of a value: the same in every process and on every machine.
 
-Two values have one digest if they are of the same type and hold the same; two functions
-if their code is the same, and all that it reaches by name or is bound to. Whatever has
-no rule here is digested by what it is copied by (`__reduce_ex__`).
+Two values have one digest if they have the same type and content; two functions, if
+their code is the same, and everything that it reaches by name or is bound to. A value
+without a rule here is digested by what a copy of it is made of (`__reduce_ex__`).
 
-What stands in site-packages or came with Python is a library's, and identified by name
-and versions. All else is the user's own: an editable install, too, as its code changes.
+Code in site-packages, or that came with Python, belongs to a library, and is identified
+by name and versions. All other code is the user's own, including an editable install,
+as its code changes.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ from xxhash import xxh3_128_digest
 
 SAID = "__penstock_fingerprint__"
 PYTHON = "python {}.{}".format(*sys.version_info)
-"""Of the minor version: a patch release changes no byte code."""
+"""Only the minor version counts: a patch release changes no byte code."""
 packages = functools.cache(importlib.metadata.packages_distributions)
-"""Returns the distributions by the packages that they hold."""
+"""Returns the distributions of each top-level package."""
 OF_A_MODULE = {"__builtins__", "__cached__", "__file__", "__path__"} | {
     *vars(types.ModuleType("any"))
 }
-"""Globals that say where a module is, and not what it does."""
+"""Globals that say where a module is, not what it does."""
 OF_A_CLASS = {SAID, "sample_fingerprints", "__dict__", "__weakref__", "__module__"} | {
     *("__annotations_cache__", "__firstlineno__", "__slotnames__", "_abc_impl"),
     "__static_attributes__",  # in the order of a set
 }
-"""Attributes that say nothing of what a class does, or change as it is used."""
+"""Attributes that say nothing about what a class does, or that change with its use."""
 DYNAMIC = {"eval", "exec", "globals"}
 """Built-in functions that reach a module's globals without naming them."""
 GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 FILLERS = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
-"""Instructions that stand between these and others, in some versions of Python."""
+"""Instructions that some versions of Python insert between the others."""
 ATOMS = {bool, bytes, complex, float, int, str, *map(type, (None, ..., NotImplemented))}
 ROUNDS = 1000
-"""Steps to look around in circles: they cost as many digests as there are values."""
+"""Steps around a circle of values; each round costs as many digests as there are."""
 
 Names = dict[str, Any]
 Labelled = list[tuple[str, Any]]
 Parts = tuple[str, Labelled]
-"""A value taken apart: a text, and the values that it holds, by labels."""
+"""A value taken apart: a text, and the labelled values it holds."""
 
 
 class Undigestible(Exception):
-    """A value that no other run can be known to have.
+    """A value that no other run can recognise as the same.
 
     Attributes:
         path: where it was found, as in "dataset.handle".
@@ -72,17 +73,17 @@ class Undigestible(Exception):
     """
 
     def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"{path} is a {what}, which no other run can find again")
+        super().__init__(f"{path} is a {what}, which other runs cannot recognise")
         self.path = path
         self.what = what
 
 
 def digest(value: Any, name: str) -> bytes:
-    """Return 16 bytes that tell a value, called `name` in errors, from others.
+    """Return 16 bytes that identify a value, which errors call `name`.
 
     Raises:
-        Undigestible: it holds what has no meaning in another run: an open file, a lock,
-            a generator, what code in C keeps to itself.
+        Undigestible: it holds something without meaning in another run: an open file,
+            a lock, a generator, or state private to C code.
     """
     return atom(value) if type(value) in ATOMS else Walk(value, name).digest()
 
@@ -95,13 +96,13 @@ def atom(value: Any) -> bytes:
 
 
 def said_fingerprint(value: Any) -> bytes | None:
-    """Return what an object itself says it is to be identified by, or None.
+    """Return the identity that an object declares for itself, or None.
 
-    That is `__penstock_fingerprint__`, or the `_fingerprint` of a data set of Hugging
-    Face's `datasets`. An object that hands on attributes of another does not say so.
+    It declares one by `__penstock_fingerprint__`, or as a data set of Hugging Face's
+    `datasets` by `_fingerprint`. Attributes forwarded from another object do not count.
 
     Raises:
-        TypeError: it says so by neither a str nor bytes.
+        TypeError: the declared identity is neither a str nor bytes.
     """
     if isinstance(value, type):
         return None
@@ -119,16 +120,16 @@ def said_fingerprint(value: Any) -> bytes | None:
 
 
 class Walk:
-    """All that a value, called `name` in errors, holds and its code reaches."""
+    """Everything that a value holds and its code reaches; errors call it `name`."""
 
     def __init__(self, value: Any, name: str) -> None:
         self.code: list[str] = []
         """Code, and names of libraries."""
-        self._met: list[tuple[Any, str]] = []  # with paths; held, so that ids stay
+        self._met: list[tuple[Any, str]] = []  # with paths; kept alive: ids stay unique
         self._numbers: dict[int, int] = {}
-        self._parts: list[list[bytes | int]] = []  # digests, numbers of other values
+        self._parts: list[list[bytes | int]] = []  # digests, or numbers of other values
         self._number(value, name)
-        for each, path in self._met:  # which grows as they are taken apart
+        for each, path in self._met:  # grows while values are taken apart
             text, parts = apart(each, path)
             own = xxh3_128_digest(f"{text}\0{[label for label, _ in parts]}".encode())
             numbers = [self._number(part, path + label) for label, part in parts]
@@ -137,17 +138,18 @@ class Walk:
                 self.code.append(text)
 
     def digest(self) -> bytes:
-        """Return 16 bytes, the same however values are shared or in which order found.
+        """Return 16 bytes that do not depend on sharing or on the order of discovery.
 
-        Values that lead to no circle are digested from the ends up. Those in circles
-        are told apart by what is around them, by one step more each round, until no
-        round tells more of them apart. All that are told apart count: then two roots
-        with one digest look the same however far one follows them.
+        Values that lead to no circle are digested from the leaves up. Values in circles
+        are distinguished by their surroundings, one step further each round, until a
+        round distinguishes no more of them. The digest covers every value distinguished
+        in this way: two roots with one digest then look the same however far one
+        follows them.
         """
         done: dict[int, bytes] = {}
         numbers = [[p for p in parts if type(p) is int] for parts in self._parts]
         order = TopologicalSorter(dict(enumerate(numbers)))
-        with suppress(CycleError):  # it gives those that lead to none all the same
+        with suppress(CycleError):  # it still yields the values that lead to none
             order.prepare()
         while ready := order.get_ready():
             done.update({at: self._combined(at, done) for at in ready})
@@ -172,12 +174,16 @@ class Walk:
             return atom(value)
         number = self._numbers.setdefault(id(value), len(self._met))
         if number == len(self._met):
-            self._met.append((value, path[-1000:]))  # or deep ones take much memory
+            self._met.append((value, path[-1000:]))  # deep paths would take much memory
         return number
 
 
 def apart(value: Any, path: str) -> Parts:
-    """Take apart what lies at `path`, by what it says, its name or its type."""
+    """Take a value apart by its declared identity, its name or its type.
+
+    Raises:
+        Undigestible: there is no way to.
+    """
     if (said := said_fingerprint(value)) is not None:
         return "said", [("", said)]
     try:
@@ -210,13 +216,13 @@ def object_(value: Any) -> Parts:
 
 
 def members(values: Mapping[str, Any], without: Collection[str] = ()) -> Labelled:
-    """Return attributes, but for some, in the order of their names."""
+    """Return attributes in the order of their names, leaving some out."""
     names = sorted(values.keys() - without, key=str)
     return [(f".{name}", values[name]) for name in names]
 
 
 def items(value: Collection[Any]) -> Parts:
-    """By its items: those of a list or tuple in their order, those of a set in any."""
+    """By its items: in order for a list or tuple, in any order for a set."""
     kind = type(value).__name__
     if isinstance(value, set | frozenset):
         return kind, [("[...]", each) for each in value]
@@ -226,7 +232,7 @@ def items(value: Collection[Any]) -> Parts:
 
 
 def dict_(value: Mapping[Any, Any]) -> Parts:
-    """By its keys and values in their order: code may list them."""
+    """By its keys and values in order, as code may iterate over them."""
     if is_plain(value) and is_plain(value.values()):
         return f"dict {dict(value)}", []
     shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
@@ -235,7 +241,7 @@ def dict_(value: Mapping[Any, Any]) -> Parts:
 
 
 def is_plain(values: Collection[Any]) -> bool:
-    """Whether `repr` tells all of items: atoms, or rows of atoms."""
+    """Whether `repr` shows items completely: atoms, or rows of atoms."""
     kinds = set(map(type, values))
     if kinds and kinds <= {tuple, list}:
         kinds = set(map(type, chain.from_iterable(values)))
@@ -243,7 +249,7 @@ def is_plain(values: Collection[Any]) -> bool:
 
 
 def ndarray(value: Any) -> Parts:
-    """By its type, shape and elements, however they lie in memory."""
+    """By its type, shape and elements, whatever its memory layout."""
     array: Any = np.asarray(value, order="C")
     kind = f"array {array.dtype!r} {array.shape}"
     if array.dtype.hasobject:
@@ -252,9 +258,9 @@ def ndarray(value: Any) -> Parts:
 
 
 def tensor(value: torch.Tensor) -> Parts:
-    """By its type, shape and elements, wherever it is, and by its attributes.
+    """By its type, shape, elements and attributes, on whatever device it is.
 
-    Those of other kinds (sparse, nested, quantized) hold more, and "meta" ones less.
+    Special kinds (sparse, nested, quantized) hold more, and "meta" tensors less.
     """
     is_strided = value.layout == torch.strided and value.device.type != "meta"
     if not is_strided or value.is_nested or value.is_quantized:
@@ -266,13 +272,14 @@ def tensor(value: torch.Tensor) -> Parts:
 
 
 def function(value: types.FunctionType) -> Parts:
-    """By its code, what that reaches, and what is bound to it.
+    """By its code, what the code reaches, and what is bound to it.
 
-    A closure that a library made is the library's: the user's is what it closes over.
+    The code of a closure that a library made is the library's; only the values it
+    closes over are the user's.
     """
     code, space = value.__code__, value.__globals__
     if space is vars(functools) and "registry" in vars(value):
-        # singledispatch: its other parts remember the types that it has met
+        # singledispatch: its other parts cache the types it was called with
         return "by type", [(".registry", vars(value)["registry"])]
     cells = [each.cell_contents for each in value.__closure__ or ()]
     hints = getattr(getattr(value, "__annotate__", None), "__code__", None)  # of 3.14
@@ -291,10 +298,10 @@ def function(value: types.FunctionType) -> Parts:
 
 
 def code_(value: types.CodeType) -> Parts:
-    """By its bytes, names and constants; not by where it stands."""
+    """By its bytes, names and constants; not by its place in a file."""
     constants: Any = value.co_consts
     if not value.co_flags & inspect.CO_OPTIMIZED:
-        # a class in a function: it holds its line, and names in the order of a set
+        # A class in a function: it holds its line, and names in the order of a set.
         constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
         constants.discard(value.co_firstlineno)
     shape = (
@@ -310,7 +317,7 @@ def class_(value: type) -> Parts:
     """By its name, its bases and its own attributes."""
     without = OF_A_CLASS
     if is_dataclass(value) and str(value.__doc__).startswith(f"{value.__name__}("):
-        without = without | {"__doc__"}  # made of its fields: a set prints in any order
+        without = without | {"__doc__"}  # generated: prints sets in any order
     above = [(".__bases__", value.__bases__), (".__class__", type(value))]
     return f"class {value.__qualname__}", above + members(vars(value), without)
 
@@ -333,18 +340,18 @@ MADE_OF: Mapping[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     types.MethodType: ("__func__", "__self__"),
 }
-"""Attributes that are all there is to values of some types."""
+"""Attributes that fully describe the values of some types."""
 
 
 def library(name: str) -> Parts:
-    """By its full name and the versions behind it; if none are, it is the user's."""
+    """By its full name and its versions; a value of the user's own cannot be."""
     if (behind := release(name)) is None:
         raise LookupError(f"{name}, copied by its name alone")
     return f"library {name} of {behind}", []
 
 
 def library_name(value: Any) -> str | None:
-    """Return the full name of a library's module, class or function; None: no such."""
+    """Return the full name of a library's module, class or function, or None."""
     if isinstance(value, types.ModuleType):
         return value.__name__ if release(value.__name__) is not None else None
     of = getattr(value, "__self__", None)
@@ -360,16 +367,16 @@ def library_name(value: Any) -> str | None:
 
 @functools.cache
 def release(name: str) -> str | None:
-    """Return the versions behind what a library holds; None: it is the user's own."""
+    """Return the versions behind a library's name; None if it is the user's own."""
     top = name.partition(".")[0]
     spec = None
-    with suppress(ImportError, ValueError):  # it was made by hand
+    with suppress(ImportError, ValueError):  # a module made by hand
         spec = importlib.util.find_spec(top)
     if spec is None or top in ("__main__", "__mp_main__"):
         return None
     place = spec.origin or str(spec.submodule_search_locations)
     if "/site-packages/" in place or "/dist-packages/" in place:
-        return versions(*packages().get(top, ()))  # of none if it was put there by hand
+        return versions(*packages().get(top, ()))  # None if it was copied there by hand
     python = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
     is_python = place in ("built-in", "frozen") or place.startswith(python)
     return PYTHON if is_python else None
@@ -377,14 +384,14 @@ def release(name: str) -> str | None:
 
 @functools.cache
 def versions(*names: str) -> str | None:
-    """Return the versions of distributions and all that they require; None: of none."""
+    """Return the versions of distributions and all they require; None if unknown."""
     found: dict[str, str] = {}
     waiting = [*names]
     while waiting:
         name = waiting.pop()
         with suppress(importlib.metadata.PackageNotFoundError):
             one = importlib.metadata.distribution(name)
-            # where it came from: one version of a repository may be many commits
+            # Also its origin: one version of a repository may be many commits.
             found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
             required = [each for each in one.requires or () if "extra ==" not in each]
             further = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
@@ -393,10 +400,10 @@ def versions(*names: str) -> str | None:
 
 
 def reached(function: types.FunctionType) -> Names:
-    """Return what a function finds in modules by name, as `c.SIZE`, sorted by names.
+    """Return what a function finds in modules by name, such as `c.SIZE`, sorted.
 
-    Of a user's module that is what the code reads of it: all of it where it is used as
-    it is, as in `f(x, c)`. What is not there (yet) is left out.
+    Of a user's module, this is what the code reads of it, or all of it if the module is
+    used as a value, as in `f(x, c)`. Names that do not exist (yet) are left out.
     """
     space = function.__globals__
     found: Names = {}
@@ -416,14 +423,14 @@ def reached(function: types.FunctionType) -> Names:
 
 
 def steps_of(code: types.CodeType) -> Labelled:
-    """Return the instructions of a code and those in it, with what they name."""
+    """Return the instructions of code and its inner code, with what they name."""
     steps = [(each.opname, each.argval) for each in dis.get_instructions(code)]
     inner = [steps_of(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return [each for each in chain(steps, *inner) if each[0] not in FILLERS]
 
 
 def looked_up(name: str, then: Labelled, space: Names) -> Names:
-    """Return a global, by name; of a user's module the attribute that is read of it."""
+    """Return a global by name; of a user's module, the attribute that is read."""
     if name in DYNAMIC - space.keys():
         return {each: space[each] for each in space.keys() - OF_A_MODULE}
     if name in OF_A_MODULE or name not in space:
@@ -439,13 +446,13 @@ def looked_up(name: str, then: Labelled, space: Names) -> Names:
 
 
 def imported(module: str, names: Sequence[str], level: int, space: Names) -> Names:
-    """Return what an import gives, by name; of a library its versions alone."""
+    """Return what an import yields, by name; of a library, only its versions."""
     label = f"import {'.' * level}{module}"
     if not level and release(module) is not None:
         return {label: release(module)}
     try:
         found = importlib.__import__(module, space, None, names, level)
         parts = {f"{label} {name}": getattr(found, name) for name in names}
-    except Exception:  # noqa: BLE001 - it fails when it runs, too, or is caught there
+    except Exception:  # noqa: BLE001 - it fails, or is caught, when the code runs, too
         return {label: "cannot be imported"}
     return parts or {label: found}

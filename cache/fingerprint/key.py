@@ -1,11 +1,11 @@
-"""What a record is stored under: the data and the code that made it, and which sample.
+"""What a record is stored under: the data and the code that made it, and the sample.
 
     key, 16 bytes = namespace, 8 bytes        of fingerprint and image size
-                  + xxh3_64 of the sample     its number, or its own fingerprint
+                  + xxh3_64 of the sample     its index, or its own fingerprint
 
 All records of one fingerprint and size begin with the same bytes, so that they can be
 deleted together. With 64 bits for the sample, the chance that any two of ten million
-share a key is 3 in a million (n^2 / 2^65); sample numbers never do.
+share a key is 3 in a million (n^2 / 2^65); indices never do.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ from xxhash import xxh3_64_digest, xxh3_128, xxh3_128_digest
 from .digest import Undigestible, Walk, digest, said_fingerprint
 
 FORMAT = "penstock cache 4"
-"""Goes up when what is digested, or how, is not what it was: old keys match no more."""
+"""Increased whenever the digest changes in content or method: old keys then miss."""
 SAMPLE = struct.Struct("<q")
 STAT_THREADS = 16
 CHUNK = 256
 SLOW_STAT_S = 50e-6
-"""A look takes 2 us on a local disk and 6 us by threads, but 300 us over a network."""
+"""A `stat` takes 2 us on a local disk (6 us by threads), but 300 us over a network."""
 BOGUS_NS = (315_532_800 + 86_400) * 10**9
-"""Times of change up to 1980, where DOS begins, are none: archives write them."""
+"""Modification times up to 1980, where DOS time begins, mean nothing: archives set
+them."""
 COMMON = 0.1
-"""A time of change that so many files of a data set share was given to them."""
+"""A modification time that this share of a data set's files have was assigned."""
 
 DRAWS = re.compile(r"(?i)rand|shuffle|bernoulli|multinomial|uuid|secret|\b(time|now)\b")
-"""Names of what draws, or tells the time."""
+"""Names of functions that draw random values, or tell the time."""
 PerSample = NDArray[np.uint64]
-"""`uint64 [n, 2]`: 128 bits of each sample's own."""
+"""`uint64 [n, 2]`: 128 bits for each sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """What tells the samples that a cache holds from those of other data and code."""
+    """Distinguishes the samples of a cache from those of other data and code."""
 
     digest: bytes
-    """16 bytes; random if the cache belongs to this run alone."""
+    """16 bytes; random if the cache is private to this run."""
     private_because: str | None = None
-    """What makes it so: "dataset.handle (TextIOWrapper)"; None: later runs find it."""
+    """The reason why it is private, such as "dataset.handle (TextIOWrapper)"; None if
+    later runs can find it."""
     samples: PerSample | None = field(default=None, repr=False)
-    """What tells each sample, if the data set says so; None: its number does."""
+    """Identity of each sample, if the data set provides it; None: its index counts."""
     draws: bool = False
-    """Whether code names what may be random, as `numpy.random.rand`."""
+    """Whether code names something that may be random, such as `numpy.random.rand`."""
 
     def namespace(self, image_size: int | None) -> bytes:
-        """Return the first 8 bytes of all keys of one image size."""
+        """Return the first 8 bytes of all keys for one image size."""
         size = b"" if image_size is None else SAMPLE.pack(image_size)
         return xxh3_64_digest(self.digest + size)
 
@@ -84,22 +86,22 @@ def fingerprint(
     functions: Sequence[tuple[str, Callable[..., Any]]],
     version: str | int | None = None,
 ) -> Fingerprint:
-    """Return the fingerprint of a data set and what is done to its samples.
+    """Return the fingerprint of a data set and of the functions applied to it.
 
-    A data set with a method `sample_fingerprints() -> uint64 [n, 2]` is told by its
-    class and these, so that a change of one sample leaves the others in the cache.
+    A data set with a method `sample_fingerprints() -> uint64 [n, 2]` is identified by
+    its class and that array, so changing one sample leaves the others in the cache.
 
     Args:
-        dataset: what samples come from.
-        functions: those before the cache, in their order, and what to call them.
-        version: the user's own; another one makes another cache.
+        dataset: the source of the samples.
+        functions: the functions before the cache, in order, with names for errors.
+        version: the user's own version; changing it starts a new cache.
 
     Raises:
-        ValueError: `sample_fingerprints()` is not one row of two a sample.
+        ValueError: `sample_fingerprints()` does not return two numbers per sample.
     """
     try:
         samples = per_sample(dataset)
-        # of what is told sample by sample the rest may change from run to run
+        # The rest of a data set that identifies its samples may change between runs.
         source = dataset if samples is None else type(dataset)
         walks = [Walk(each, name) for name, each in (("dataset", source), *functions)]
         parts = [walk.digest() for walk in walks]
@@ -111,7 +113,11 @@ def fingerprint(
 
 
 def per_sample(dataset: Any) -> PerSample | None:
-    """Return what a data set says of each sample, checked, or None."""
+    """Return the validated fingerprints that a data set provides, or None.
+
+    Raises:
+        ValueError: they are not two numbers per sample.
+    """
     asked = getattr(type(dataset), "sample_fingerprints", None)
     if asked is None or said_fingerprint(dataset) is not None:
         return None
@@ -119,7 +125,7 @@ def per_sample(dataset: Any) -> PerSample | None:
     if told.dtype != np.uint64 or told.shape != (len(dataset), 2):
         raise ValueError(
             f"`sample_fingerprints()` of {type(dataset).__name__} must be uint64"
-            f" [{len(dataset)}, 2], one row a sample, got {told.dtype} {[*told.shape]}"
+            f" [{len(dataset)}, 2], a row per sample, got {told.dtype} {[*told.shape]}"
         )
     return told
 
@@ -127,21 +133,21 @@ def per_sample(dataset: Any) -> PerSample | None:
 def file_fingerprints(
     paths: Sequence[str], *, labels: Sequence[Any] | None = None, store: Any = None
 ) -> PerSample:
-    """Return what tells each file from others, and from what it was: `uint64 [n, 2]`.
+    """Return the identity of each file and its content: `uint64 [n, 2]`.
 
-    That is xxh3_128 of its real path, size, time of its last change, and label; of its
-    content, too, where that time was given to it, as archives, images of containers
-    and checkouts do: then a file of the same size may take its place and show nothing.
-    In a store it is of store, path and label: what changes under them is not noticed.
+    This is xxh3_128 of its real path, size, modification time and label. Its content
+    counts, too, if that time was assigned, as by archives, container images and
+    checkouts: another file of the same size could then take its place unnoticed. In a
+    store, it is of store, path and label: changes of the object go unnoticed.
 
     Args:
         paths: of the files.
-        labels: what else each sample is made of: the number of a class changes when a
-            class is added before it, though no file does.
-        store: what tells the store of the files from others; None: they are here.
+        labels: what else each sample is made of. The number of a class changes when a
+            class is added before it, although no file does.
+        store: what identifies the store of the files; None for local files.
 
     Raises:
-        Undigestible: a label, or a value in `store`, that has no digest.
+        Undigestible: a label, or a value in `store`, has no digest.
     """
     place = None if store is None else digest(store, "storage")
     told = looks(paths) if place is None else [(place, path) for path in paths]
@@ -153,8 +159,8 @@ def file_fingerprints(
 
 
 def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return each file's real path, size, time, and content if that time was given."""
-    # of folders but once; for this call alone: links may change
+    """Return each file's real path, size, time, and if that was assigned, content."""
+    # Each folder is resolved once, for this call alone: links may change.
     found = by_threads(partial(looked_at, cache(os.path.realpath)), paths)
     times = Counter(changed_ns for *_, changed_ns in found)
     common = max(2, COMMON * len(paths))
@@ -169,7 +175,7 @@ def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def by_threads(look: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-    """Look at files; by threads if each look is a wait."""
+    """Look at files, with threads if each look is slow."""
     start_s = time.perf_counter()
     first = [look(path) for path in paths[:CHUNK]]
     rest = paths[CHUNK:]
@@ -180,7 +186,7 @@ def by_threads(look: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
 
 
 def looked_at(real: Callable[[str], str], path: str) -> tuple[str, int, int]:
-    """Return a file's real path, size and time of change: -1 if it is not there."""
+    """Return a file's real path, size and modification time (ns); -1 if it is gone."""
     folder, name = os.path.split(path)
     where = os.path.join(real(folder), name)
     with suppress(OSError):
@@ -192,7 +198,7 @@ def looked_at(real: Callable[[str], str], path: str) -> tuple[str, int, int]:
 
 
 def content_of(path: str) -> bytes | None:
-    """Return the digest of what a file holds; None if it cannot be read."""
+    """Return the digest of a file's content; None if it cannot be read."""
     with suppress(OSError), open(path, "rb") as file:
         return hashlib.file_digest(file, xxh3_128).digest()
     return None

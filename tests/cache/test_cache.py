@@ -68,7 +68,7 @@ def test_the_first_are_computed_twice_and_the_others_once() -> None:
 def test_what_is_random_is_refused_each_time_that_it_is_asked_for() -> None:
     with opened() as cache:
         for index in range(2 * REPEATED):
-            with pytest.raises(RandomUpstreamError, match=f"index {index} is not"):
+            with pytest.raises(RandomUpstreamError, match=f"index {index} differed"):
                 cache.sample(index, None, lambda number: number)
             assert free(cache)
         assert totals(cache).stored == 0
@@ -102,7 +102,7 @@ def test_changed_data_is_told_of_once_and_computed_anew(
         assert changed.computed == 9 + 9
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 1
-    assert "sample index 0, stored by an earlier run, is not" in told[0]
+    assert "sample index 0, stored by an earlier run, differs" in told[0]
 
 
 @pytest.mark.parametrize("ram", [0, RAM])

@@ -135,7 +135,7 @@ def test_none_before_it_is_as_good_and_none_is_much_better(
 
 def test_a_choice_tells_what_it_rests_on() -> None:
     text = str(choose(facts(capacity_bytes=HALF)))
-    assert text.startswith('codec "filter": expected of a sample: raw 0.758 ms (50%')
+    assert text.startswith('codec "filter"; expected per sample: raw 0.758 ms (50%')
 
 
 def test_codecs_are_measured_by_the_clock_that_is_given() -> None:
