@@ -1,7 +1,7 @@
-"""What `executor="auto"` begins with: inline, until a batch shows what it costs.
+"""What `executor="auto"` starts with: inline, until a batch shows what it costs.
 
-Resolved once for each segment, by its first batches, in the trainer's thread. What
-happens later is the tuner's to decide.
+This is resolved once for each segment, by its first batches, in the trainer's thread.
+Everything later is the tuner's decision.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 WORTH_WORKERS_NS = 2_000_000
-"""Work in a batch from which handing it to workers pays: to a thread where it holds the
-GIL, as it may, or to a process, of which some 300 us of CPU are spent on each lease."""
+"""Work in a batch that justifies workers: threads, although they may hold the GIL, or
+processes, although each lease costs some 300 us of CPU."""
 SOON_NS = 300_000_000
-"""A batch that is done inline within this is done so: no worker would be there much
-sooner, and the first batch of all is waited for."""
+"""A batch that will be finished inline within this time is finished so: workers would
+hardly be ready sooner, and the trainer is waiting for the very first batch."""
 SURE_NS = 10_000_000
-"""Work from which a segment need not finish a whole batch to be judged."""
+"""Work after which a segment can be judged before it has finished a batch."""
 
 
 class ResolvedExecutor(NamedTuple):
-    """The workers that a segment gets, and why."""
+    """The kind of workers that a segment gets, and why."""
 
     executor: Literal["inline", "thread", "process"]
     reason: str
@@ -28,12 +28,12 @@ class ResolvedExecutor(NamedTuple):
 def resolve(
     rows: int, run_ns: int, left: int, batch_rows: int, *, thread_safe: bool
 ) -> ResolvedExecutor | None:
-    """Return what suits a segment; None while too little was done to tell.
+    """Return what suits a segment; None while too little was done to judge.
 
     Args:
-        rows: worked on inline so far.
-        run_ns: nanoseconds that took.
-        left: rows still to be done of the batch that was begun.
+        rows: rows worked on inline so far.
+        run_ns: time that they took, in nanoseconds.
+        left: rows of the current batch that are still to be done.
         batch_rows: rows of a batch.
         thread_safe: whether several threads may work on it.
     """

@@ -1,9 +1,9 @@
-"""Work on whole batches: what becomes of one whose rows are all there.
+"""Work on whole batches: what happens to a batch once its rows are there.
 
-Segments behind the one that places rows get a batch at a time, in any order. The first
-of them may be a `collate_fn` of the user's: it runs in the trainer's thread, one batch
-after the other, until it has been seen to keep nothing and workers that make whole
-batches call it themselves.
+Segments after the one that places rows get one batch at a time, in any order. The first
+of them may be the user's `collate_fn`. It runs in the trainer's thread, one batch after
+another, until it has proved to keep no state, and workers that make whole batches call
+it themselves.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Made = Onward | Finished | Gathered | FailedBatch
 
 
 class Collate(Operation):
-    """Call the user's `collate_fn` on the rows of a batch; the batch seeds its draws.
+    """Calls the user's `collate_fn` on the rows of a batch; the batch seeds its draws.
 
     Args:
-        stage: that makes batches.
-        collate: the user's.
+        stage: the stage that makes batches.
+        collate: the user's function.
         seed: of the pipeline.
     """
 
@@ -50,7 +50,7 @@ class Collate(Operation):
     def run(self, work: Work) -> None:
         (gathered,) = work.samples
         plan = gathered.plan
-        # Workers of other segments may draw meanwhile.
+        # Workers of other segments may draw at the same time.
         made = self._calls.call(
             gathered.collate, self._seed, plan.epoch, plan.batch, alone=False
         )
@@ -61,10 +61,10 @@ class BatchWork:
     """Sends batches through the segments that work on whole ones, and out.
 
     Args:
-        segments: all of the pipeline.
-        buffers: make batches of rows.
-        slabs: where some of these lie.
-        collates: called once the `collate_fn` has been seen to keep nothing.
+        segments: all segments of the pipeline.
+        buffers: turn rows into batches.
+        slabs: shared memory that some of the batches lie in.
+        collates: called once the `collate_fn` has proved to keep no state.
         judge: called with the first batch that an inline segment has made.
     """
 
@@ -87,15 +87,15 @@ class BatchWork:
             for at, each in enumerate(segments)
             if each.per_batch and each.executor in ("auto", "inline")
         }
-        """Of inline segments of which nothing is known yet."""
+        """Inline segments that have made no batch yet."""
         self._first = sum(not each.per_batch for each in segments)
 
     def finisher(self, at: int) -> Callable[[InFlightBatch], Made]:
-        """Return what is done with a batch when a segment is through with it."""
+        """Return the function to call on a batch when segment `at` has finished it."""
         return partial(self._worked, at) if at >= self._first else self._filled
 
     def _filled(self, in_flight: InFlightBatch) -> Made:
-        """All rows are there, or have failed."""
+        """Handle a batch whose rows are all finished, or have failed."""
         made = self._buffers.finish(in_flight)
         if self._first == len(self._segments) or isinstance(made, FailedBatch):
             return made
@@ -106,12 +106,12 @@ class BatchWork:
         return Onward(self._first + self._segments[self._first].in_order, made.data)
 
     def _worked(self, at: int, in_flight: InFlightBatch) -> Made:
-        """A segment has worked on the batch."""
+        """Handle a batch that a segment has worked on."""
         outputs, in_flight.made = in_flight.made, None
         failures = in_flight.failures
         if failures:
             failed = FailedBatch(batch_error(failures[0], in_flight.plan))
-            failures.clear()  # a traceback's frames hold it: no cycle
+            failures.clear()  # the traceback's frames hold it: this breaks the cycle
             return failed
         (data,) = outputs
         if self._segments[at].in_order:
@@ -135,26 +135,26 @@ class BatchWork:
             self._collates()
 
     def _release(self, in_flight: InFlightBatch) -> None:
-        """Leave a batch's memory to the batch."""
+        """Give a batch's memory to the batch."""
         buffer = in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        if buffer.slab is not None:  # nobody writes it any more
+        if buffer.slab is not None:  # nobody writes to it any more
             self._slabs.hand_over(buffer.slab.key)
         buffer.let_go()
 
 
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
-    """Return what a function raised of a batch, with a note that says which."""
+    """Return a function's exception, with a note that identifies the batch."""
     where = f"the batch of epoch {plan.epoch}, step {plan.step}"
     add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
     return failure.error
 
 
 def worked(recipe: Recipe, plan: BatchPlan, data: Any) -> Any:
-    """Do here, at once, what is done to whole batches.
+    """Apply the maps of whole batches here and now.
 
     Raises:
-        Exception: what a function raises.
+        Exception: whatever a function raises.
     """
     if not recipe.batch_work:
         return data

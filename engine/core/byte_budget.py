@@ -1,10 +1,10 @@
-"""Credits: the bytes that batches in flight may hold, one budget for a whole process.
+"""The bytes that batches in flight may hold: one budget for a whole process.
 
-A batch is charged an estimate when its first row is handed out, in ticket order, trued
-up as its rows are finished, and let go when the trainer takes it. The oldest batch of a
-pipeline is always granted, so every pipeline can move whatever the others hold: the
-bytes held stay under the budget plus one batch of each pipeline, and nothing can
-deadlock.
+A batch is charged an estimate when its first row is handed out, in step order. The
+charge is corrected as its rows finish, and released when the trainer takes the batch.
+The oldest batch of a pipeline is always granted, so each pipeline can make progress
+whatever the others hold. The bytes held therefore stay under the budget plus one batch
+of each pipeline, and nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...errors import BudgetError
 class ByteBudget:
     """A number of bytes that several pipelines share.
 
-    The lock guards `held_bytes`, `limit_bytes`, who waits and who rests. It is taken
-    inside an engine's lock and never the other way round: nothing is called while it is
-    held.
+    The lock guards `held_bytes`, `limit_bytes`, and the sets of refused and of resting
+    pipelines. It is taken inside an engine's lock and never the other way round, and
+    nothing is called while it is held.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -35,15 +35,15 @@ class ByteBudget:
         self._resting: set[Callable[[], None]] = set()
 
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
-        """Change the budget; return whom to tell, as `change` does."""
+        """Change the budget; return the callbacks of the refused, to call unlocked."""
         with self.lock:
             self.limit_bytes = limit_bytes
             return self._take_refused()
 
     def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
-        """Charge `nbytes` if they fit; without `notify`, in any case.
+        """Charge `nbytes` if they fit, or in any case if `notify` is None.
 
-        One who is refused is notified when bytes come free.
+        If they do not fit, `notify` is called once bytes become free.
         """
         with self.lock:
             if notify is not None and self.held_bytes + nbytes > self.limit_bytes:
@@ -53,7 +53,11 @@ class ByteBudget:
             return True
 
     def check_fits(self, nbytes: int, rows: int) -> None:
-        """Raise `BudgetError` unless a batch of so many rows and bytes fits."""
+        """Check that a batch of this many rows and bytes fits.
+
+        Raises:
+            BudgetError: it does not.
+        """
         if nbytes > self.limit_bytes:
             raise BudgetError(
                 f"the memory budget must hold one batch: {rows} samples of this"
@@ -62,28 +66,28 @@ class ByteBudget:
             )
 
     def rest(self, suspend: Callable[[], None]) -> None:
-        """A pipeline is between two epochs: `suspend` gives up what it prefetched."""
+        """Note a pipeline between epochs; `suspend` drops its prefetched data."""
         with self.lock:
             self._resting.add(suspend)
 
     def resume(self, suspend: Callable[[], None]) -> None:
-        """It goes on, or is gone."""
+        """Note that the pipeline continues, or is gone."""
         with self.lock:
             self._resting.discard(suspend)
 
     def resting(self) -> list[Callable[[], None]]:
-        """Return whom to suspend where others are short, once no lock is held."""
+        """Return the callbacks that suspend resting pipelines, to call unlocked."""
         with self.lock:
             return list(self._resting)
 
     def release(self, nbytes: int) -> list[Callable[[], None]]:
-        """Give back; return whom to notify, once the caller holds no lock."""
+        """Release bytes; return the callbacks to call once the caller holds no lock."""
         with self.lock:
             self.held_bytes -= nbytes
             return self._take_refused() if self._refused else []
 
     def forget(self, notify: Callable[[], None]) -> None:
-        """A pipeline is gone and needs not be told any more."""
+        """Stop notifying a pipeline that is gone."""
         with self.lock:
             self._refused.discard(notify)
 
@@ -97,12 +101,12 @@ class ByteBudget:
 
 
 _byte_budget: ByteBudget | None = None
-# Guards the making of `_byte_budget`.
+# Guards the creation of `_byte_budget`.
 _making = threading.Lock()
 
 
 def process_byte_budget() -> ByteBudget:
-    """Return the bytes that all pipelines of this process share."""
+    """Return the byte budget that all pipelines of this process share."""
     global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
         if _byte_budget is None:
@@ -127,18 +131,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass(frozen=True, slots=True)
 class ReservationStatistics:
-    """What one pipeline holds."""
+    """Bytes that one pipeline holds."""
 
     held_bytes: int
     peak_bytes: int
-    """Most it held at any time."""
+    """Maximum held at any time."""
     batch_bytes: int
-    """What one batch is expected to hold; 0 while none is known."""
+    """Expected bytes of one batch; 0 if none is known yet."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What one batch in flight is charged, holds, and held at its fullest."""
+    """Bytes that one batch is charged, holds, and held at most."""
 
     charged: int
     held: int = 0
@@ -146,7 +150,7 @@ class Reservation:
 
 
 class Reservations:
-    """What one pipeline has of the budget. Guarded by its engine's lock."""
+    """One pipeline's share of the byte budget. Guarded by its engine's lock."""
 
     def __init__(self, byte_budget: ByteBudget, notify: Callable[[], None]) -> None:
         self.byte_budget = byte_budget
@@ -156,13 +160,13 @@ class Reservations:
         self._batch_bytes: int | None = None
         self._total = self._peak = 0
         self.notifications: deque[Callable[[], None]] = deque()
-        """Those to call, once no lock is held, as bytes came free."""
+        """Callbacks to call, once no lock is held, because bytes became free."""
 
     def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
-        """Charge for a batch about to start; False: it has to wait for credit.
+        """Charge for a batch about to start; return False if it must wait for credit.
 
-        While no batch has been seen whole nobody can tell what one holds, so only the
-        oldest is granted.
+        Until one batch has been completed its size is unknown, so only the oldest is
+        granted.
         """
         expected = self.expected(image_size)
         if not oldest and expected is None:
@@ -176,9 +180,9 @@ class Reservations:
         return True
 
     def expected(self, image_size: int | None) -> int | None:
-        """Bytes a batch will hold at its fullest; None while none has been seen.
+        """Return the expected peak bytes of a batch; None until one was completed.
 
-        For a larger image than the last batch's, in proportion to the area.
+        For a larger image than the last batch's, the bytes grow with the area.
         """
         known, nbytes = self._image_size, self._batch_bytes
         if nbytes and known and image_size and image_size > known:
@@ -186,7 +190,7 @@ class Reservations:
         return nbytes
 
     def use(self, step: int, nbytes: int) -> None:
-        """The batch grew (or shrank) by so many bytes: true up."""
+        """Adjust the charge of a batch that grew (or shrank) by `nbytes`."""
         charge = self._charges[step]
         charge.held += nbytes
         charge.high = max(charge.high, charge.held)
@@ -197,15 +201,15 @@ class Reservations:
             self._grow(excess)
 
     def held(self, step: int) -> int:
-        """Bytes that a batch in flight holds now."""
+        """Return the bytes that a batch in flight holds now."""
         return self._charges[step].held
 
     def complete(
         self, step: int, image_size: int | None, *, whole: bool = True
     ) -> None:
-        """All rows are in: charge what is really held, remember what it took.
+        """Charge a finished batch only what it holds, and remember its peak.
 
-        An epoch's short last batch, not `whole`, tells nothing of the next ones.
+        An epoch's short last batch (not `whole`) says nothing about the next ones.
         """
         charge = self._charges[step]
         if whole or self._batch_bytes is None:
@@ -214,28 +218,28 @@ class Reservations:
         self._let_go(spare)
 
     def close(self, step: int) -> None:
-        """The batch left, or was given up."""
+        """Release a batch that left, or was given up."""
         charge = self._charges.pop(step, None)
         if charge is not None:
             self._let_go(charge.charged)
 
     def close_all(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for step in list(self._charges):
             self.close(step)
         self.byte_budget.forget(self._notify)
 
     @property
     def batch_bytes(self) -> int:
-        """What a batch needs on its way, by those that came last; 0: none came yet."""
+        """Bytes that a batch needs in flight, judged by recent ones; 0 if unknown."""
         return self._batch_bytes or 0
 
     def statistics(self) -> ReservationStatistics:
-        """Return what is held now, and was at most."""
+        """Return the bytes held now, and the maximum so far."""
         return ReservationStatistics(self._total, self._peak, self.batch_bytes)
 
     def _learn(self, high: int, image_size: int | None) -> None:
-        """Up at once, down by an eighth: one light batch must not let ten heavy in."""
+        """Grow at once, shrink by an eighth: a light batch must not admit ten heavy."""
         known = self._batch_bytes
         if known is None or high > known or image_size != self._image_size:
             self._batch_bytes = high

@@ -15,7 +15,7 @@ from ..plan import BatchPlan, Context, Rows
 
 
 class Signal(Enum):
-    """What a worker may be told instead of being given work."""
+    """Returned to a worker instead of work."""
 
     RETIRE = "retire"
     CLOSED = "closed"
@@ -23,15 +23,15 @@ class Signal(Enum):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Consecutive rows of one batch of one rank. Never crosses a batch."""
+    """Consecutive rows of one batch on one rank. Never spans two batches."""
 
     step: int
     first_row: int
     indices: NDArray[np.int64]
-    """`int64 [rows]`: what to ask the dataset for."""
+    """`int64 [rows]`: indices into the dataset."""
     rounds: NDArray[np.int64]
-    """`int64 [rows]`: which pass over the data each row belongs to (keys its random
-    stream)."""
+    """`int64 [rows]`: the pass over the data that each row belongs to; it seeds the
+    row's random stream."""
     context: Context
 
     def __len__(self) -> int:
@@ -57,14 +57,14 @@ class Chunk:
 
 
 class Piece(NamedTuple):
-    """Rows that wait before a segment; ordered by address."""
+    """Rows waiting for a segment; ordered by address."""
 
     step: int
     first_row: int
     chunk: Chunk
     inputs: list[Any] | None
     nbytes: int
-    """Of the inputs."""
+    """Bytes of the inputs."""
 
     def split(self, rows: int) -> tuple[Piece, Piece]:
         """Return the first `rows` rows, and the rest."""
@@ -85,26 +85,26 @@ def _chunk(
     rounds: bytes,
     context: tuple[int, int, int | None, float | None],
 ) -> Chunk:
-    """Return a chunk from what `Chunk.__reduce__` tells of it."""
+    """Rebuild a chunk from the result of `Chunk.__reduce__`."""
     rows = np.frombuffer(indices, np.int64), np.frombuffer(rounds, np.int64)
     return Chunk(step, first_row, *rows, Context(*context))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a stage's function, and where it happened."""
+    """An exception from a stage's function, and where it happened."""
 
     error: BaseException
     stage: str
     index: int
-    """Index into the dataset of the sample in hand."""
+    """Index into the dataset of the sample being processed."""
     row: int
-    """Its row of the batch."""
+    """The sample's row in the batch."""
     cut_short: bool = False
-    """Whether an iterable gave nothing more after it: nothing can replace the rest."""
+    """Whether an iterable ended with it, so that nothing can replace the rest."""
 
     def annotated(self, epoch: int, step: int) -> BaseException:
-        """Return the exception, with a note that says which sample it was."""
+        """Return the exception, with a note that identifies the sample."""
         note = (
             f"{NOTE}{self.stage}, sample index {self.index} "
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
@@ -116,56 +116,56 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A chunk in a worker's hands: to be settled once, and idempotently."""
+    """A chunk being worked on. Settling it a second time has no effect."""
 
     segment: int
     chunk: Chunk
     inputs: list[Any] | None
-    """One sample a row, as the segment before left it; None for a source. The batch
-    alone, where the segment works on whole batches."""
+    """One sample per row, from the segment before; None for a source. If the segment
+    works on whole batches: the batch alone."""
     in_flight: InFlightBatch
-    """The batch it is part of."""
+    """The batch it belongs to."""
     input_bytes: int = 0
     whole: bool = False
-    """Whether it is a batch that its worker is to collate."""
+    """Whether it is a batch that the worker must collate."""
 
 
 Parts = tuple[tuple[int, int, int], ...]
-"""Of several stages each: the nanoseconds it took, those on a CPU, and the bytes of a
-sample that it made."""
+"""For each of several stages: its wall time (ns), its CPU time (ns), and the bytes of a
+sample it produced."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the first `done` rows of a lease; the rest were not touched."""
+    """The result of the first `done` rows of a lease; the rest were not touched."""
 
     done: int
     offsets: list[int] | None = None
-    """Rows of the chunk that `outputs` are for; None: all of the first `done`."""
+    """Rows of the chunk that `outputs` belong to; None: all of the first `done`."""
     outputs: list[Any] | None = None
-    """Samples for the next segment; None where they were placed in the batch."""
+    """Samples for the next segment; None if they were placed in the batch."""
     nbytes: int = 0
     """Bytes of the outputs, or of the rows placed."""
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
-    """Rows that a filter turned down."""
+    """Rows that a filter removed."""
     ended: bool = False
-    """The source has no more samples (iterables alone)."""
+    """Whether the source has no more samples (iterables only)."""
     run_ns: int = 0
     cpu_ns: int = 0
     made: Any = None
-    """The batch, where the lease was all of it and the worker has collated it."""
+    """The batch, if the lease was all of it and the worker has collated it."""
     parts: Parts = ()
-    """What each stage took of it; empty where there is one."""
+    """Costs of each stage; empty if there is only one."""
     changed: str | None = None
-    """What changed of the data in its worker's process, if that has one worker by the
-    user's word: a path, empty where nothing did; None where nobody has looked."""
+    """Which data changed in a worker process, if the user asked for one worker: a path,
+    or an empty string if nothing changed. None if nobody has looked."""
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
-    """Cut `offsets` where they jump: (start, stop, first offset) of each run.
+    """Split `offsets` into consecutive runs: (start, stop, first offset) of each.
 
-    Start and stop count within the list; None stands for 0, 1, 2, ... `count`.
+    Start and stop are positions in the list; None stands for 0, 1, 2, ... `count`.
     """
     if offsets is None:
         return [(0, count, 0)]
@@ -178,16 +178,16 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
 
 
 class RowBuffer(Protocol):
-    """Where a batch's rows go; the core only carries it."""
+    """Memory for a batch's rows; the core only passes it on."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its memory, if that is open."""
+        """Bytes of its memory, if it has been opened."""
 
 
 @dataclass(slots=True)
 class Onward:
-    """A batch whose rows are all there, for a segment that works on whole batches."""
+    """A batch with all its rows, for a segment that works on whole batches."""
 
     segment: int
     data: Any
@@ -195,7 +195,7 @@ class Onward:
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """A batch on its way."""
+    """A batch that is being loaded."""
 
     plan: BatchPlan
     rows: Rows
@@ -203,19 +203,19 @@ class InFlightBatch:
     remaining: list[int]
     """Rows still to be finished, by segment."""
     next_row: int = 0
-    """First row the source has not handed out."""
+    """First row that the source has not handed out."""
     called: int = 0
-    """Workers woken for those rows that have not come yet."""
+    """Workers woken for rows that they have not taken yet."""
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
     made: Any = None
-    """The batch, finished by the worker that made all its rows; None: it is not.
+    """The batch, if the worker that made all its rows also collated it; None if not.
 
-    Between two segments that work on whole batches: what the first one put out."""
+    Between two segments that work on whole batches: the output of the first."""
     substituted: tuple[Failure, ...] = ()
-    """Rows that carry another sample's data, since their own failed."""
+    """Failures whose rows carry another sample's data instead."""
     ended: bool = False
-    """The source ran dry within this batch (iterables alone)."""
+    """Whether the source ran out within this batch (iterables only)."""
 
     def chunk(self, start: int, stop: int) -> Chunk:
         """Return rows `start` to `stop` as work for the first segment."""

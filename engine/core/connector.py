@@ -1,9 +1,9 @@
 """The one seam between the engine and its workers: `take` a lease, `settle` it.
 
-A monitor over the pure core (core.py), which nobody else touches. One lock an engine
-guards the core and the instruments; nothing blocks and no user code runs while it is
-held. A worker that finds nothing waits on its segment's condition and is woken by
-event; one that must not block (a selector) adds a listener and uses `try_take`.
+A monitor over the pure core (core.py), which nothing else touches. One lock per engine
+guards the core and the instruments. Nothing blocks and no user code runs while it is
+held. A worker that finds no work waits on its segment's condition and is woken by an
+event. One that must not block (a selector) adds a listener and uses `try_take`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Clock = Callable[[], int]
 
 
 class Waiters:
-    """The lock, and how each of those who wait under it is woken.
+    """The lock, and the means to wake each kind of waiter.
 
-    Workers wait on a condition, selectors have a listener called, the trainer sleeps.
+    Workers wait on a condition, selectors register a listener, the trainer sleeps.
     """
 
     def __init__(self, segments: int, wakes: dict[int, int]) -> None:
         self.lock = threading.Lock()
         self.broken: BaseException | None = None
-        """What went wrong inside the engine itself; the trainer raises it."""
+        """A failure of the engine itself; the trainer raises it."""
         self.wakes = wakes
         self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
         self._waiting = [0] * segments
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
-        """By segment: called with the lock held, so they must not wait for anything."""
+        """By segment: called with the lock held, so they must never wait."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
-        """Wake those who may find something to do. The lock is held."""
+        """Wake everybody who may find something to do. The lock is held."""
         wakes = self.wakes
         if wakes.pop(FEED, 0):
             self.wake_trainer()
@@ -64,44 +64,45 @@ class Waiters:
             self._waiting[at] -= 1
 
     def sleep(self) -> None:
-        """Wait, without the lock, until `wake_trainer`; may return for no reason.
+        """Wait, without the lock, until `wake_trainer`; may also return without one.
 
-        No condition: Ctrl-C could come while one takes its lock back, and leave it not
-        taken. Where Ctrl-C came first the wake-up stays, and ends a later sleep.
+        This is not a condition: a Ctrl-C could interrupt one that is reacquiring its
+        lock, and leave the lock not taken. If Ctrl-C comes first, the wakeup stays, and
+        ends a later sleep.
         """
         with contextlib.suppress(queue.Empty):
             self._trainer.get(timeout=NOTICE_S)
 
     def wake_trainer(self) -> None:
-        """Wake the trainer if it waits. The lock is held."""
+        """Wake the trainer if it is waiting. The lock is held."""
         if self.trainer_waits:
             self.trainer_waits = False
             self._trainer.put(None)
 
     def notify(self, at: int = 0) -> None:
-        """Let segment `at` look again, as the source does when bytes came free."""
+        """Let segment `at` look for work again, such as when bytes became free."""
         with self.lock:
             self.wakes[at] = ALL
             self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """The engine itself is at fault: let the trainer know."""
+        """Report a failure of the engine itself to the trainer."""
         with self.lock:
             self.broken = self.broken or error
             self.wake_trainer()
 
 
 class EngineLock(Waiters):
-    """The engine's lock, and what may be done with the core under it.
+    """The engine's lock, and the operations on the core under it.
 
         with engine_lock.lock:
-            popped = engine_lock.pop()  # and those are woken whom that concerns
-        engine_lock.notify_others()     # pipelines that wait for bytes given back here
+            popped = engine_lock.pop()  # also wakes whoever this concerns
+        engine_lock.notify_others()     # pipelines that wait for bytes released here
 
-    The lock is held by whoever calls a method, unless it says otherwise. It is taken by
-    `with` on the lock itself, never through a method of ours: the trainer's thread may
-    be hit by Ctrl-C between any two steps of Python code, and only there it is certain
-    that the lock is let go. The properties may be read without it.
+    Callers of a method hold the lock, unless it says otherwise. They take it by `with`
+    on the lock itself, never through a method of ours: Ctrl-C may interrupt the
+    trainer's thread between any two steps of Python code, and only this form is certain
+    to release the lock. The properties may be read without it.
     """
 
     def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
@@ -112,7 +113,7 @@ class EngineLock(Waiters):
 
     @property
     def closed(self) -> bool:
-        """Whether no work is given any more."""
+        """Whether it has stopped handing out work for good."""
         return self._core.state is State.CLOSED
 
     @property
@@ -126,16 +127,16 @@ class EngineLock(Waiters):
         return self._core.next_step
 
     def peek(self) -> tuple[InFlightBatch, Any] | None:
-        """Return what `pop` would, and leave it. For the trainer, without the lock."""
+        """Return what `pop` would, without removing it. For the trainer, unlocked."""
         return self._core.outbox.get(self._core.head)
 
     def notify_others(self) -> None:
-        """Let other pipelines know of bytes that came free. No lock is held."""
+        """Notify other pipelines that bytes became free. No lock is held."""
         notifications = self.reservations.notifications
         while notifications:
             try:
                 notify = notifications.popleft()
-            except IndexError:  # another thread has called the last one
+            except IndexError:  # another thread has taken the last one
                 return
             notify()
 
@@ -146,30 +147,30 @@ class EngineLock(Waiters):
         return popped
 
     def pause_source(self) -> bool:
-        """Open no batch until `restart`; return whether the source is still read."""
+        """Open no batch until `restart`; return whether the source is being read."""
         return self._core.pause_source()
 
     def pause(self) -> None:
-        """Give nobody work. Batches that are ready may be popped."""
+        """Hand out no more work. Batches that are ready may still be popped."""
         self._core.pause()
 
     def unpause(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._core.unpause()
         self.wake()
 
     def extend(self, until: int | None) -> None:
-        """Let batches up to this step be opened; None: as many as there are."""
+        """Allow opening batches before the step `until`; None removes the limit."""
         self._core.extend(until)
         self.wake()
 
     def restart(self, step: int) -> None:
-        """Forget everything in flight, and go on at `step`."""
+        """Drop everything in flight, and continue at `step`."""
         self._core.restart(step, self.clock())
         self.wake()
 
     def close(self) -> None:
-        """Forget everything, for good."""
+        """Drop everything, permanently."""
         self._core.close(self.clock())
         self.wake()
 
@@ -178,23 +179,23 @@ class EngineLock(Waiters):
 
 
 class Suspension:
-    """Gives up what was prefetched, between two epochs, when others need the bytes.
+    """Drops prefetched data between two epochs when other pipelines need the bytes.
 
-    For any thread; no lock is held.
+    Any thread may use it, holding no lock.
     """
 
     def __init__(self, engine_lock: EngineLock) -> None:
         self._engine_lock = engine_lock
         self._byte_budget = engine_lock.reservations.byte_budget
-        # Whether what was prefetched was given up; guarded by the engine's lock.
+        # Whether prefetched data was dropped; guarded by the engine's lock.
         self._suspended = False
 
     def rest(self) -> None:
-        """The trainer is between two epochs: others may need the bytes more."""
+        """Note that the trainer is between epochs: others may need the bytes more."""
         self._byte_budget.rest(self._suspend)
 
     def resume(self) -> None:
-        """The trainer goes on: what was given up is loaded once more."""
+        """Note that the trainer continues: what was dropped is loaded again."""
         self.leave()
         with self._engine_lock.lock:
             if self._suspended:
@@ -202,11 +203,11 @@ class Suspension:
                 self._engine_lock.extend(None)
 
     def leave(self) -> None:
-        """Nothing is to be given up here any more."""
+        """Prevent any further suspension."""
         self._byte_budget.resume(self._suspend)
 
     def _suspend(self) -> None:
-        """Drop what is prefetched, and begin no more."""
+        """Drop what is prefetched, and load no more."""
         engine_lock = self._engine_lock
         with engine_lock.lock:
             resting = self._suspend in self._byte_budget.resting()
@@ -218,17 +219,16 @@ class Suspension:
 
 
 class LoneWorker:
-    """What the only worker of a segment, by the user's word, has seen of its data."""
+    """What a segment's only worker has seen of its data, if the user asked for one."""
 
     def __init__(self) -> None:
         self.looks = 0
-        """How often it has looked if its data changes, and found nothing; -1: it
-        does."""
+        """How often it checked its data and found no change; -1 once it found one."""
         self.on_change: Callable[[str], object] = str
-        """Called with the path of what does."""
+        """Called with the path of the data that changed."""
 
     def tell(self, path: str) -> None:
-        """It has looked what changes; empty: nothing."""
+        """Record a check: the path of what changed, or an empty string."""
         if self.looks >= 0:
             self.looks = -1 if path else self.looks + 1
             if path:
@@ -236,7 +236,7 @@ class LoneWorker:
 
 
 class Connector:
-    """What feeds one segment's workers, and takes their results."""
+    """Hands work to one segment's workers, and takes their results."""
 
     def __init__(
         self,
@@ -250,35 +250,35 @@ class Connector:
         self.engine_lock = engine_lock
         self.parts = PartsMeter(operations)
         self.own_queue = OwnQueue()
-        """Of the trainer's thread, where that works on the segment."""
+        """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
         self._finish = finish
         self.lone = LoneWorker()
-        # Batches that workers are collating.
+        # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()
-        """Of the workers there are; the lock guards it."""
+        """Of the current workers; guarded by the lock."""
         self._waits_for: Wait | None = None
         self._gone = WorkerReading()
 
     # For workers
 
     def enter(self) -> WorkerMeter:
-        """A worker begins: give it its instrument."""
+        """Register a new worker, and return its instrument."""
         with self.engine_lock.lock:
             meter = WorkerMeter(self.engine_lock.clock())
             self.meters.add(meter)
         return meter
 
     def leave(self, meter: WorkerMeter) -> None:
-        """A worker is gone; what it did stays counted."""
+        """Deregister a worker; its counts are kept."""
         with self.engine_lock.lock:
             if meter in self.meters:
                 self.meters.remove(meter)
                 self._gone += meter.read(self.engine_lock.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
-        """Wait for work; `surplus()`, asked under the lock: retire instead?"""
+        """Wait for work. `surplus()` is called with the lock held: True retires."""
         engine_lock = self.engine_lock
         with engine_lock.lock:
             while True:
@@ -297,9 +297,9 @@ class Connector:
             return None if self.engine_lock.closed else self._attempt(meter)
 
     def settle(self, lease: Lease, outcome: Outcome, meter: WorkerMeter) -> None:
-        """Hand in what became of a lease; the one who completes a batch finishes it.
+        """Report the outcome of a lease; whoever completes a batch finishes it.
 
-        Never waits for another worker. Finishing may run the user's `collate_fn`, in
+        Never waits for another worker. Finishing may run the user's `collate_fn` in
         this worker, with no lock held.
         """
         engine_lock = self.engine_lock
@@ -312,8 +312,9 @@ class Connector:
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None
             engine_lock.wake()
-        # They are the batch's now. A traceback holds the frames it came through, with
-        # this outcome in them: letting go here, both die without the collector.
+        # The failures belong to the batch now. A traceback keeps the frames it passed
+        # through, with this outcome in them: clearing it breaks the cycle, so both are
+        # freed without the garbage collector.
         outcome.failures.clear()
         if in_flight is not None:
             batch = self._finish(in_flight)
@@ -324,27 +325,27 @@ class Connector:
         engine_lock.notify_others()
 
     def keeps_nothing(self) -> None:
-        """What is called for batches keeps nothing from one to the next.
+        """Note that `collate_fn` and the like keep no state between batches.
 
-        So worker processes may make whole ones, and an inline segment may be ahead of
-        the trainer.
+        Worker processes may then make whole batches, and an inline segment may work
+        ahead of the trainer.
         """
         with self.engine_lock.lock:
             state = self._core.segments[self.segment]
             state.collates = state.ahead = True
-            self._core.set_prefetch(self.segment, state.prefetch)  # they span more
+            self._core.set_prefetch(self.segment, state.prefetch)  # leases grow
             self.engine_lock.wake()
 
-    # For the segment and the monitor, who hold the lock
+    # For the segment and the monitor, which hold the lock
 
     @property
     def busy(self) -> bool:
-        """Whether a worker has a batch or a lease in hand, even a dropped one."""
+        """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a batch, as they are now."""
+        """Current number of rows in a batch."""
         return self._core.batch_rows
 
     def resize(
@@ -355,13 +356,13 @@ class Connector:
         *,
         inline: bool = False,
     ) -> None:
-        """Take note of how many workers there are, and how far ahead they may work."""
+        """Set how many workers there are, and how far ahead they may work."""
         self._core.set_workers(self.segment, workers, lease_ns, inline=inline)
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 
     def waiting(self, now_ns: int) -> tuple[GaugeReading, float]:
-        """Return what waits behind the segment, and the bytes of one such row."""
+        """Return the queue after the segment, and the bytes of one row in it."""
         core, reader = self._core, self.segment + 1
         gauge = core.segments[self.segment].gauge.read(now_ns)
         if reader < len(core.segments):
@@ -369,15 +370,15 @@ class Connector:
         return gauge, core.reservations.batch_bytes / core.batch_rows
 
     def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
-        """Return one reading a live worker."""
+        """Return one reading per live worker."""
         return tuple(meter.read(now_ns) for meter in self.meters)
 
     def total(self, now_ns: int) -> WorkerReading:
-        """Return the sum over all workers there ever were."""
+        """Return the sum over all workers, past ones included."""
         return sum(self.readings(now_ns), self._gone)
 
     def _note_wait(self, what: Wait, now_ns: int) -> None:
-        """One waits for this, and so do all who wait, and have not asked again."""
+        """Record the cause of a wait, for all workers that are waiting already too."""
         if what is self._waits_for:
             return
         self._waits_for = what

@@ -1,19 +1,19 @@
-"""The engine's pure core: which rows are where, who may work on what, what is ready.
+"""The engine's pure core: where each row is, who may work on it, what is ready.
 
-No lock, no clock, no thread: every event comes in with its time, and those to be woken
-are left in `wakes` for the shell (connector.py) to act on. Segments are numbered along
-the data; rows wait between them as *pieces*, kept by address (step, row), so work may
-finish in any order. What holds at any time:
+It has no lock, no clock and no thread. Each event comes with its time, and `wakes`
+collects who must be woken, for the shell (connector.py) to act on. Segments are
+numbered along the data. Rows wait between them as *pieces*, ordered by address (step,
+row), so work may finish in any order. Invariants:
 
-- a row opened is in exactly one place: not yet handed out, a piece of one segment, one
-  lease, or finished (placed, failed or dropped);
-- a lease is settled once: a second settling, or one from before `restart`, changes
-  nothing;
+- an opened row is in exactly one place: not yet handed out, in a piece of one segment,
+  in one lease, or finished (placed, failed or dropped);
+- a lease is settled once: settling it again, or settling one from before `restart`, has
+  no effect;
 - while it runs, the oldest unfinished batch may always be worked on, in every segment,
-  whatever the bounds and credits say, so something can always move (the proof is in
-  `_limit` and `Reservations.open`).
+  whatever bounds and credits say, so progress is always possible (proof in `_limit` and
+  `Reservations.open`).
 
-What is allowed depends on one of four states. A cell names the state that follows:
+There are four states. A cell names the state that follows:
 
     state           opens   hands out  delivers   pause_   pause   unpause  restart
                     batches pieces                source
@@ -23,9 +23,9 @@ What is allowed depends on one of four states. A cell names the state that follo
     PAUSED          no      no         yes        -        -       RUNNING  -
     CLOSED          no      no         no         -        -       -        -
 
-`close` leads from everywhere to CLOSED, and nothing leads out of it. Opening a batch
-and handing out its planned rows are allowed together. `until`, the first step that may
-not be opened yet, is no state: it is where the plan ends for now.
+`close` leads from every state to CLOSED, which is final. Opening a batch and handing
+out its planned rows are allowed together. `until`, the first step that may not be
+opened yet, is not a state: it is where the plan ends for now.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, RowBuffer, runs
 from .metrics import Gauge, Wait
 
 FEED = -1
-"""Stands for the trainer's end among the segment numbers in `wakes`."""
+"""The trainer's end, among the segment numbers in `wakes`."""
 ALL = 1 << 30
-"""Wakes everyone who waits at a segment."""
+"""Wakes everybody who waits at a segment."""
 LEASE_NS = 1_500_000
-"""Work in one lease: long against the hand-over (some 20 us), short against a batch."""
+"""Work in one lease: long next to its hand-over (some 20 us), short next to a batch."""
 FAR_LEASE_NS = 20_000_000
-"""The same where the hand-over is to another process: some 300 us of CPU, all told."""
+"""The same if the hand-over is to another process: some 300 us of CPU in all."""
 PATIENCE_NS = 200_000_000
-"""A lease that waits more than it computes: worth its hand-over only when longer."""
+"""Longest lease of rows that mostly wait: these pay for the hand-over only later."""
 LEARNING = 0.3
-"""Weight of the latest lease in what a row is taken to cost."""
+"""Weight of the latest lease in the estimated cost of a row."""
 
 
 class Allowed(NamedTuple):
-    """What one state allows."""
+    """What a state allows."""
 
     opens: bool
-    """Batches, and hands out their planned rows."""
+    """Opening batches, and handing out their planned rows."""
     gives_work: bool
-    """Rows that wait before a segment."""
+    """Handing out rows that wait for a segment."""
     delivers: bool
 
 
@@ -75,7 +75,7 @@ class State(Allowed, Enum):
 
 
 Event = Literal["pause_source", "pause", "unpause", "restart", "close"]
-"""What leads from one state to another."""
+"""The transitions between states."""
 FOLLOWS: dict[tuple[State, Event], State] = {
     (State.RUNNING, "pause_source"): State.SOURCE_PAUSED,
     (State.RUNNING, "pause"): State.PAUSED,
@@ -84,51 +84,51 @@ FOLLOWS: dict[tuple[State, Event], State] = {
     (State.PAUSED, "unpause"): State.RUNNING,
     **{(state, "close"): State.CLOSED for state in State},
 }
-"""An event that is not listed for a state leaves it as it is."""
+"""Events that are not listed for a state leave it unchanged."""
 
 
 @dataclass(slots=True, eq=False)
 class SegmentState:
-    """One segment's part of the core: what waits before it, how far it may go."""
+    """One segment's part of the core: the rows that wait for it, and its bounds."""
 
     head: int
     """Oldest step it has not finished."""
     prefetch: int
-    """Batches it may work ahead of its reader."""
+    """Batches it may work ahead of its consumer."""
     workers: int
     gauge: Gauge
-    """Rows waiting behind it: for the next segment, or finished for the trainer."""
+    """Rows waiting after it: for the next segment, or finished for the trainer."""
     pieces: list[Piece] = field(default_factory=list)
-    """A heap: rows ready to be worked on."""
+    """A heap of rows that are ready to be worked on."""
     waiting: int = 0
     """Rows in `pieces`."""
     lease_ns: int = LEASE_NS
     per_batch: bool = False
-    """Whether it works on whole batches, behind the segment that places their rows. Its
-    pieces and leases are all rows of a batch, their input is that batch."""
+    """Whether it works on whole batches, after the segment that places their rows. Its
+    pieces and leases then cover all rows of a batch, and their input is that batch."""
     in_order: bool = False
-    """Whether it has to work on one batch after the other."""
+    """Whether it must work on one batch after another."""
     ahead: bool = True
-    """Whether, inline, it may begin a batch before the trainer asks for that: not what
-    may use the memory of the batch before again."""
+    """Whether, inline, it may start a batch before the trainer asks for it. Not if it
+    may overwrite the memory of the previous batch."""
     collates: bool = False
-    """Whether worker processes make batches of their rows."""
+    """Whether worker processes collate their rows into batches."""
     inline: bool = False
-    """Whether the trainer works on it, and so nobody while the trainer computes."""
+    """Whether the trainer works on it, so nobody does while the trainer computes."""
     ns_per_row: float | None = None
     cpu_ns_per_row: float = 0.0
 
     @property
     def whole(self) -> bool:
-        """Whether a lease is a whole batch, if none of its rows is handed out yet."""
+        """Whether a lease covers a whole batch, if none of its rows is handed out."""
         return self.collates and self.lease_ns == FAR_LEASE_NS
 
     def lease_rows(self, rows: int) -> int:
-        """How many rows make a lease; one, until the first has told what it costs.
+        """Return the rows of a lease; one, until the first shows what a row costs.
 
-        What pays for the hand-over is CPU time. So rows that mostly wait may make a
-        longer lease, as long as all workers still find one in what may be prefetched.
-        A worker by itself shares a batch with nobody, so its leases are long.
+        CPU time must pay for the hand-over, so rows that mostly wait may make a longer
+        lease, as long as every worker still finds one within the prefetch bound. A lone
+        worker shares a batch with nobody, so its leases are long.
         """
         if self.per_batch or (self.collates and self.whole):
             return rows
@@ -143,18 +143,18 @@ class SegmentState:
         return max(1, min(rows, int(max(lease_ns / per_row, longer))))
 
     def window(self, rows: int) -> int:
-        """Batches it may be ahead: as asked, and those its workers have in hand."""
+        """Batches it may be ahead: its prefetch size, plus what its workers hold."""
         return self.prefetch + self.span(rows) - 1
 
     def span(self, rows: int) -> int:
-        """Batches of so many rows that its workers have in hand at once."""
+        """Batches of `rows` rows that its workers hold at once."""
         return -(-self.workers * self.lease_rows(rows) // rows)
 
     def learn(self, run_ns: int, cpu_ns: int, rows: int, batch_rows: int = 1) -> bool:
-        """Take a settled lease of so many rows into account for the size of the next.
+        """Adapt the size of the next leases to the cost of a settled one.
 
         Returns:
-            Whether its workers span more of batches of `batch_rows` than they did.
+            whether its workers now span more batches of `batch_rows` rows than before.
         """
         before = self.span(batch_rows)
         seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
@@ -166,17 +166,17 @@ class SegmentState:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of one row that waits here, on average; 0 while none does."""
+        """Mean bytes of a row that waits here; 0 if none does."""
         waiting = sum(piece.nbytes for piece in self.pieces)
         return waiting / self.waiting if self.waiting else 0.0
 
     def push(self, piece: Piece) -> None:
-        """Let rows wait here."""
+        """Add rows that wait here."""
         heapq.heappush(self.pieces, piece)
         self.waiting += len(piece.chunk)
 
     def pop(self, in_flight: InFlightBatch) -> Piece:
-        """Take the earliest rows, as many as make a lease, all of one batch."""
+        """Take the earliest rows, enough for a lease, all of one batch."""
         piece = heapq.heappop(self.pieces)
         wanted = self.lease_rows(len(in_flight.rows.indices))
         if len(piece.chunk) > wanted:
@@ -215,23 +215,23 @@ class Core:
     segments: list[SegmentState]
     reservations: Reservations
     head: int
-    """The step the trainer takes next."""
+    """The step that the trainer takes next."""
     state: State = State.RUNNING
     until: int | None = None
-    """The first step that may not be opened yet; None: there is none."""
+    """The first step that may not be opened yet; None means no limit."""
     outbox: dict[int, tuple[InFlightBatch, Any]] = field(default_factory=dict)
-    """Finished batches by step: popped in order, the only reordering there is."""
+    """Finished batches by step, popped in order: the only reordering there is."""
     batches_in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)
     next_step: int = field(init=False)
-    """The step the source opens next."""
+    """The step that the source opens next."""
     wakes: dict[int, int] = field(default_factory=dict)
-    """How many waiters of which segment (or FEED) may find something to do."""
+    """How many waiters of each segment (or FEED) may find something to do."""
     batch_rows: int = 1
     placing: int = field(init=False)
-    """The segment that puts rows into batches; those behind it work on whole ones."""
+    """The segment that puts rows into batches; later ones work on whole batches."""
     short: bool = False
-    """Whether `take` found too few bytes for one more batch."""
+    """Whether the last `take` found too few bytes for another batch."""
 
     def __post_init__(self) -> None:
         self.next_step = self.head
@@ -262,7 +262,7 @@ class Core:
     def settle(
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
-        """Take back a lease; return its batch if that was whole, or is so now."""
+        """Take back a lease; return its batch if all its rows are finished."""
         self._wake_who_paused()
         if lease not in self.leases:
             return None
@@ -287,7 +287,7 @@ class Core:
         return in_flight if done else None
 
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
-        """Put a finished batch into the outbox, or before the segment it is for."""
+        """Put a finished batch into the outbox, or before its next segment."""
         step = in_flight.plan.step
         self._wake_who_paused()
         current = self.batches_in_flight.get(step) is in_flight
@@ -307,7 +307,7 @@ class Core:
     # What the trainer's end does
 
     def pop(self, now_ns: int) -> tuple[InFlightBatch, Any] | None:
-        """Take the next batch in order, or None while it is not ready."""
+        """Take the next batch in order, or None if it is not ready."""
         if self.head not in self.outbox:
             return None
         step = self.head
@@ -320,27 +320,27 @@ class Core:
         return ready
 
     def pause_source(self) -> bool:
-        """Open no batch; return whether a worker is still reading from the source."""
+        """Open no more batches; return whether a worker still reads from the source."""
         self._follow("pause_source")
         return any(lease.segment == 0 for lease in self.leases)
 
     def pause(self) -> None:
-        """Give nobody work. Batches that are ready may be popped."""
+        """Hand out no more work. Batches that are ready may still be popped."""
         self._follow("pause")
 
     def unpause(self) -> None:
-        """End `pause`, and let all look again."""
+        """End `pause`, and let everybody look again."""
         self._follow("unpause")
         for at in range(len(self.segments)):
             self._wake(at)
 
     def extend(self, until: int | None) -> None:
-        """Let batches up to this step be opened."""
+        """Allow opening batches before the step `until`."""
         self.until = until
         self._wake(0)
 
     def restart(self, step: int, now_ns: int) -> None:
-        """Forget everything in flight, and go on at `step`."""
+        """Drop everything in flight, and continue at `step`."""
         self._follow("restart")
         self.leases.clear()
         self.batches_in_flight.clear()
@@ -355,7 +355,7 @@ class Core:
             self._wake(at)
 
     def close(self, now_ns: int) -> None:
-        """Forget everything, for good."""
+        """Drop everything, permanently."""
         self._follow("close")
         self.restart(self.head, now_ns)
         self._wake(FEED)
@@ -363,10 +363,7 @@ class Core:
     # What the tuner does
 
     def set_prefetch(self, at: int, batches: int) -> None:
-        """Let segment `at` work so many batches ahead.
-
-        Its leases may be longer then.
-        """
+        """Let segment `at` work this many batches ahead; its leases may grow."""
         self.segments[at].prefetch = batches
         self._set_capacity(at)
         self._widened(at, ALL)
@@ -374,7 +371,7 @@ class Core:
     def set_workers(
         self, at: int, workers: int, lease_ns: int = LEASE_NS, *, inline: bool = False
     ) -> None:
-        """Say how many workers segment `at` has, and how long their leases pay.
+        """Set the number of workers of segment `at`, and the time of a lease.
 
         Both widen its window if needed. `inline`: its only worker is the trainer.
         """
@@ -382,31 +379,32 @@ class Core:
         state.workers, state.lease_ns, state.inline = workers, lease_ns, inline
         self._widened(at, ALL)
 
-    # The parts of these
+    # Their parts
 
     def _follow(self, event: Event) -> None:
         self.state = FOLLOWS.get((self.state, event), self.state)
 
     def _wake_who_paused(self) -> None:
-        """Let the one who paused see whether the last of the work has come back."""
+        """Let whoever paused check whether the last of the work has come back."""
         if self.state.delivers and not self.state.opens:
             self._wake(FEED)
 
     def _limit(self, at: int) -> int:
-        """The last step segment `at` may work on.
+        """Return the last step that segment `at` may work on.
 
-        The reader behind it is at step `head`, and as many more as its workers span, so
-        the step at `head` is always within the limit: the oldest unfinished batch is
-        never held back by a bound.
+        The consumer after it is at step `head`, and its workers span some more steps.
+        So the step at `head` is always within the limit: no bound ever holds back the
+        oldest unfinished batch.
 
-        Of a batch that was dropped whole its reader has nothing to do, and its `head`
-        moves on unasked. So it counts only as far as the reader may go itself: what
-        finds nothing, as behind the end of an iterable, is no further ahead of the
-        trainer than what finds all.
+        If all rows of a batch were dropped, its consumer has nothing to do, and its
+        `head` advances unprompted. So `head` counts only as far as the consumer may
+        work itself. Work that yields nothing, as after the end of an iterable, then
+        gets no further ahead of the trainer than work that yields everything.
 
-        An inline segment gives its reader all that it may work on until the trainer
-        comes back: nobody would bring more as its `head` moves on meanwhile. That is
-        one batch more than it may work on now, as the trainer takes one.
+        An inline segment hands its consumer everything that the consumer may work on
+        until the trainer returns, because nobody would bring more as its `head`
+        advances meanwhile. That is one batch more than it may work on now, as the
+        trainer takes one.
         """
         rows = self.batch_rows
         limit = self.head - 1
@@ -422,7 +420,7 @@ class Core:
         return limit
 
     def _frontier(self) -> InFlightBatch | None:
-        """The batch whose rows the source hands out next, opened if it may be."""
+        """Return the batch whose rows the source hands out next; open it if allowed."""
         in_flight = self.batches_in_flight.get(self.next_step - 1)
         if in_flight is not None and in_flight.next_row < len(in_flight.rows.indices):
             return in_flight
@@ -447,22 +445,22 @@ class Core:
         return in_flight
 
     def _resize_batch(self, rows: int, *, whole: bool) -> None:
-        """Batches have another size now; an epoch's short tail does not count."""
+        """Adopt a new batch size; an epoch's short last batch does not count."""
         if whole and rows < self.batch_rows:
             return
         self.batch_rows = rows
         for at in range(len(self.segments)):
             self._set_capacity(at)
-            if len(self.batches_in_flight) > 1:  # they may be worked on further
+            if len(self.batches_in_flight) > 1:  # the limit may have grown
                 self._wake(at, 1)
 
     def _widened(self, at: int, count: int = 1) -> None:
-        """A segment's workers may span more now: it and its writers may go further."""
+        """A segment's workers may span more: let it and its producers look again."""
         self._wake(at, count)
         self._wake_before(at)
 
     def _wake_before(self, at: int) -> None:
-        """Wake whose limits follow from where segment `at` (or the trainer) is."""
+        """Wake those whose limits depend on where segment `at` (or the trainer) is."""
         for number, state in enumerate(self.segments[:at]):
             if number in (0, at - 1) or state.pieces:
                 self._wake(number, 1)
@@ -472,10 +470,10 @@ class Core:
         state.gauge.capacity = state.prefetch * self.batch_rows
 
     def _lease_rows(self, in_flight: InFlightBatch, state: SegmentState) -> Lease:
-        """Hand out planned rows; wake those whom the rest, or the next, may occupy.
+        """Hand out planned rows, and wake workers for the rest of them or the next.
 
-        So the worker that opens a batch calls all that it takes, and the last one calls
-        one to open the next: no more are woken than there is work for.
+        The worker that opens a batch wakes as many as the batch needs, and the last one
+        wakes one to open the next. So no more are woken than there is work for.
         """
         start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
@@ -496,11 +494,11 @@ class Core:
         _, _, chunk, inputs, nbytes = state.pop(in_flight)
         self._show_waiting(at, now_ns)
         if state.pieces:
-            self._wake(at, 1)  # one was woken, maybe, for what makes several leases
+            self._wake(at, 1)  # one was woken, perhaps for several leases
         return Lease(at, chunk, inputs, in_flight, nbytes)
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
-        """Put unfinished rows back in front; return how much input was used up."""
+        """Put unfinished rows back in front; return the bytes of input consumed."""
         done, rows = outcome.done, len(lease.chunk)
         if done == rows:
             return lease.input_bytes
@@ -515,7 +513,7 @@ class Core:
         return used
 
     def _pass_on(self, lease: Lease, outcome: Outcome, now_ns: int) -> None:
-        """Give the outputs to the next segment, in runs of neighbouring rows."""
+        """Pass the outputs to the next segment, in runs of consecutive rows."""
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
@@ -531,7 +529,7 @@ class Core:
         self._show_waiting(at, now_ns)
 
     def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
-        """Let a whole batch wait before its segment."""
+        """Let a whole batch wait for its segment."""
         at, step = onward.segment, in_flight.plan.step
         self._skip(in_flight, at)
         chunk = in_flight.chunk(0, len(in_flight.rows.indices))
@@ -541,19 +539,19 @@ class Core:
         self._wake(at, 1)
 
     def _skip(self, in_flight: InFlightBatch, stop: int) -> None:
-        """The segments up to `stop` that work on batches have nothing to do on one.
+        """Mark a batch as done for the segments on whole batches up to `stop`.
 
-        It has failed, or was collated by the worker that made its rows.
+        It has failed, or the worker that made its rows has collated it.
         """
         for number in range(self.placing + 1, stop):
             state = self.segments[number]
             in_flight.remaining[number] = 0
             if state.head == in_flight.plan.step:
                 self._advance(number, state)
-                self._wake(number, 1)  # what is in order may be due now
+                self._wake(number, 1)  # if it works in order, its next may be due
 
     def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
-        """Take off finished rows; those failed or dropped are finished for all."""
+        """Subtract finished rows; failed or dropped ones are finished everywhere."""
         gone = len(outcome.failures) + outcome.dropped
         remaining = in_flight.remaining
         remaining[at] -= outcome.done
@@ -576,7 +574,7 @@ class Core:
             self.segments[at - 1].gauge.move(self.segments[at].waiting, now_ns)
 
     def _show_outbox(self, now_ns: int) -> None:
-        """What the trainer may take now: none behind a batch that is not ready."""
+        """Show the batches that the trainer may take, up to the first unfinished."""
         ready = self.head
         while ready in self.outbox:
             ready += 1

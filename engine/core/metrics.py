@@ -1,8 +1,8 @@
 """The monitor's instruments: cumulative counters, updated under the engine's lock.
 
-Each costs well under a microsecond an event (benchmarks/engine_overhead.py). Intervals
-still open when an instrument is read are counted up to the reading, so that a worker
-that has waited for a minute, or a connector empty since long ago, never looks healthy.
+An event costs each well under a microsecond (benchmarks/engine_overhead.py). A reading
+includes the interval that is still open. So a worker that has waited for a minute, or a
+connector that has long been empty, never looks healthy.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from operator import add, attrgetter, sub
 
 @dataclass(frozen=True, slots=True)
 class GaugeReading:
-    """Cumulative since the start of the run."""
+    """Totals since the start of the run."""
 
     area: float
-    """Row-seconds waiting."""
+    """Integral of the waiting rows over time, in row-seconds."""
     empty_s: float
     full_s: float
     capacity: int
 
 
 class Gauge:
-    """How many rows stand in one connector, integrated over time."""
+    """How many rows wait in one connector, integrated over time."""
 
     __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
 
@@ -37,7 +37,7 @@ class Gauge:
         self._last = now_ns
 
     def move(self, level: int, now_ns: int) -> None:
-        """Close the interval that ends now, and stand at `level`."""
+        """End the current interval, and continue at `level` rows."""
         elapsed = now_ns - self._last
         if self.level <= 0:
             self._empty += elapsed
@@ -57,17 +57,17 @@ class Gauge:
 
 
 class Wait(Enum):
-    """What a worker without a lease waits for."""
+    """What a worker without a lease is waiting for."""
 
     INPUT = "input"
     CREDIT = "credit"
     MEMORY = "memory"
-    """Credit, too: the byte budget has no room for one more batch."""
+    """Also credit, but because the byte budget has no room for another batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReading:
-    """Cumulative worker-seconds. They add up over workers with `+`."""
+    """Totals, in worker-seconds. `+` adds the readings of several workers."""
 
     rows: int = 0
     alive_s: float = 0.0
@@ -76,13 +76,13 @@ class WorkerReading:
     wait_input_s: float = 0.0
     wait_credit_s: float = 0.0
     nbytes: int = 0
-    """Of the samples put out."""
+    """Bytes of the samples it produced."""
     wait_memory_s: float = 0.0
-    """Of `wait_credit_s`, what was for lack of bytes."""
+    """The part of `wait_credit_s` that was due to a lack of bytes."""
 
     @property
     def blocked_s(self) -> float:
-        """Inside the functions, but not on a CPU: I/O, the GIL, locks, run queue."""
+        """Seconds inside functions but not on a CPU: I/O, GIL, locks, run queue."""
         return max(0.0, self.run_s - self.cpu_s)
 
     def __add__(self, other: WorkerReading) -> WorkerReading:
@@ -92,18 +92,18 @@ class WorkerReading:
         return WorkerReading(*map(sub, _of_workers(self), _of_workers(other)))
 
 
-# Ten times as fast as `astuple`, which copies what a field holds.
+# Ten times as fast as `astuple`, which copies field values.
 _of_workers = attrgetter(*(field.name for field in fields(WorkerReading)))
 
 
 @dataclass(frozen=True, slots=True)
 class PartReading:
-    """What one of several operations took, in all. They differ by `-`."""
+    """Total cost of one of several operations. `-` gives the difference."""
 
     rows: int = 0
     run_s: float = 0.0
     nbytes: int = 0
-    """Of the samples it made, if all of a chunk were like its first."""
+    """Bytes of the samples it made, as if all of a chunk were like its first."""
     cpu_s: float = 0.0
 
     def __sub__(self, other: PartReading) -> PartReading:
@@ -114,19 +114,19 @@ _of_parts = attrgetter(*(field.name for field in fields(PartReading)))
 
 
 class PartsMeter:
-    """What the operations of a segment take, each. The engine lock guards it."""
+    """The cost of each operation of a segment. Guarded by the engine lock."""
 
     def __init__(self, count: int) -> None:
         self._rows = 0
         self._spent = [[0, 0, 0] for _ in range(count)]
 
     def add(self, parts: Iterable[tuple[int, int, int]], rows: int) -> None:
-        """So many rows were worked on.
+        """Add the cost of a chunk.
 
         Args:
-            parts: of each operation the nanoseconds, those on a CPU, and the bytes of a
-                sample.
-            rows: how many.
+            parts: for each operation, its wall time (ns), its CPU time (ns), and the
+                bytes of a sample.
+            rows: number of rows worked on.
         """
         self._rows += rows
         for spent, (run_ns, cpu_ns, nbytes) in zip(self._spent, parts, strict=True):
@@ -143,34 +143,34 @@ class PartsMeter:
 
 
 LONG_NS = 1_000_000
-"""From which on the CPU clock is read for every piece of work."""
+"""Pieces at least this long always have their CPU time measured."""
 SOME = 64
-"""Of shorter pieces it is read for one in so many."""
+"""Of shorter pieces, one in this many is measured."""
 
 
 class CpuClock:
-    """The CPU time of pieces of work of one kind, by one thread.
+    """Measures the CPU time of pieces of similar work by one thread.
 
         clock.begin()
         ...                             # one piece
         cpu_ns = clock.end(run_ns)
 
-    The CPU clock of a thread is a call of the system, which may take longer than a
-    short piece. So it is read for pieces that are long and for a few of the others, the
-    first among them. Those between are taken to be like the latest ones.
+    Reading a thread's CPU clock is a system call, which may take longer than a short
+    piece. So it is read for long pieces and for a few of the others, beginning with the
+    first. The rest are assumed to be like the latest measured ones.
     """
 
     __slots__ = ("_begun_ns", "_cpu_ns", "_last_ns", "_run_ns", "_until")
 
     def __init__(self) -> None:
         self._last_ns = LONG_NS
-        # How many more are left out; the time of those that were not, older ones less.
+        # How many more to skip; the times of those measured, with decaying weights.
         self._until = 0
         self._begun_ns: int | None = None
         self._cpu_ns = self._run_ns = 0.0
 
     def begin(self) -> float | None:
-        """Begin a piece; return its likely share of CPU time, None if it is read."""
+        """Begin a piece; return its likely share of CPU time, or None if measured."""
         if self._last_ns < LONG_NS and self._until:
             self._until -= 1
             self._begun_ns = None
@@ -180,10 +180,10 @@ class CpuClock:
         return None
 
     def end(self, run_ns: int) -> int:
-        """It took `run_ns`; return how many of them were spent on a CPU."""
+        """End a piece that took `run_ns`; return its CPU time in nanoseconds."""
         self._last_ns = run_ns
         if self._begun_ns is None:
-            # One that is long all of a sudden waited, or the next ones are read.
+            # A sudden long one was waiting; if not, the next ones are measured.
             return int(min(run_ns, LONG_NS) * self._share)
         cpu_ns = time.thread_time_ns() - self._begun_ns
         self._cpu_ns = self._cpu_ns / 2 + cpu_ns
@@ -196,9 +196,9 @@ class CpuClock:
 
 
 class WorkerMeter:
-    """One worker's time: running, or waiting for one of two things.
+    """One worker's time: running, or waiting, by reason.
 
-    A worker in another process may have a lease waiting there while it runs another.
+    A worker in another process may have a second lease waiting while it runs one.
     """
 
     __slots__ = (
@@ -218,29 +218,29 @@ class WorkerMeter:
     def __init__(self, now_ns: int) -> None:
         self._born = now_ns
         self.clock = CpuClock()
-        """Of a worker that is a thread: its own."""
+        """The CPU clock of a worker thread."""
         self._rows = self._run = self._cpu = self._nbytes = 0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
         self._running_since = 0
         self.leases = 0
-        """That the worker has, the one in hand included."""
+        """Leases that the worker has, including the one it works on."""
 
     @property
     def begins(self) -> bool:
-        """Whether the worker has its first lease in hand."""
+        """Whether the worker is working on its first lease."""
         return self.leases > 0 and self._rows == 0
 
     def wait(self, what: Wait, now_ns: int) -> None:
-        """The worker found nothing to do, for this reason."""
+        """Note that the worker found nothing to do, for the reason `what`."""
         if self.leases == 0 and self.waiting_for is not what:
             self._stop_waiting(now_ns)
             self.waiting_for = what
             self._waiting_since = now_ns
 
     def start(self, now_ns: int) -> None:
-        """The worker was given a lease."""
+        """Note that the worker received a lease."""
         if self.waiting_for is not None:
             self._stop_waiting(now_ns)
         if self.leases == 0:
@@ -250,7 +250,7 @@ class WorkerMeter:
     def stop(
         self, rows: int, run_ns: int, cpu_ns: int, now_ns: int, nbytes: int = 0
     ) -> None:
-        """The worker settled a lease; if it has another, that begins now."""
+        """Note that the worker settled a lease; its next one, if any, starts now."""
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
@@ -259,7 +259,7 @@ class WorkerMeter:
         self.leases -= 1
 
     def read(self, now_ns: int) -> WorkerReading:
-        """Return the totals, the open interval included."""
+        """Return the totals, including the open interval."""
         waits = dict(self._wait)
         if self.waiting_for is not None:
             waits[self.waiting_for] += now_ns - self._waiting_since

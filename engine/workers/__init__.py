@@ -1,1 +1,1 @@
-"""The kinds of workers: the trainer itself, threads, processes."""
+"""The kinds of workers: the trainer itself, threads, coroutines, processes."""

@@ -1,8 +1,8 @@
 """Coroutines as workers: for reads that wait, hundreds at once, in one thread.
 
-One thread runs one event loop, and a *permit* is a worker: the right to have one lease
-in progress. So a worker more costs a few hundred bytes, no thread and no stack. The
-loop never waits for a lease: the engine lock notifies it when there may be work.
+One thread runs one event loop. A *permit* is a worker: the right to have one lease in
+progress. One more worker therefore costs a few hundred bytes, but no thread and no
+stack. The loop never waits for a lease: the engine lock notifies it of possible work.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Permit:
 
     meter: WorkerMeter
     random: SampleRandom
-    """Its own, as others draw while its function waits."""
+    """Its own, because others draw while its function waits."""
     task: asyncio.Task[None] | None = None
-    """Works on leases; None while there are none. (The loop itself holds no task.)"""
+    """Works on leases; None while idle. (The loop itself refers to it only weakly.)"""
 
 
 class Coroutines(ServedPool):
     """A number of permits, each taking and settling leases.
 
-    One that goes on after it was cancelled is left to its thread, which ends when it
-    does.
+    A function that continues after its cancellation is left to its thread, which ends
+    when the function does.
     """
 
     executor = "async"
@@ -57,7 +57,7 @@ class Coroutines(ServedPool):
         self._name = name
         self._permits: set[Permit] = set()
         self._idle: deque[Permit] = deque()
-        # The thread's CPU time at the last settling.
+        # The thread's CPU time when the last lease was settled.
         self._cpu_ns = 0
         self._rung = asyncio.Event()
         self._start()
@@ -75,7 +75,7 @@ class Coroutines(ServedPool):
 
     def _serve(self) -> None:
         use_one_torch_thread()
-        # At its end the runner cancels all tasks and waits for them, ends all async
+        # On exit, the runner cancels all tasks and waits for them, ends all async
         # generators and the threads of `asyncio.to_thread`, and closes the loop.
         with asyncio.Runner() as runner:
             runner.run(self._loop())
@@ -106,7 +106,7 @@ class Coroutines(ServedPool):
         return not self._leaving or bool(self._permits)
 
     def _staff(self) -> None:
-        """Bring the number of permits to the number asked for, as far as they idle."""
+        """Adjust the number of permits to the request, as far as they are idle."""
         while len(self._permits) < self._asked:
             permit = Permit(self._connector.enter(), SampleRandom(self._seed))
             self._permits.add(permit)
@@ -116,10 +116,10 @@ class Coroutines(ServedPool):
             self._remove(self._idle.popleft())
 
     def _hand_out(self) -> None:
-        """Employ idle permits up to the first that finds nothing to do.
+        """Employ idle permits up to the first that finds no work.
 
-        The others would not either. It goes to the end of the line, so that the meters
-        of all come to show what they wait for.
+        The others would find none, either. That one goes to the end of the line, so
+        that in time all meters show what they wait for.
         """
         while self._idle:
             if not self._employ(self._idle[0]):
@@ -135,14 +135,14 @@ class Coroutines(ServedPool):
         return True
 
     async def _busy(self, permit: Permit, first: Lease) -> None:
-        """Work on one lease after another, until there is none."""
+        """Work on one lease after another, until there are none."""
         lease: Lease | None = first
         try:
             while lease is not None:
                 await self._run(permit, lease)
                 await self._yield()
                 lease = self._next(permit)
-        except asyncio.CancelledError:  # nobody wants its rows any more
+        except asyncio.CancelledError:  # nobody needs its rows any more
             raise
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
             self._engine_lock.fail(error)
@@ -150,13 +150,13 @@ class Coroutines(ServedPool):
         permit.task = None
 
     async def _yield(self) -> None:
-        """Let those go on whose wait is over."""
+        """Let other tasks run whose wait is over."""
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self._engine_lock.closed:
                 raise
-            # Its function cancelled its own task, and did not wait to see it happen.
+            # Its function cancelled its own task, and did not wait for that to happen.
 
     def _next(self, permit: Permit) -> Lease | None:
         if len(self._permits) > self._asked:
@@ -172,8 +172,8 @@ class Coroutines(ServedPool):
         outcome = await self._awaiting.run(
             lease.chunk, lease.inputs, sink, permit.random
         )
-        # What the thread did since the last settling it did for several leases: one's
-        # own part cannot be told, but the sum is right.
+        # The thread served several leases since the last settling. The share of each is
+        # unknown, but the sum is right.
         now_ns = time.thread_time_ns()
         outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
         self._connector.settle(lease, outcome, permit.meter)
@@ -181,7 +181,7 @@ class Coroutines(ServedPool):
     def _remove(self, permit: Permit) -> None:
         self._permits.discard(permit)
         self._connector.leave(permit.meter)
-        self._rung.set()  # the last to go may be waited for
+        self._rung.set()  # somebody may wait for the last permit to leave
 
     def __repr__(self) -> str:
         return f"<Coroutines {self._name}: {self.statistics()}>"

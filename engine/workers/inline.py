@@ -1,4 +1,4 @@
-"""The trainer as worker: its `next()` runs the segment, no thread is involved."""
+"""The trainer as worker: its `next()` runs the segment, without another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .pool import PoolStatistics, sink_of
 
 
 class Inline:
-    """One worker that works when asked to, in the asker's thread."""
+    """One worker that works on request, in the caller's thread."""
 
     executor = "inline"
 
@@ -23,7 +23,7 @@ class Inline:
         self._meter = connector.enter()
         self._left = False
         self.done = 0
-        """Rows."""
+        """Rows done so far."""
         self._leases = self._rows = self._run_ns = 0
         self._slowest = (0, 0)
 
@@ -31,8 +31,8 @@ class Inline:
     def tally(self) -> tuple[int, int]:
         """Rows done and nanoseconds spent, without the first lease, which is cold.
 
-        Without the slowest either, where there are others: somebody else may have had
-        the core meanwhile.
+        The slowest lease is left out too if there are others: another process may have
+        had the core.
         """
         rows, run_ns = self._slowest
         if rows == self._rows:
@@ -40,7 +40,7 @@ class Inline:
         return self._rows - rows, self._run_ns - run_ns
 
     def step(self) -> bool:
-        """Work on one lease; False when there is none now."""
+        """Work on one lease; return False if there is none."""
         lease = self._connector.try_take(self._meter)
         if lease is None:
             return False
@@ -48,7 +48,7 @@ class Inline:
         return True
 
     def resize(self, count: int) -> None:
-        """Has one worker, whatever is asked for."""
+        """Do nothing: there is always one worker."""
 
     def retire(self) -> None:
         self._left = True
@@ -63,7 +63,7 @@ class Inline:
         return PoolStatistics(self.executor, here, here)
 
     def threads(self) -> list[str]:
-        """Return none: it works in the trainer's."""
+        """Return none: it works in the trainer's thread."""
         return []
 
     def _run(self, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""What every kind of workers offers the engine."""
+"""The interface that every kind of workers offers to the engine."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ..program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """How many workers there are."""
+    """Numbers of workers."""
 
     executor: str
     asked: int
-    """The number last asked for."""
+    """The number last requested."""
     alive: int
-    """Those at work or waiting, with those that have yet to learn that they retire."""
+    """Workers that work or wait, including those that are about to retire."""
     beginning: int = 0
-    """Those of which it is not known yet how fast they work: they start, or have not
-    settled a lease, of those they have."""
+    """Workers whose speed is not known yet: they are starting, or have settled none of
+    their leases."""
 
 
 class WorkerPool(Protocol):
@@ -42,37 +42,37 @@ class WorkerPool(Protocol):
         """`inline`, `thread` or `process`."""
 
     def resize(self, count: int) -> None:
-        """Ask for `count` workers; returns at once, waits for no work in progress."""
+        """Request `count` workers; return at once, without waiting for running work."""
 
     def retire(self) -> None:
-        """Ask all to leave after the lease in hand; returns at once. For good."""
+        """Let all workers leave for good after their current lease; return at once."""
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Stop, and wait until all are gone. The engine lock is closed already.
+        """Stop, and wait until all workers are gone. The engine lock is closed already.
 
         Args:
-            until_s: when to give up on those that are stuck, by the monotonic clock.
+            until_s: when to stop waiting for stuck ones, on the monotonic clock.
 
         Returns:
-            The names of the threads that go on: one cannot be interrupted.
+            The names of threads that still run: a thread cannot be interrupted.
         """
 
     def statistics(self) -> PoolStatistics:
-        """Return how many there are."""
+        """Return the numbers of workers."""
 
     def threads(self) -> list[str]:
-        """Return the folders in /proc of the threads that work; none if it is yours."""
+        """Return the /proc folders of the worker threads, without the caller's."""
 
 
 class ServedPool(ABC):
-    """Workers that one thread serves, which waits for whatever comes first.
+    """Workers served by one thread, which waits for whatever happens first.
 
     The engine lock guards `_asked`, `_leaving` and `_wakeup`; everything else belongs
     to that thread.
 
     Args:
         connector: where leases come from.
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, connector: Connector, name: str) -> None:
@@ -86,23 +86,23 @@ class ServedPool(ABC):
         )
 
     def resize(self, count: int) -> None:
-        """Ask for `count` workers."""
+        """Request `count` workers."""
         with self._engine_lock.lock:
             self._asked = count
             self._wakeup.notify()
 
     def retire(self) -> None:
-        """Ask all to leave after the lease in hand."""
+        """Let all workers leave after their current lease."""
         with self._engine_lock.lock:
             self._asked, self._leaving = 0, True
             self._wakeup.notify()
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Wait until the thread has ended all workers, as the engine lock is closed."""
+        """Wait until the thread has ended all workers; the engine lock is closed."""
         return join_all([self._thread], until_s)
 
     def _start(self) -> None:
-        """Begin to listen, and to serve."""
+        """Start listening and serving."""
         with self._engine_lock.lock:
             self._listeners.append(self._hear_of_work)
         self._thread.start()
@@ -123,20 +123,20 @@ class ServedPool(ABC):
         return self._engine_lock.listeners[self._connector.segment]
 
     def _hear_of_work(self) -> None:
-        """There may be work. The engine lock is held."""
+        """React to possible work. The engine lock is held."""
         self._wakeup.notify()
 
     @abstractmethod
     def _serve(self) -> None:
-        """Serve the workers until the engine is closed, or all have left."""
+        """Serve the workers until the engine is closed or all have left."""
 
     @abstractmethod
     def _end_all(self) -> None:
-        """End the workers that are left."""
+        """End the remaining workers."""
 
 
 def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
-    """Wait for other threads to end; return the names of those that do not in time."""
+    """Wait for other threads to end; return the names of those that did not in time."""
     me = threading.current_thread()
     others = [each for each in threads if each is not me and each.ident is not None]
     for thread in others:
@@ -146,12 +146,12 @@ def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
 
 
 def beginning(connector: Connector) -> int:
-    """Return how many workers have yet to settle a lease; the engine lock is held."""
+    """Return how many workers have not settled a lease yet. The engine lock is held."""
     return sum(meter.begins for meter in connector.meters)
 
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
-    """Return where a lease's rows go, if they go into the batch."""
+    """Return the batch that a lease's rows are written to, if they are."""
     if not program.places:
         return None
     assert isinstance(lease.in_flight.buffer, BatchBuffer)
@@ -159,15 +159,15 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
 
 
 class FirstUse:
-    """Tells what threads must not share of a program, once it has made samples.
+    """Finds out what threads must not share of a program, once it has made samples.
 
-    Many datasets open their files when they are first asked for a sample, and some keep
-    what they read last: two threads would take one another's.
+    Many datasets open their files at their first sample, and some cache what they read
+    last: two threads would get each other's data.
 
     Args:
-        program: is about to make its first samples here, by one thread.
-        alone: whether nobody else reads files meanwhile. One that is held where no walk
-            comes by was read all the same.
+        program: about to make its first samples here, in one thread.
+        alone: whether nothing else reads files at the same time. Then a file that no
+            walk over the program's objects reaches, but was read, counts as well.
     """
 
     def __init__(self, program: Program, *, alone: bool) -> None:
@@ -176,7 +176,7 @@ class FirstUse:
         self._files = read_places() if alone else None
 
     def finding(self) -> Finding | None:
-        """Return the nearest thing that threads must not share, if there is one."""
+        """Return the nearest thing that threads must not share, or None."""
         return next(filter(None, self._findings()), None)
 
     def _findings(self) -> Iterator[Finding | None]:

@@ -16,14 +16,14 @@ from ..program.program import Program
 from ..program.randomness import SampleRandom
 from .pool import FirstUse, PoolStatistics, beginning, join_all, sink_of
 
-# Taken around a fork: the child would wait forever for who is not there.
 LOGGER = logging.getLogger("penstock")
 ALONE = (
-    "%s: one thread works, whatever num_parallel_workers says: since the first sample "
-    '%s, which threads must not share. Use executor="process", where each worker opens '
-    "its own, keep it in a threading.local(), or say from_dataset(thread_safe=True) if "
-    "threads may share it."
+    "%s: only one thread works on it, whatever num_parallel_workers says: since the"
+    ' first sample %s, which threads must not share. Use executor="process", where each'
+    " worker opens its own, keep it in a threading.local(), or pass"
+    " from_dataset(thread_safe=True) if threads may share it."
 )
+# Held around a fork: otherwise a child could inherit it locked, without its holder.
 _torch_threads = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -34,12 +34,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def use_one_torch_thread() -> None:
-    """Let torch's operators run on this thread alone.
+    """Make torch's operators use this thread alone.
 
-    Parallelism is between rows; a pool of threads for each worker would only compete.
-    The setting is each thread's own, but also becomes the default of threads that have
-    not used torch yet, so one more thread puts that back. The lock keeps two workers
-    from taking each other's setting for the default.
+    Rows are processed in parallel already; a pool of threads for each worker would only
+    compete. The setting belongs to each thread, but also becomes the default of threads
+    that have not used torch yet, so one more thread resets the default. The lock keeps
+    two workers from mistaking each other's setting for the default.
     """
     with _torch_threads:
         default = torch.get_num_threads()
@@ -52,15 +52,14 @@ def use_one_torch_thread() -> None:
 class Threads:
     """A number of threads, each taking and settling leases.
 
-    The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_threads`. A
-    thread retires when it finds, at its next `take`, that there is a surplus; whichever
-    comes first takes it on.
+    The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_threads`. If
+    there is a surplus of threads, the next ones that call `take` retire.
 
     Args:
         connector: where they take their leases.
-        program: what they do.
-        seed: of the samples' random streams.
-        name: of the segment.
+        program: what they run.
+        seed: seed of the samples' random streams.
+        name: name of the segment.
     """
 
     executor = "thread"
@@ -83,7 +82,7 @@ class Threads:
         self._adjust(wanted=count)
 
     def _adjust(self, **changes: float) -> None:
-        """Change what is asked for, or the bound on it; have as many threads."""
+        """Change the requested number, or its bound, and start threads as needed."""
         with self._engine_lock.lock:
             self._wanted = int(changes.get("wanted", self._wanted))
             self._most = changes.get("most", self._most)
@@ -100,7 +99,7 @@ class Threads:
             self._engine_lock.notify(self._connector.segment)
 
     def retire(self) -> None:
-        """Send all home at their next `take`."""
+        """Let every thread leave at its next `take`."""
         self.resize(0)
 
     def close(self, until_s: float = inf) -> list[str]:
@@ -139,7 +138,7 @@ class Threads:
                 self._threads.discard(threading.current_thread())
 
     def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
-        """Work on one lease. Holds on to nothing between two of them."""
+        """Work on one lease. Keeps no reference between two leases."""
         lease = self._connector.take(meter, self._retires)
         if isinstance(lease, Signal):
             return False

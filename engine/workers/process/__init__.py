@@ -1,1 +1,1 @@
-"""Worker processes, and the transport that the child that hosts an engine shares."""
+"""Worker processes, and their transport, also used by the process hosting an engine."""

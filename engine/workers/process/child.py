@@ -1,8 +1,8 @@
-"""A child process of ours, from its birth to its end, and the workers among them.
+"""A child process of ours, from fork to end, and worker processes in particular.
 
-Every child has a pipe to its parent, which ends it when it is closed, and a status page
-that tells how it ended. A worker process has tasks besides, and a watchdog if samples
-have a time limit.
+Every child has a pipe to its parent, and ends when the pipe is closed; its status page
+records how it ended. A worker process also has tasks, and a watchdog if samples have a
+time limit.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 MAX_LINES = 40
-"""Of a stack that are shown."""
+"""Lines of a stack that are shown."""
 
 
 def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
-    """Fork a process that runs `body` and keeps these ends of pipes; return its pid."""
+    """Fork a process that runs `body` and keeps these pipe ends; return its pid."""
     with kept(*ends):
         pid = fork()
     if pid == 0:
@@ -61,37 +61,37 @@ def run_child(body: Callable[[], None]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        gc.freeze()  # what was inherited is not ours to collect or finalise
+        gc.freeze()  # this process must not collect or finalise inherited objects
         body()
         status = 0
     except EOFError:
         status = 0
-    except BaseException:  # noqa: BLE001 the last one who can tell
+    except BaseException:  # noqa: BLE001 nobody above could report it
         traceback.print_exc()
     finally:
         leave(status)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once, with nothing of what it inherited finalised."""
+    """End this process at once, without finalising anything it inherited."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or anything at all
+        with contextlib.suppress(Exception):  # it may be closed, or any object at all
             stream.flush()
     os._exit(status)
 
 
 def write_crashes_to(status_page: StatusPage) -> None:
-    """Have this process write its stacks to its page, if it crashes or when asked."""
+    """Let this process write its stacks to its page, on a crash or on request."""
     faulthandler.enable(status_page.descriptor)
     faulthandler.register(STACK_SIGNAL, status_page.descriptor)
 
 
 class Child:
-    """A child process, as its parent holds it.
+    """A child process, seen from its parent.
 
     Args:
         pipe: the parent's end.
-        status_page: tells how it ended.
+        status_page: records how it ended.
         pid: 0 until it is known.
     """
 
@@ -106,9 +106,12 @@ class Child:
 
     @staticmethod
     def fork(body: Callable[[Pipe], None], *ends: Pipe) -> tuple[Pipe, StatusPage, int]:
-        """Fork a child that runs `body` with its end of the pipe; return what it takes.
+        """Fork a child that runs `body` with its end of the pipe.
 
         The child keeps `ends`, too; they are closed here.
+
+        Returns:
+            the arguments for `Child`.
         """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
@@ -123,13 +126,13 @@ class Child:
         return ours, status_page, pid
 
     def hello(self, pid: int) -> None:
-        """It is at work."""
+        """Note that it is at work, and its pid."""
         self.pid = pid
-        with contextlib.suppress(ProcessLookupError):  # it was, until just now
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
             self._process = os.pidfd_open(pid)
 
     def ends_within(self, wait_s: float) -> bool:
-        """Wait until it has ended, so long at most; return whether it has."""
+        """Wait up to `wait_s` seconds for it to end; return whether it has."""
         if self._process < 0:
             return False
         ended = select.poll()
@@ -137,14 +140,15 @@ class Child:
         return bool(ended.poll(1000 * max(0.0, wait_s)))
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it at once, whatever it is doing."""
         self._signal(signal.SIGKILL)
 
     def reap(self, wait_s: float) -> None:
-        """End a child of this very process, and wait until it is gone. Idempotent.
+        """Reap a child of this very process, waiting until it is gone. Idempotent.
 
         Args:
-            wait_s: how long it may take to end by itself now that its pipe is closed.
+            wait_s: how long it may take to end by itself after its pipe was closed, in
+                seconds.
         """
         self.pipe.close()
         if self._process < 0:
@@ -153,21 +157,21 @@ class Child:
             self.kill()
         with contextlib.suppress(
             ChildProcessError
-        ):  # who waits for any child was first
+        ):  # somebody waiting for any child was faster
             post_status(self.status_page.descriptor, os.waitpid(self.pid, 0)[1])
 
     def cause(self) -> str:
-        """Say why it ended."""
+        """Return why it ended."""
         return cause_of(self.status_page.status, self._kills, oom_kills())
 
     def how_it_ended(self) -> str:
-        """Say why it ended, and what it wrote then."""
+        """Return why it ended, and what it wrote before that."""
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         cause = self.cause()
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 
     def close(self) -> None:
-        """Close the pipe to it, which ends it, and let go of its page. Idempotent."""
+        """Close the pipe, which ends the child, and release its page. Idempotent."""
         self.pipe.close()
         self.status_page.close()
         if self._process >= 0:
@@ -185,13 +189,13 @@ class Child:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errand:
-    """A lease that a worker process works on, or the first rows of one."""
+    """A lease, or its first rows, that a worker process works on."""
 
     lease: Lease
     chunk: Chunk
-    """The rows sent."""
+    """The rows that were sent."""
     meter: WorkerMeter
-    """The worker's: a process has as many as it has errands."""
+    """The worker's instrument: a process has as many workers as errands."""
     sent_ns: int
 
 
@@ -205,14 +209,14 @@ class WorkerChild(Child):
         self.generation = generation
         self.number = number
         self.layout: Layout | None = None
-        """How the rows of its last task with a place for them lie."""
+        """Layout of the rows of its last task that had a place for them."""
         self.lanes = 1
-        """Threads it was told to have."""
+        """Number of threads it was told to have."""
         self.errands: dict[int, Errand] = {}
         self.settled = False
-        """Whether one has come back."""
+        """Whether it has returned a task."""
         self.unpacker = Unpacker()
-        """Of the batches that it collates."""
+        """Unpacks the batches that it collates."""
         self.slabs: set[int] = set()
         """Keys of the slabs it has mapped."""
         self.stuck: tuple[int, int] | None = None
@@ -220,37 +224,37 @@ class WorkerChild(Child):
         self.asked_ns = self.killed_ns = 0
         """When it was asked for its stacks, and when it was killed for being stuck."""
         self.writing = False
-        """Whether the selector looks for room in its pipe."""
+        """Whether the selector watches its pipe for room."""
         self._tasks = 0
         self._was_stopped = False
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself before it was at work."""
+        """Whether it exited by itself before it was at work."""
         status = self.status_page.status
         return not self.pid and status is not None and os.WIFEXITED(status)
 
     @property
     def begins(self) -> bool:
-        """Whether it starts, or has its first leases in hand."""
+        """Whether it is starting, or working on its first leases."""
         return not self.pid or bool(self.errands and not self.settled)
 
     def next_task(self) -> int:
-        """Return a number for a task, not used before."""
+        """Return a new task number."""
         self._tasks += 1
         return self._tasks
 
     def held(self) -> dict[int, Held]:
-        """Return what it has in hand, by task."""
+        """Return the samples it is working on, by task."""
         return {held.task: held for held in self.status_page.held()}
 
     def ask_for_stacks(self) -> None:
-        """Have its stacks written to its page: none come from one that is stopped."""
+        """Make it write its stacks to its page. A stopped process does not."""
         self._was_stopped = is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
 
     def suspects(self, number: int) -> range | tuple[int, ...]:
-        """Return which rows of a task may be to blame for its end."""
+        """Return the rows of a task that may have caused its end."""
         rows = range(len(self.errands[number].chunk))
         if self.stuck is not None:
             task, row = self.stuck
@@ -263,7 +267,7 @@ class WorkerChild(Child):
         return rows if held.row not in rows else (held.row,)
 
     def cause(self) -> str:
-        """Say how it ended: by itself, or as it was stuck."""
+        """Return how it ended: by itself, or replaced because it was stuck."""
         if self.stuck is None:
             return super().cause()
         stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
@@ -271,18 +275,18 @@ class WorkerChild(Child):
 
 
 STACKS_NS = 300_000_000
-"""How long a stuck worker is given to show its stacks."""
+"""How long a stuck worker may take to write its stacks."""
 GONE_NS = 2_000_000_000
-"""How long a killed one may take to be gone, before it is counted as such."""
+"""How long a killed worker may take to end before it no longer counts."""
 
 
 class Watchdog:
-    """Holds the worker processes of one segment to the time limit of a sample.
+    """Enforces the time limit of samples in the worker processes of one segment.
 
-    One that takes longer shows its stacks and is replaced.
+    A process that exceeds it writes its stacks and is replaced.
 
     Args:
-        timeout_s: how long a sample may take; None: forever.
+        timeout_s: limit for a sample in seconds; None means no limit.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -292,11 +296,11 @@ class Watchdog:
     def look(
         self, children: Iterable[WorkerChild]
     ) -> tuple[float | None, list[WorkerChild]]:
-        """Do what is due now.
+        """Do whatever is due now.
 
         Returns:
-            Seconds until the next look, None if there is nothing to wait for; and the
-            children that were killed and do not end as they should.
+            Seconds until the next call, None if there is nothing to wait for; and the
+            children that were killed but have not ended in time.
         """
         if self._limit_ns is None:
             return None, []
@@ -309,7 +313,7 @@ class Watchdog:
         return max(0.0, (min(times) - now_ns) / 1e9), lost
 
     def _look_at(self, child: WorkerChild, now_ns: int) -> int | None:
-        """Return when to look at a child again."""
+        """Return when to check a child again."""
         if child.killed_ns:
             return child.killed_ns + GONE_NS
         if child.asked_ns:
@@ -332,17 +336,17 @@ class Watchdog:
         return now_ns + GONE_NS
 
     def _first_due(self, child: WorkerChild) -> tuple[int, int, int] | None:
-        """Return the deadline that comes first: when, and of which task and row."""
+        """Return the earliest deadline: when, and of which task and row."""
         assert self._limit_ns is not None
         if not child.errands or not child.pid:  # it is starting
             return None
         limit_ns = self._limit_ns
-        # A lane may stop with a task in hand that it has told the outcome of.
+        # A lane may hang in a task whose outcome it has already reported.
         held = {
             number: at for number, at in child.held().items() if number in child.errands
         }
         due = [(at.since_ns + limit_ns, number, at.row) for number, at in held.items()]
-        if len(held) < child.lanes:  # one is free for those that wait, yet they do
+        if len(held) < child.lanes:  # a lane is free, yet tasks are waiting
             moved_ns = child.status_page.moved_ns()
             due += [
                 (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
@@ -353,5 +357,5 @@ class Watchdog:
 
 
 def gone(child: WorkerChild, now_ns: int) -> bool:
-    """Whether a child was killed so long ago that it is not waited for any more."""
+    """Whether a child was killed too long ago to wait for it any longer."""
     return bool(child.killed_ns) and now_ns >= child.killed_ns + GONE_NS

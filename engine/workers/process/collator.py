@@ -1,7 +1,7 @@
-"""In a worker process: the user's `collate_fn`, and batches that leave it.
+"""The user's `collate_fn` in a worker process, and the batches it returns.
 
 A worker that has made all rows of a batch collates them, as torch's workers do. The
-arrays of the batch cross in slabs that are this process's own: see handover.py.
+arrays of the batch travel in slabs of this process's own: see handover.py.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from .handover import Packer, Returned, travel
 from .slabs import SlabPool
 
 KEEP = 40
-"""Slabs that the trainer may hold, those of batches it has not taken yet included."""
+"""Slabs that the trainer may hold, including those of batches it has not taken yet."""
 
 
 class Collator:
-    """Collates batches, one at a time, whichever lane has made the rows.
+    """Collates one batch at a time, whichever lane has made its rows.
 
     Args:
-        buffers: how batches are made.
+        buffers: turn rows into batches.
     """
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
         self._packer = Packer(SlabPool(KEEP))
         self._calls = SeededCalls(buffers.collate)
-        # Held until the batch is packed: a collate_fn may use its buffer again.
+        # Held until the batch is packed: a collate_fn may reuse its buffer.
         self._collating = threading.Lock()
 
     def take_back(self, returned: Returned) -> None:
-        """Write again what the trainer has let go of."""
+        """Reuse the slabs that the trainer has released."""
         self._packer.take_back(returned)
 
     def collate(
@@ -48,20 +48,21 @@ class Collator:
         *,
         alone: bool,
     ) -> tuple[int, ...]:
-        """Make a batch of the outputs; return descriptors to be sent with it.
+        """Make a batch of the outputs; return descriptors to send with it.
 
-        What cannot be sent is left as it was: the trainer makes the batch then.
+        If the batch cannot be sent, the outputs stay as they are, and the trainer
+        collates them.
 
         Args:
             plan: of the batch.
-            seed: what keys its draws, beside its epoch and number.
+            seed: seeds its draws, together with its epoch and number.
             chunk: all its rows.
-            outcome: what came of them; has the batch instead of the rows afterwards.
-            alone: whether no other lane may draw meanwhile.
+            outcome: the outcome of those rows; the batch replaces them in it.
+            alone: whether no other lane may draw at the same time.
         """
         failures = tuple(sorted(outcome.failures, key=attrgetter("row")))
         if self._buffers.failed(failures, plan) is not None:
-            outcome.outputs = outcome.offsets = None  # nobody asks for the others
+            outcome.outputs = outcome.offsets = None  # the batch fails as a whole
             return ()
         start_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         samples, offsets = outcome.outputs or [], outcome.offsets or []
@@ -78,7 +79,7 @@ class Collator:
             else:
                 try:
                     outcome.made, descriptors = self._packer.pack(made.data)
-                except Exception:  # noqa: BLE001 whatever pickling the user's raises
+                except Exception:  # noqa: BLE001 whatever pickling user objects raises
                     return ()
                 outcome.nbytes = max(self._packer.nbytes, len(outcome.made.body))
         outcome.outputs = outcome.offsets = None

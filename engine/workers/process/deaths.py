@@ -1,4 +1,4 @@
-"""How a child process ended, in words, and which samples are to blame for it."""
+"""How a child process ended, in words, and which samples may have caused it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = [
 
 
 def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
-    """Say how a child ended: its signal, and who may have sent it.
+    """Return how a child ended: its signal, and who may have sent it.
 
     Args:
-        status: as waitpid has it; None where the fork server was gone, too.
-        kills_before: `oom_kills()` when the child began.
-        kills_now: and after it ended.
+        status: as from waitpid; None if the fork server had ended, too.
+        kills_before: `oom_kills()` when the child started.
+        kills_now: the same after it ended.
     """
     if status is None:
-        return "its exit status is not known, as the fork server ended, too"
+        return "its exit status is unknown, because the fork server ended, too"
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exited with status {code}"
@@ -36,8 +36,8 @@ def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
         return text
     if kills_now > kills_before:
         return (
-            f"{text} by the system's out-of-memory killer, as the memory limit of this "
-            "control group was reached"
+            f"{text} by the system's out-of-memory killer, because this control group"
+            " reached its memory limit"
         )
     return f"{text}; not by a memory limit of this control group"
 
@@ -46,7 +46,7 @@ NAMES = {int(number): number.name for number in signal.Signals}
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP or a debugger."""
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
@@ -55,14 +55,14 @@ def is_stopped(pid: int) -> bool:
 
 
 LIMIT = 5
-"""How many workers a sample may take with it before it is given up."""
+"""Workers that a sample may kill before it is given up."""
 
 
 class Blame:
-    """Samples that were in hand when a worker died, by address: `(step, row)`.
+    """Samples being processed when a worker died, by address: `(step, row)`.
 
-    A suspect is run again alone, so a second death tells it from those that only
-    happened to be in the same process. One that gets through is acquitted.
+    A suspect runs again alone. A second death then separates it from samples that only
+    happened to be in the same process. A suspect that succeeds is acquitted.
     """
 
     def __init__(self) -> None:
@@ -78,14 +78,14 @@ class Blame:
             self._deaths.setdefault(at, []).append(death)
 
     def acquit(self, chunk: Chunk) -> None:
-        """These rows are done."""
+        """Clear these rows: they are done."""
         if self._deaths:
             first, step = chunk.first_row, chunk.step
             for row in range(first, first + len(chunk)):
                 self._deaths.pop((step, row), None)
 
     def first(self, chunk: Chunk) -> int | None:
-        """Return the offset of the first suspect in a chunk."""
+        """Return the offset of the first suspect in a chunk, or None."""
         if not self._deaths:
             return None
         step, first = chunk.step, chunk.first_row
@@ -93,6 +93,6 @@ class Blame:
         return next((at for at in rows if (step, first + at) in self._deaths), None)
 
     def verdict(self, chunk: Chunk) -> str | None:
-        """Return the last death of a chunk's first row, if that is to be given up."""
+        """Return the last death of a chunk's first row, if that must be given up."""
         deaths = self._deaths.get((chunk.step, chunk.first_row), [])
         return deaths[-1] if len(deaths) >= LIMIT else None

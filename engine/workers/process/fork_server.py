@@ -1,16 +1,16 @@
-"""The fork server: a child from which worker processes are forked, whenever one starts.
+"""The fork server: a child from which worker processes are forked on demand.
 
-Forked from the trainer at `iter()`, it inherits the dataset and the functions as they
-are: nothing is pickled, and memory is shared until written. It runs no threads, so
-forking from it is safe at any time, while the trainer goes on with its own. It ends
-when the trainer closes the pipe or dies, and the workers with it.
+It is forked from the trainer at `iter()`, and inherits the dataset and the functions as
+they are. Nothing is pickled, and memory is shared until written. It runs no threads, so
+forking from it is safe at any time, while the trainer's threads run on. It ends when
+the trainer closes the pipe or dies, and its workers with it.
 
-A trainer that must not be forked starts fresh interpreters:
+If the trainer must not be forked, it starts fresh interpreters instead:
 
     forkserver   the fork server is fresh; workers are forked from it
     spawn        the fork server is fresh and holds nothing; each worker is fresh, too
 
-What they run comes to them by cloudpickle, in a memfd that is passed on.
+They receive what to run by cloudpickle, in a memfd that is passed on.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ __all__ = [
 ]
 
 LEAVE_S = 0.5
-"""How long workers may take to finish the samples in hand. One that is killed amid a
-sample keeps the locks that it shares with other processes."""
+"""How long workers may take to finish their current samples, in seconds. A worker that
+is killed amid a sample keeps the locks that it shares with other processes."""
 END_S = 1.0
-"""How long the fork server may take to end when told to, before it is made to."""
+"""How long the fork server may take to end by itself, in seconds."""
 FAILED = 1 << 8
-"""As waitpid tells of a process that exits with status 1."""
+"""What waitpid reports for a process that exits with status 1."""
 BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
 
 
 class Post(NamedTuple):
-    """What a worker is made for."""
+    """The position that a worker is started for."""
 
     segment: int
     number: int
-    """Its own among the workers of the segment, from 0, free when it is made."""
+    """Its number among the workers of the segment, from 0, free when it starts."""
     before: int
-    """How many workers of the segment had the number before it."""
+    """How many workers of the segment had this number before."""
 
 
 class ForkServer:
-    """The trainer's end.
+    """The trainer's end of the fork server.
 
     Args:
-        programs: by segment; worker processes run one of them.
-        seed: of the samples' random streams.
-        begun: what tells this run from others of the seed: workers of another draw
-            from other global generators.
-        method: how it starts.
+        programs: by segment; a worker process runs one of them.
+        seed: seed of the samples' random streams.
+        begun: distinguishes this run from others with the same seed, so that workers of
+            different runs draw different values from their global generators.
+        method: how to start it.
 
     Raises:
-        SpecError: something in the programs cannot travel to a fresh interpreter.
+        SpecError: something in the programs cannot be sent to a fresh interpreter.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class ForkServer:
         self._seeds = seed, *begun
         self._method = method
         self._lock = threading.Lock()
-        """Guards what follows: several worker pools start workers."""
+        """Guards the following: several worker pools start workers."""
         self._made: Counter[tuple[int, int]] = Counter()
-        """Workers made so far, by segment and number."""
+        """Workers started so far, by segment and number."""
         self.generation = 0
-        """Workers of an earlier one know the dataset as it was."""
+        """Workers of an earlier generation have an outdated copy of the dataset."""
         self._server = self._start()
 
     def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:
-        """Have a worker made; return the pipe to it, its page and its generation.
+        """Start a worker; return the pipe to it, its page and its generation.
 
-        Where fork servers are killed faster than they can be asked, the pipe is at its
-        end at once, as that of a worker that died while it started.
+        If fork servers are killed faster than they can be replaced, the pipe reads as
+        closed, like that of a worker that died while it started.
         """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
@@ -113,7 +113,7 @@ class ForkServer:
             self._made[segment, number] += 1
             try:
                 self._server.pipe.send(message, descriptors)
-            except EOFError:  # killed: as good a one is had from the trainer as it is
+            except EOFError:  # killed: fork an equivalent one from the trainer
                 end(self._server)
                 self._server = self._start()
                 with contextlib.suppress(EOFError):  # killed, too
@@ -123,11 +123,11 @@ class ForkServer:
         return ours, status_page, generation
 
     def renew(self) -> None:
-        """Start another from the trainer as it is now; old workers are to stop."""
+        """Fork a new server from the trainer's present state; old workers end."""
         with self._lock:
-            self.generation += 1  # first: workers that end now were stopped
+            self.generation += 1  # first: workers that end from now on were stopped
             ending = self._server
-            ending.pipe.close()  # it ends while the new one is made
+            ending.pipe.close()  # it ends while the new one starts
             self._server = self._start()
             end(ending)
 
@@ -153,16 +153,16 @@ def end(server: Child) -> None:
 
 
 # From here on, all but `start_fresh` runs in the fork server and in workers. The fork
-# server has one thread, the main one, and one handler, that of SIGCHLD.
+# server has one thread, the main one, and one signal handler, for SIGCHLD.
 
 Seeds = tuple[int, ...]
-"""The seed of the samples' random streams, and what else tells this run from others."""
+"""The seed of the samples' random streams, and what distinguishes runs with it."""
 Make = Callable[[Post, Pipe], int]
-"""Makes a worker for a post, given its pipe, with its page; returns its pid."""
+"""Starts a worker for a post, given its pipe and page; returns its pid."""
 
 
 def run_fork_server(make: Make, end: Pipe) -> None:
-    """Make a worker for each that is asked for, until the pipe ends."""
+    """Start the workers that the trainer requests, until the pipe ends."""
     use_one_thread()
     forked = ForkedWorkers()
     signal.signal(signal.SIGCHLD, forked.reap)
@@ -176,18 +176,18 @@ def run_fork_server(make: Make, end: Pipe) -> None:
 class ForkedWorkers:
     """The fork server's workers.
 
-    It keeps a copy of each one's pipe until it has posted how that one ended: so the
-    trainer sees the pipe's end of file after the worker's status, never before.
+    It keeps a copy of each worker's pipe until it has posted how that worker ended. So
+    the trainer sees the end of file after the worker's status, never before.
     """
 
     def __init__(self) -> None:
         self._children: dict[int, Pipe] = {}
 
     def add(self, make: Make, post: Post, end: Pipe) -> None:
-        """Make a worker with the pipe and the page that have just come."""
+        """Start a worker with the pipe and the page that were just received."""
         work = Pipe.adopt(end.descriptors.popleft())
         work.descriptors.append(end.descriptors.popleft())
-        # Masked: one that dies at once must be known before its end is heard of.
+        # Masked, so that a worker is registered before its end can be noticed.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
             self._children[make(post, work)] = work
@@ -199,12 +199,12 @@ class ForkedWorkers:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def reap(self, *_: object) -> None:
-        """Take note of the workers that have ended. The handler of SIGCHLD."""
+        """Record the workers that have ended. The handler of SIGCHLD."""
         for pid in list(self._children):
             self._wait(pid, os.WNOHANG)
 
     def end_all(self) -> None:
-        """End all workers: the trainer is gone, or wants no more."""
+        """End all workers: the trainer is gone, or has closed the fork server."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         for work in self._children.values():
@@ -242,14 +242,14 @@ def fork_worker(
 
 
 def run_worker(program: Program, seeds: Seeds, post: Post, work: Pipe) -> None:
-    """In a worker process: work until told to stop or the trainer is gone.
+    """Run a worker process: work until told to stop, or until the trainer is gone.
 
-    Its global generators begin where those of no other worker do: a copy of the
-    trainer's would give the same draws to all.
+    Its global generators get a seed of their own: with a copy of the trainer's state,
+    all workers would draw the same values.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch's count
+    seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
     seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
     program.enter(post.number)
     Worker(work, program, seeds[0], StatusPage(work.descriptors.popleft())).run()
@@ -261,7 +261,7 @@ def start_fresh(
     """Start a fork server in a fresh interpreter.
 
     Raises:
-        SpecError: something in the programs cannot travel.
+        SpecError: something in the programs cannot be sent to it.
     """
     parcel = _descriptor_of(pack((programs, seeds), "programs"))
     ours, theirs = Pipe.pair()
@@ -274,7 +274,7 @@ def start_fresh(
 
 
 def main() -> None:
-    """Run what `sys.argv` says; never returns."""
+    """Run the role named in `sys.argv`; never return."""
     role, *numbers = sys.argv[1:]
     end, parcel, *rest = map(int, numbers)
     work = Pipe.adopt(end)
@@ -314,7 +314,7 @@ def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:
     """Start a fresh interpreter in a role, with these descriptors; return its pid."""
     boot = BOOT.format(path=sys.path, module=__name__)
     numbers = map(str, (*descriptors, *then))
-    # Masked until it has said what it wants of it: Ctrl-C is the trainer's to handle.
+    # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return util.spawnv_passfds(
@@ -335,7 +335,7 @@ def _descriptor_of(parcel: bytes) -> int:
 
 @functools.cache
 def _open(parcel: int) -> tuple[Mapping[int, Program], Seeds]:
-    """Read a parcel. Mapped: several processes do, and share its position."""
+    """Read a parcel. It is mapped, as several processes share its file position."""
     with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
         programs, seeds = unpack(data)
     return programs, seeds

@@ -1,15 +1,15 @@
-"""What crosses between our processes: arrays in slabs, the rest pickled.
+"""Data between our processes: arrays in slabs, everything else pickled.
 
-    sender      Packer.pack(data) ─▶ Packed, descriptors of slabs that are new
+    sender      Packer.pack(data) ─▶ Packed, descriptors of new slabs
     receiver    Unpacker.unpack(packed, descriptors) ─▶ data
 
-A dense tensor of the CPU, or a large numpy array, that lies in a slab crosses as its
-place there; others are copied into one slab more. Whatever else the data is made of is
-pickled: it comes from our own process, over our own pipe. Exceptions are made fit for
-it by `travel`.
+A dense CPU tensor, or a large numpy array, that lies in a slab travels as its place
+there. Others are first copied into one more slab. Everything else is pickled: it comes
+from our own process, over our own pipe. `travel` makes exceptions fit for that.
 
-A slab is the receiver's while an array over it lives there. What the receiver keeps for
-long is given away, as SlabPool does: both sides let go of it, its arrays live on.
+A slab belongs to the receiver while an array over it lives there. One that the receiver
+keeps for long is given away, as by SlabPool: both sides let go of it, and its arrays
+live on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 WORTH_BYTES = 4096
-"""A numpy array of fewer is pickled faster than it is placed."""
+"""Pickling a numpy array below this size is faster than placing it."""
 
 BITS = {
     1: torch.uint8,
@@ -55,68 +55,68 @@ BITS = {
     8: torch.int64,
     16: torch.complex128,
 }
-"""By itemsize: a dtype that copies bits as they are."""
+"""By itemsize: a dtype that copies bits unchanged."""
 
 Array = torch.Tensor | NDArray[Any]
 
 
 class ArrayPart(NamedTuple):
-    """One array of what crosses."""
+    """One array of the data."""
 
     key: int
     """The slab it lies in."""
     offset: int
-    """Its first byte there."""
+    """Offset of its first byte there."""
     dtype: torch.dtype | np.dtype[Any]
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
-    """In elements; None for a numpy array, whose rows lie one after the other."""
+    """In elements; None for a numpy array, whose rows are contiguous."""
 
 
 class Packed(NamedTuple):
-    """Data on its way."""
+    """Data ready to be sent."""
 
     body: bytes
-    """Its tree, pickled, with a number in the place of each part."""
+    """The data without its arrays, pickled, with numbers in their places."""
     parts: tuple[ArrayPart, ...]
     new: tuple[tuple[int, int], ...]
-    """Keys and bytes of slabs that the receiver has not mapped yet."""
+    """Keys and sizes of slabs that the receiver has not mapped yet."""
     forget: tuple[int, ...]
-    """Keys of slabs that will not be written again."""
+    """Keys of slabs that will not be reused."""
 
 
 class Returned(NamedTuple):
-    """Slabs that a receiver has no more claim to."""
+    """Slabs that a receiver no longer claims."""
 
     died: tuple[int, ...]
-    """Keys of those whose arrays have died: they may be written again."""
+    """Keys of slabs whose arrays have died: they may be reused."""
     shared: tuple[int, ...]
-    """Keys of those that a fork has shared besides: they must not."""
+    """Keys of slabs that a fork has shared with others: they must not be reused."""
 
 
 class Packer:
     """The sender's side.
 
     Args:
-        slabs: what data is made in, and what else is copied into.
+        slabs: shared memory for the data, and for copies.
     """
 
     def __init__(self, slabs: SlabPool) -> None:
         self._slabs = slabs
         self._out: dict[int, list[Array]] = {}
-        """By slab: what holds it for the receiver; the oldest first."""
+        """What keeps each slab alive for the receiver, the oldest first."""
         self._mapped: set[int] = set()
-        """Keys of the slabs that the receiver has mapped for good."""
+        """Keys of the slabs that the receiver has mapped and kept."""
         self._room = 0
-        """Bytes of slabs for copies; the same for batches of nearly as many."""
+        """Bytes of slabs for copies; the same for batches of similar size."""
         self.nbytes = 0
         """Bytes of the slabs that the last batch lies in."""
 
     def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
-        """Return data fit to be sent, and descriptors to be sent with it.
+        """Return the data ready to be sent, and descriptors to send with it.
 
         Raises:
-            Exception: whatever pickling what is no array raises.
+            Exception: whatever pickling the rest of the data raises.
         """
         file = io.BytesIO()
         pickler = PartPickler(file)
@@ -136,14 +136,14 @@ class Packer:
         return packed, tuple(slab.descriptor for slab in new)
 
     def take_back(self, returned: Returned) -> None:
-        """Write again what may be written again."""
+        """Reuse the slabs that may be reused."""
         for key in returned.shared:
             self._slabs.give_away(key)
         for key in returned.died + returned.shared:
             self._out.pop(key, None)
 
     def _place(self, arrays: list[Array]) -> tuple[list[ArrayPart], dict[int, Slab]]:
-        """Find where each array lies, once those that lie in no slab are copied."""
+        """Return the place of each array, copying those that lie in no slab."""
         found = [self._slabs.at(address_of(array)) for array in arrays]
         loose = [array for array, slab in zip(arrays, found, strict=True) if not slab]
         spare, copies = self._copy(loose)
@@ -184,10 +184,10 @@ class Unpacker:
         _unpackers.add(self)
 
     def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
-        """Return the batch; takes the descriptors that came with it.
+        """Return the data; consumes the descriptors that came with it.
 
         Raises:
-            Exception: whatever unpickling what is no array raises.
+            Exception: whatever unpickling the rest of the data raises.
         """
         for key, nbytes in packed.new:
             descriptor = descriptors.popleft()
@@ -202,19 +202,19 @@ class Unpacker:
         return PartUnpickler(packed.body, arrays).load()
 
     def returned(self) -> Returned:
-        """Return the slabs that there is no claim to since the last call."""
+        """Return the slabs whose claim has ended since the last call."""
         died: list[int] = []
         shared: list[int] = []
         while self._died:
             mark = self._died.popleft()
-            if self._marks.get(mark.key) is mark:  # else it has come again since
+            if self._marks.get(mark.key) is mark:  # otherwise it was received again
                 del self._marks[mark.key]
                 (shared if mark.key in self._shared else died).append(mark.key)
         self._shared -= set(shared)
         return Returned(tuple(died), tuple(shared))
 
     def share(self) -> None:
-        """A fork is about to share what has been received."""
+        """Note that a fork is about to share what has been received."""
         self._shared.update(tuple(self._marks))
 
     def _open(self, key: int) -> NDArray[np.uint8]:
@@ -223,7 +223,7 @@ class Unpacker:
         memory = None if known is None else known()
         if memory is None:
             memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
-            # The callback is C alone: one in Python could swallow a Ctrl-C.
+            # The callback is pure C: one in Python could swallow a Ctrl-C.
             mark = self._marks[key] = SlabMark(memory, self._died.append)
             mark.key = key
         return memory
@@ -242,7 +242,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class SlabMark(weakref.ref[NDArray[np.uint8]]):
-    """Tells when all arrays over a slab have died."""
+    """Notices when all arrays over a slab have died."""
 
     __slots__ = ("key",)
     key: int
@@ -251,12 +251,12 @@ class SlabMark(weakref.ref[NDArray[np.uint8]]):
 class Pickler(pickle.Pickler):
     """Pickles plain tensors by their bytes.
 
-    torch's own way does not know all dtypes, takes longer, and keeps each sparse tensor
-    for as long as the process lives.
+    torch's own way does not support all dtypes, takes longer, and keeps each sparse
+    tensor for as long as the process lives.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """Take tensors apart."""
+        """Return the parts of a tensor."""
         if type(obj) is not torch.Tensor:
             return NotImplemented
         if is_dense(obj):
@@ -273,7 +273,7 @@ class Pickler(pickle.Pickler):
 
 
 class PartPickler(Pickler):
-    """Sets arrays aside, in `arrays`, and writes their numbers."""
+    """Collects arrays in `arrays`, and writes their numbers."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -281,7 +281,7 @@ class PartPickler(Pickler):
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of an array that has a place of its own."""
+        """Return the number of an array that is sent separately, or None."""
         if not (is_dense(obj) or is_large(obj)):
             return None
         number = self._numbers.setdefault(id(obj), len(self.arrays))
@@ -291,14 +291,14 @@ class PartPickler(Pickler):
 
 
 class PartUnpickler(pickle.Unpickler):
-    """Puts the arrays back in their places."""
+    """Restores the arrays to their places."""
 
     def __init__(self, body: bytes, arrays: list[Array]) -> None:
         super().__init__(io.BytesIO(body))
         self._arrays = arrays
 
     def persistent_load(self, pid: Any) -> Array:
-        """Return the array of this number."""
+        """Return the array with this number."""
         array: Array = self._arrays[pid]
         return array
 
@@ -311,7 +311,7 @@ def dumps(message: object) -> bytes:
 
 
 def loads(body: bytes | bytearray) -> Any:
-    """Return what `dumps` has packed, which came over a pipe of our own."""
+    """Return what `dumps` packed. It came over a pipe of our own."""
     return pickle.loads(body)  # noqa: S301 from our own process
 
 
@@ -324,7 +324,7 @@ def _coordinates(
 
 
 def is_dense(value: Any) -> bool:
-    """Whether it is a plain tensor of the CPU, all there is to it its elements."""
+    """Whether it is a plain CPU tensor that its elements fully describe."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -340,7 +340,7 @@ def is_dense(value: Any) -> bool:
 
 
 def is_large(value: Any) -> bool:
-    """Whether it is a plain numpy array that is worth a place of its own."""
+    """Whether it is a plain numpy array large enough to be sent separately."""
     return (
         type(value) is np.ndarray
         and value.nbytes >= WORTH_BYTES
@@ -350,7 +350,7 @@ def is_large(value: Any) -> bool:
 
 
 def address_of(array: Array) -> int:
-    """Return where the first element lies; 0 where there is none."""
+    """Return the address of the first element; 0 if there is none."""
     if isinstance(array, torch.Tensor):
         return array.data_ptr()
     return int(array.ctypes.data)
@@ -365,11 +365,11 @@ def part_of(array: Array, key: int, offset: int) -> ArrayPart:
 
 
 def copied(array: Array, memory: torch.Tensor) -> Array:
-    """Copy an array into memory of its size, laid out as it was where that is dense."""
+    """Copy an array into memory of its size; keep its memory layout if it is dense."""
     if isinstance(array, torch.Tensor):
         stride = torch.empty_like(array, device="meta").stride()
         place = memory.view(array.dtype).as_strided(array.shape, stride)
-        as_bits = BITS[array.itemsize]  # torch cannot copy all of its dtypes
+        as_bits = BITS[array.itemsize]  # torch cannot copy all its dtypes
         place.view(as_bits).copy_(array.view(as_bits))
         return place
     target = np.ndarray(array.shape, array.dtype, memory.numpy())
@@ -378,7 +378,7 @@ def copied(array: Array, memory: torch.Tensor) -> Array:
 
 
 def array_of(part: ArrayPart, memory: NDArray[np.uint8]) -> Array:
-    """Return the array that a part is, over its slab's memory."""
+    """Return the array that a part describes, over its slab's memory."""
     dtype = part.dtype
     if isinstance(dtype, np.dtype):
         array: Array = np.ndarray(part.shape, dtype, memory, part.offset)
@@ -402,10 +402,10 @@ class RemoteTraceback(Exception):
 
 
 def travel(error: BaseException) -> BaseException:
-    """In the sender: make an exception fit to be pickled, its traceback kept as text.
+    """In the sender: make an exception picklable, keeping its traceback as text.
 
-    An exception that does not come out of pickle as what went in (many with arguments
-    of their own do not) travels as a `WorkerError` that quotes it.
+    An exception that pickle does not restore as it was (many with arguments of their
+    own are not) travels as a `WorkerError` that quotes it.
     """
     frames = users_frames(error)
     text = "".join(traceback.format_exception(type(error), error, frames))
@@ -422,7 +422,7 @@ def travel(error: BaseException) -> BaseException:
 
 
 def recall(error: BaseException) -> BaseException:
-    """In the receiver: hang the sender's traceback on the exception, as its cause."""
+    """In the receiver: attach the sender's traceback to the exception, as its cause."""
     notes = getattr(error, "__notes__", [])
     for note in [note for note in notes if note.startswith(TRACEBACK)]:
         notes.remove(note)

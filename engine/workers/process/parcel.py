@@ -1,7 +1,7 @@
-"""What goes to worker processes that are not forked from the trainer, as bytes.
+"""What is sent to worker processes that are not forked from the trainer, as bytes.
 
-By cloudpickle: functions and classes of `__main__`, lambdas and closures travel by
-value. When something cannot travel, the error names it as the user's code would.
+It is sent by cloudpickle: functions and classes of `__main__`, lambdas and closures
+travel by value. If something cannot be sent, the error names it as user code would.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 MAX_TRIES = 200
-"""Parts that are tried one by one to find the one that cannot travel."""
+"""Parts that are tried one by one to find the one that cannot be sent."""
 OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
-"""Methods by which a class says what is sent of its objects."""
+"""Methods with which a class controls what is sent of its objects."""
 
 
 def pack(thing: Any, name: str) -> bytes:
-    """Return `thing`, called `name`, as bytes.
+    """Return `thing`, which errors call `name`, as bytes.
 
     Raises:
-        SpecError: it holds something that cannot travel; names the innermost.
+        SpecError: it holds something that cannot be sent; names the innermost part.
     """
     body = io.BytesIO()
     try:
@@ -55,7 +55,7 @@ def unpack(body: bytes | mmap.mmap) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What cannot travel, and why."""
+    """Something that cannot be sent, and why."""
 
     path: str
     thing: Any
@@ -63,17 +63,17 @@ class Obstacle:
 
 
 def gpu_of(tensor: torch.Tensor) -> str | None:
-    """Return the GPU that a tensor lies on."""
+    """Return the name of a tensor's GPU, or None."""
     return str(tensor.device) if tensor.is_cuda else None
 
 
 class OnGpu(pickle.PicklingError):
-    """A tensor lies on a GPU, which a copy of it would open in every worker."""
+    """A tensor is on a GPU, which a copy of it would open in every worker."""
 
 
 @cache
 def _pickler() -> Any:
-    """Return the class that pickles: cloudpickle's, but for tensors on a GPU."""
+    """Return the pickler class: cloudpickle's, but refusing tensors on a GPU."""
     import cloudpickle
 
     def reducer_override(self: Any, thing: Any) -> Any:
@@ -100,7 +100,7 @@ def _explain(obstacle: Obstacle) -> str:
         )
     else:
         cure = (
-            "make it when it is first used (drop it in __getstate__), or use "
+            "create it when it is first used (drop it in __getstate__), or use "
             'options(multiprocessing_context="fork"), or executor="thread"'
         )
     return (
@@ -109,11 +109,11 @@ def _explain(obstacle: Obstacle) -> str:
     )
 
 
-# What cannot travel
+# Finding what cannot be sent
 
 
 def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
-    """Go down from `thing`, each time into a part that cannot travel on its own."""
+    """Descend from `thing`, at each step into a part that cannot be sent by itself."""
     tries = Tries(thing)
     found = tries.first(_given(thing)) or Obstacle(name, thing, error)
     while inner := tries.first(_sent(found)):
@@ -122,13 +122,13 @@ def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
 
 
 class Tries:
-    """Tries to send one thing after the other: each once, and not forever."""
+    """Tries to send things, each only once, and only so many."""
 
     def __init__(self, failed: Any) -> None:
         self._tried = {id(failed): failed}
 
     def first(self, named: Iterable[tuple[str, Any]]) -> Obstacle | None:
-        """Return the first of them that cannot travel."""
+        """Return the first of them that cannot be sent, or None."""
         for path, thing in named:
             if len(self._tried) >= MAX_TRIES:
                 return None
@@ -137,25 +137,25 @@ class Tries:
             self._tried[id(thing)] = thing
             try:
                 _dump(thing, Nowhere())
-            except Exception as error:  # noqa: BLE001 whatever the user's own raise
+            except Exception as error:  # noqa: BLE001 whatever user objects raise
                 return Obstacle(path, thing, error)
         return None
 
 
 class Nowhere(io.RawIOBase):
-    """A file that keeps nothing: what is tried may be large."""
+    """A file that keeps nothing: the things that are tried may be large."""
 
     def writable(self) -> bool:
-        """Whether it takes anything: it does."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Return how many bytes these are."""
+        """Return the number of bytes."""
         return memoryview(data).nbytes
 
 
 def _given(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the user gave to operations within `thing`, by the user's names."""
+    """Yield the user's objects in operations within `thing`, under the user's names."""
     for part in walk(thing, ""):
         match part.thing:
             case Read(get=get):
@@ -167,22 +167,22 @@ def _given(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _sent(whole: Obstacle) -> Iterator[tuple[str, Any]]:
-    """Yield the parts that are sent with it: those it keeps back are not to blame."""
+    """Yield the parts that are sent with it: those it holds back are not to blame."""
     parts = parts_of(whole.thing)
     if any(_is_own(whole.thing, way) for way in OWN_WAYS):
-        with suppress(Exception):  # then it is itself to blame
+        with suppress(Exception):  # otherwise it is to blame itself
             parts = _reduced(whole.thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
     return ((whole.path + step, part) for step, part in parts)
 
 
 def _is_own(thing: Any, method: str) -> bool:
-    """Whether it is written in Python: what built-in types send are their parts."""
+    """Whether a method is written in Python: built-in types send all their parts."""
     owners = (owner.__dict__ for owner in type(thing).__mro__)
     return any(type(each.get(method)) is FunctionType for each in owners)
 
 
 def _reduced(reduced: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of what `__reduce_ex__` gave."""
+    """Yield the parts of a result of `__reduce_ex__`."""
     if type(reduced) is str:  # the name of a global
         return
     args, state = [*reduced[1:], None][:2]

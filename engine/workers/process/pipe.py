@@ -3,10 +3,10 @@
 File descriptors travel along. Only our own processes hold an end: nothing from a disk
 or a network comes through here.
 
-CPython lets go of the GIL around every socket call. Where other threads compute, it
-takes some milliseconds to get it back, and with many threads all of them soon wait for
-it. So what has come already is read, and what there is room for is sent, by calls that
-keep the GIL: `ctypes.PyDLL` makes such.
+CPython releases the GIL around every socket call. While other threads compute, getting
+it back takes some milliseconds, and with many threads all of them soon wait for it. So
+data that has arrived is read, and data that there is room for is sent, by calls that
+keep the GIL: `ctypes.PyDLL` provides them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = [
 ]
 
 HEADER = struct.Struct("!Q")
-"""Bytes of the object that follows."""
+"""Size in bytes of the object that follows."""
 CONTROL = struct.Struct("@Nii")
 """C's `struct cmsghdr`, which precedes descriptors: its length, level and type."""
 MAX_DESCRIPTORS = 8
 READ_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
-"""Frames of more are sent without the GIL: copying them takes a while."""
+"""Larger frames are sent without the GIL: copying them takes a while."""
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 NOTHING = object()
-"""In the place of an object that has not come whole."""
+"""Stands for an object that has not arrived completely."""
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 _kept: tuple[Pipe, ...] = ()
 _changing = threading.RLock()
-"""Held by whoever forks, and while an end is open that `_ends` does not know: one being
-made, copied or closed. A child would keep its copy, and with it the pipe open. A socket
-that is being closed has forgotten its descriptor before the system closes that."""
+"""Held during a fork, and while an end is open that is not in `_ends`: one being made,
+copied or closed. Otherwise a child would keep a copy of it, and with it the pipe open.
+(A socket that is being closed forgets its descriptor before the system closes that.)"""
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -80,18 +80,18 @@ class Pipe:
     """One end. Raises `EOFError` once the other end is gone, or this one is closed.
 
     Only one thread at a time may receive, and only one may send. `post`, `flush` and
-    `collect` never wait, so one selector thread can serve many pipes, and a process
-    that is stuck holds up nobody but itself.
+    `collect` never wait, so one selector thread can serve many pipes, and a stuck
+    process delays nobody else.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._coming = bytearray()
         self._leaving: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-        """What has not been sent yet, with descriptors of our own until it is."""
+        """Data not sent yet, with duplicated descriptors that are ours until then."""
         self.descriptors: deque[int] = deque()
-        """Those that came with what was received, or that comes next, in the order they
-        were sent: the receiver's own to close."""
+        """Descriptors that came with what was received, or with what comes next, in the
+        order in which they were sent. The receiver must close them."""
         self._read = memoryview(bytearray(READ_BYTES))
         self._control = bytearray(ROOM)
         self._vector = IoVector(address_of(self._read), READ_BYTES)
@@ -111,12 +111,12 @@ class Pipe:
 
     @classmethod
     def adopt(cls, descriptor: int) -> Self:
-        """Return the end that a descriptor is; closing the end closes it."""
+        """Return the end for a descriptor; closing the end closes the descriptor."""
         return cls(socket.socket(fileno=descriptor))
 
     @property
     def waiting(self) -> bool:
-        """Whether something has yet to be sent."""
+        """Whether something is still to be sent."""
         return bool(self._leaving)
 
     def post(self, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -127,13 +127,13 @@ class Pipe:
         header = HEADER.pack(len(body))
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
-            # They may be closed, and their numbers used again, before they are sent.
+            # The caller may close them, and the numbers may be reused, before then.
             with _changing:
                 own = () if sent else tuple(map(os.dup, descriptors))
                 self._leaving.append((memoryview(header + body)[sent:], own))
 
     def flush(self) -> None:
-        """Send what there is room for now."""
+        """Send as much as there is room for now."""
         while self._leaving:
             frame, descriptors = self._leaving[0]
             sent = self._send_now([frame], descriptors)
@@ -150,17 +150,18 @@ class Pipe:
         self.send_packed(dumps(message), descriptors)
 
     def send_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Do as `send` with what `dumps` has packed: no code of the user's runs."""
+        """Send the result of `dumps` like `send`: no user code runs."""
         self._post(body, descriptors)
         while self._leaving:
             self._wait(select.POLLOUT)
             self.flush()
 
     def collect(self) -> list[Any]:
-        """Return the objects that have come whole.
+        """Return the objects that have arrived completely.
 
         Raises:
-            OSError: their descriptors got lost, as this process has too many.
+            EOFError: the other end is gone, or this one is closed.
+            OSError: a descriptor was lost, as this process has too many open.
         """
         gone = False
         try:
@@ -174,18 +175,18 @@ class Pipe:
         return messages
 
     def receive(self) -> Any:
-        """Return the next object; wait for it. Errors as of `collect`."""
+        """Return the next object, waiting for it. Raises like `collect`."""
         while (message := self._next()) is NOTHING:
             if not self._read_now():
                 self._wait(select.POLLIN)
         return message
 
     def receive_all(self, timeout_s: float | None = None) -> list[Any]:
-        """Return all objects that have come; wait for one.
+        """Return all objects that have arrived, waiting for at least one.
 
         Args:
-            timeout_s: how long to wait for more to come; None: without limit. Empty is
-                the list if that was too short.
+            timeout_s: how long to wait for more data, in seconds; None means no limit.
+                When it runs out, the list is empty.
         """
         messages = self.collect()
         while not messages and self._wait(select.POLLIN, timeout_s):
@@ -193,11 +194,11 @@ class Pipe:
         return messages
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector or for handing the end on."""
+        """Return the descriptor, for a selector or for passing the end on."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end; the other sees its end of file. Idempotent."""
+        """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
             close_all(self.descriptors)
@@ -207,7 +208,7 @@ class Pipe:
             self._leaving.clear()
 
     def _next(self) -> Any:
-        """Return the next object if it has come whole, NOTHING otherwise."""
+        """Return the next object if it has arrived completely, or NOTHING."""
         coming = self._coming
         if len(coming) < HEADER.size:
             return NOTHING
@@ -232,11 +233,11 @@ class Pipe:
         if timeout_s is not None:
             return bool(poll.poll(timeout_s * 1000))
         while not poll.poll(NOTICE_S * 1000):
-            pass  # a look for signals that Python missed
+            pass  # lets Python handle signals that it missed
         return True
 
     def _read_now(self) -> int:
-        """Read what has come; return how many bytes."""
+        """Read what has arrived; return the number of bytes."""
         header = self._header
         header.control_length = ROOM
         got = self._checked(_libc.recvmsg(self.fileno(), ctypes.byref(header), AT_ONCE))
@@ -248,7 +249,10 @@ class Pipe:
         if header.control_length:
             self._take_descriptors(header.control_length)
         if header.flags & socket.MSG_CTRUNC:
-            text = "a descriptor got lost: raise the limit with `ulimit -n`"
+            text = (
+                "this process has too many open files to receive another, which workers"
+                " need; raise the limit with `ulimit -n`"
+            )
             raise OSError(errno.EMFILE, text)
         return got
 
@@ -261,7 +265,7 @@ class Pipe:
     def _send_now(
         self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]
     ) -> int:
-        """Send what there is room for; return how many bytes."""
+        """Send as much as there is room for; return the number of bytes."""
         if not descriptors and sum(map(len, parts)) <= LARGE_BYTES:
             frame = b"".join(parts)
             sent = _libc.send(self.fileno(), frame, len(frame), AT_ONCE)
@@ -276,7 +280,7 @@ class Pipe:
             raise EOFError from error
 
     def _checked(self, result: int) -> int:
-        """Return the result of a call, -1 where it would have waited."""
+        """Return the result of a call; -1 if it would have waited."""
         if result >= 0 or (number := ctypes.get_errno()) in WOULD_WAIT:
             return result
         if number in GONE:
@@ -289,25 +293,25 @@ GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 
 
 def address_of(buffer: bytearray | memoryview) -> int:
-    """Return where a buffer lies; it must outlive the use of the address."""
+    """Return the address of a buffer, which must outlive its use."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close them."""
+    """Close all of them."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def shut_down(end: Pipe) -> None:
-    """Have both ends of a pipe, and all copies of them, see the end of file."""
+    """Make both ends of a pipe, and all copies of them, see the end of file."""
     with contextlib.suppress(OSError):  # the other end is gone
         end._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 of this very module
 
 
 @contextlib.contextmanager
 def kept(*ends: Pipe) -> Iterator[None]:
-    """Fork within: the child keeps these ends, and no others."""
+    """Fork within this `with`: the child keeps these ends, and no others."""
     global _kept  # noqa: PLW0603 read by the hook, in the child
     _kept = ends
     try:
@@ -317,10 +321,10 @@ def kept(*ends: Pipe) -> Iterator[None]:
 
 
 def _close_inherited() -> None:
-    """In any forked child: close the ends that are the trainer's.
+    """In any forked child: close the ends that belong to the trainer.
 
-    A child that held a copy would keep those at the other ends from ever seeing that
-    the trainer has closed its own, or is gone.
+    If a child held a copy, the processes at the other ends would not notice that the
+    trainer has closed its own, or is gone.
     """
     _changing.release()
     for end in list(_ends):

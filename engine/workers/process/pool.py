@@ -1,13 +1,13 @@
-"""Processes as workers: for functions that hold the GIL, or that no thread may share.
+"""Processes as workers: for functions that hold the GIL or that threads cannot share.
 
 One selector thread in the trainer serves all children of a segment. It never waits for
-a lease or for a child: the engine lock wakes it when there may be work, its pipes do
-when work is done or a child is gone, its own clock where there is a time limit.
+a lease or for a child. The engine lock wakes it when there may be work, the pipes when
+work is done or a child is gone, and its own timer when samples have a time limit.
 
-A worker is a lease at a time. A child is a process; where the segment is thread-safe a
-child carries several leases, each in a thread of its own, so there need be no more
-children than cores, however many workers wait for a storage. A few more leases wait at
-the child, so that none of its threads waits for the trainer's answer.
+A worker holds one lease at a time. A child is a process. If the segment is thread-safe,
+a child carries several leases, each in a thread of its own, so no more children than
+cores are needed, however many workers wait for a storage. A few more leases wait at the
+child, so that its threads need not wait for the trainer's answer.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ __all__ = [
 
 LOGGER = logging.getLogger("penstock")
 NO_MORE = (
-    "`ulimit -n` is %d, which leaves room for %d worker processes beside what else is"
-    " open; raise it to have more"
+    "`ulimit -n` is %d, which leaves room for %d worker processes beside the other open"
+    " files; training goes on with these. Raise it to get more"
 )
 CHILD_NEEDS = 3
 """Descriptors that a child takes: its pipe, its page, and the process itself."""
 KEPT_FREE = 24
-"""Descriptors that are left to others."""
+"""Descriptors that are left for other uses."""
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 MAX_LANES = 16
-"""Workers a child carries, if they are many: a GIL takes 20 to 100 us to change hands,
-and a wait for it is that much longer for each thread."""
+"""Most workers in a child: a GIL takes 20 to 100 us to change hands, and every thread
+makes the wait for it that much longer."""
 AHEAD_NS = 10_000_000
-"""Leases that take longer, in a child with one worker, do not wait there for one
-another: a worker that becomes free elsewhere would be sooner at them."""
+"""In a child with one worker, leases longer than this do not wait behind one another: a
+worker that becomes free elsewhere would start them sooner."""
 
 
 class ChildSet:
     """The workers of a segment, and the children that carry them.
 
-    Belongs to the selector thread; `workers` may be read by any.
+    Belongs to the selector thread; any thread may read `workers`.
 
     Args:
-        connector: where workers enter and leave.
-        fork_server: makes the children.
-        cores: children that a thread-safe segment has, if it has as many workers; None:
-            each worker needs a child of its own.
+        connector: where workers register.
+        fork_server: starts the children.
+        cores: number of children of a thread-safe segment with at least as many
+            workers; None: each worker needs a child of its own.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class ChildSet:
         self._cores = cores
         self._asked = 0
         self._most = sys.maxsize
-        """Children that there are descriptors for."""
+        """Number of children that there are descriptors for."""
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, WorkerChild] = {}
         """By the descriptor of their pipe."""
         self.workers = 0
         self.idle: list[WorkerMeter] = []
-        """The workers without a lease; the last one waits for the shortest time."""
+        """Workers without a lease; the last one has waited for the shortest time."""
 
     def staff(self, asked: int) -> None:
-        """Bring workers and children to the numbers asked for."""
+        """Adjust workers and children to the requested numbers."""
         self._asked = asked
         while self.workers < asked:
             self.idle.append(self._connector.enter())
@@ -113,13 +113,13 @@ class ChildSet:
             self._start_child()
 
     def beginning(self) -> int:
-        """Return how many children are wanted, and have shown nothing yet."""
-        children = list(self.children.values())  # may be asked by any thread
+        """Return how many of the wanted children have not done any work yet."""
+        children = list(self.children.values())  # any thread may call this
         missing = max(0, self._wanted - len(children))
         return missing + sum(child.begins for child in children)
 
     def free(self, meter: WorkerMeter) -> None:
-        """A lease of this worker is settled."""
+        """Note that a lease of this worker was settled."""
         if not meter.leases:
             self.idle.append(meter)
 
@@ -130,14 +130,14 @@ class ChildSet:
         return max(1, -(-self._asked // max(1, len(self.children))))
 
     def ahead(self, lease_ns: float) -> int:
-        """Return how many leases, of so long each, may wait at a child."""
+        """Return how many leases of this duration may wait at a child."""
         if len(self.children) != self._wanted:
-            return 0  # one is to go, and could not
+            return 0  # a child is about to leave, and must be able to
         lanes = self.lanes()
         return int(lease_ns < AHEAD_NS) if lanes == 1 else lanes // 2
 
     def freest(self, most: int) -> WorkerChild | None:
-        """Return the child with the fewest leases, if those are less than `most`."""
+        """Return the child with the fewest leases, if it has fewer than `most`."""
         children = [c for c in self.children.values() if not self.outdated(c)]
         child = min(children, key=lambda c: len(c.errands), default=None)
         if child is None or child.asked_ns:
@@ -145,18 +145,18 @@ class ChildSet:
         return child if len(child.errands) < most else None
 
     def outdated(self, child: WorkerChild) -> bool:
-        """Whether a child's generation is over: it ends with its fork server."""
+        """Whether a child's generation has ended: it ends with its fork server."""
         return child.generation != self._fork_server.generation
 
     def listen(self, child: WorkerChild) -> None:
-        """Look for room in a child's pipe for as long as something waits for it."""
+        """Watch a child's pipe for room for as long as something waits for it."""
         if child.writing != child.pipe.waiting:
             child.writing = child.pipe.waiting
             events = READ | WRITE if child.writing else READ
             self.selector.modify(child.pipe, events)
 
     def forget(self, child: WorkerChild) -> None:
-        """Let go of a child, which ends it if it has not ended."""
+        """Forget a child, which ends it if it still runs."""
         self.selector.unregister(child.pipe)
         del self.children[child.pipe.fileno()]
         child.close()
@@ -165,7 +165,7 @@ class ChildSet:
         """Stop every child; the fork server waits until they are gone.
 
         Args:
-            wait_s: how long they may take to put away what they hold.
+            wait_s: how long they may take to store what they hold, in seconds.
         """
         for meter in list(self._all()):
             self._connector.leave(meter)
@@ -182,7 +182,7 @@ class ChildSet:
 
     @property
     def _wanted(self) -> int:
-        """How many children carry the workers asked for."""
+        """Number of children that carry the requested workers."""
         asked, cores = min(self._asked, self._most), self._cores
         if cores is None:
             return asked
@@ -202,7 +202,7 @@ class ChildSet:
         self.selector.register(child.pipe, READ)
 
     def _stop_child(self, child: WorkerChild) -> None:
-        with contextlib.suppress(EOFError):  # gone already
+        with contextlib.suppress(EOFError):  # it has ended already
             child.pipe.post(None)
         self.forget(child)
 
@@ -213,13 +213,13 @@ class ChildSet:
 
 
 BARREN = 60
-"""Deaths in a row, with nothing done in between, that end the run. So many, as a fork
-server that is killed takes all those with it that it was about to make."""
+"""Deaths in a row, with no work done in between, that end the run. It is a large number
+because a killed fork server takes all children with it that it was about to start."""
 NEVER_BEGUN = 20
-"""A child that ended by itself before it was at work counts for so many deaths: the
-next one will do the same."""
+"""A child that exits before it is at work counts as this many deaths: the next one
+would do the same."""
 STORE_S = 1.0
-"""How long where there is something to store, on its way to a cache."""
+"""How long children may take to end if they still write to a cache, in seconds."""
 
 
 class ProcessPool(ServedPool):
@@ -227,11 +227,11 @@ class ProcessPool(ServedPool):
 
     Args:
         connector: where leases come from.
-        recipe: the segment's.
-        fork_server: makes the processes.
+        recipe: the segment's recipe.
+        fork_server: starts the processes.
         slabs: the memory of batches.
-        cores: most children that a thread-safe segment has.
-        seed: returns what keys the draws of a collate_fn now.
+        cores: maximum number of children of a thread-safe segment.
+        seed: returns the seed for the draws of a collate_fn now.
     """
 
     executor = "process"
@@ -254,9 +254,9 @@ class ProcessPool(ServedPool):
             connector, fork_server, cores if recipe.thread_safe else None
         )
         self._listening = True
-        """Whether it is to be woken when there may be work."""
+        """Whether to wake the selector when there may be work."""
         self._lease_ns = 0.0
-        """What a lease takes, lately."""
+        """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
         self._barren = 0
         self._watchdog = Watchdog(recipe.timeout_s)
@@ -264,13 +264,13 @@ class ProcessPool(ServedPool):
         self._start()
 
     def statistics(self) -> PoolStatistics:
-        """Return how many there are."""
+        """Return the numbers of workers."""
         child_set = self._child_set
         counts = self._asked, child_set.workers, child_set.beginning()
         return PoolStatistics(self.executor, *counts)
 
     def threads(self) -> list[str]:
-        """Return the folders in /proc of the children's threads."""
+        """Return the /proc folders of the children's threads."""
         children = list(self._child_set.children.values())
         return [path for child in children for path in threads_of(child.pid)]
 
@@ -315,9 +315,9 @@ class ProcessPool(ServedPool):
                 self._take_back(child, *message)
 
     def _hand_out(self) -> None:
-        """Give leases to the workers that have none, then ahead, while there are any.
+        """Give leases to idle workers, then ahead to children, while there are any.
 
-        It listens from before it looks: what comes after that wakes it.
+        It starts listening before it looks, so that work arriving later wakes it.
         """
         self._listening = True
         child_set = self._child_set
@@ -331,11 +331,11 @@ class ProcessPool(ServedPool):
                 child_set.idle.remove(meter)
                 self._send(child, lease, meter)
             elif waited:
-                return  # and so do those before it
+                return  # and so do the workers before it
         self._listening = bool(child_set.idle) or self._hand_ahead()
 
     def _hand_ahead(self) -> bool:
-        """Give leases to wait at the children; return whether there are too few."""
+        """Give leases to wait at the children; return whether they could hold more."""
         if self._blame:
             return False
         child_set = self._child_set
@@ -354,7 +354,7 @@ class ProcessPool(ServedPool):
         return 1 if self._blame else self._child_set.lanes()
 
     def _take(self, meter: WorkerMeter) -> Lease | None:
-        """Take a lease; one whose first sample is to be given up is so at once."""
+        """Take a lease; if its first sample must be given up, do that at once."""
         while (lease := self._connector.try_take(meter)) is not None:
             death = self._blame.verdict(lease.chunk) if self._blame else None
             if death is None:
@@ -372,7 +372,7 @@ class ProcessPool(ServedPool):
     def _send(self, child: WorkerChild, lease: Lease, meter: WorkerMeter) -> None:
         chunk, inputs = lease.chunk, lease.inputs
         suspect = None if self._per_batch else self._blame.first(chunk)
-        if suspect is not None:  # it goes alone, after those before it
+        if suspect is not None:  # it must run alone, after the rows before it
             chunk = chunk.part(0, max(1, suspect))
             inputs = None if inputs is None else inputs[: len(chunk)]
         slab, placement = self._place(child, lease)
@@ -391,10 +391,10 @@ class ProcessPool(ServedPool):
                 task = self._of_batch(child, lease, task)
             child.pipe.post(task, new)
         except EOFError:
-            return  # its end of file is on the way: the lease goes back then
-        except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
+            return  # its end of file will arrive, and return the lease
+        except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             del child.errands[number]
-            child.layout = None  # it has not been told
+            child.layout = None  # it has not received it
             self._give_up(lease, meter, SampleError(self._unsendable(error)))
             self._child_set.free(meter)
             return
@@ -404,7 +404,7 @@ class ProcessPool(ServedPool):
         self._child_set.listen(child)
 
     def _of_batch(self, child: WorkerChild, lease: Lease, task: Task) -> Task:
-        """Have a task that is a whole batch collated by the worker."""
+        """Extend a task that is a whole batch so that the worker collates it."""
         in_flight, returned = lease.in_flight, child.unpacker.returned()
         if lease.whole and len(task.chunk) == len(lease.chunk):
             task = task._replace(batch=(in_flight.plan, self._seed()))
@@ -413,7 +413,7 @@ class ProcessPool(ServedPool):
     def _place(
         self, child: WorkerChild, lease: Lease
     ) -> tuple[Slab | None, SlabPlacement | None]:
-        """Find where the rows may be written, once it is known how they lie."""
+        """Return the slab for the rows, once their layout is known."""
         buffer = sink_of(self._program, lease)
         layout = buffer.layout() if buffer is not None else None
         if buffer is None or layout is None or not layout.solid:
@@ -445,7 +445,7 @@ class ProcessPool(ServedPool):
         self._child_set.free(errand.meter)
 
     def _place_here(self, lease: Lease, outcome: Outcome) -> None:
-        """Rows that came back, as their layout was not known or did not fit."""
+        """Place rows that were sent back: their layout was unknown or did not fit."""
         buffer = lease.in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
         first, outputs = lease.chunk.first_row, outcome.outputs or []
@@ -455,8 +455,8 @@ class ProcessPool(ServedPool):
         outcome.outputs = outcome.offsets = None
 
     def _reap(self, child: WorkerChild) -> None:
-        """A child is gone: its work goes back to the front."""
-        if not self._child_set.outdated(child):  # else it ended with its fork server
+        """Handle the end of a child: its work returns to the front."""
+        if not self._child_set.outdated(child):  # otherwise its fork server ended it
             self._note_death(child)
         for errand in child.errands.values():
             self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
@@ -464,10 +464,10 @@ class ProcessPool(ServedPool):
         self._child_set.forget(child)
 
     def _note_death(self, child: WorkerChild) -> None:
-        """Note the samples that a child had in hand.
+        """Note the samples that a child was working on.
 
         Raises:
-            WorkerError: too many have died with nothing done in between.
+            WorkerError: too many children have died with no work done in between.
         """
         death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
         keys: list[int] = []
@@ -487,7 +487,7 @@ class ProcessPool(ServedPool):
             raise WorkerError(text)
 
     def _key(self, chunk: Chunk, row: int) -> int:
-        """Return what a row of a chunk is known by: the step of a whole batch."""
+        """Return the identity of a row in a chunk: the step, for a whole batch."""
         return chunk.step if self._per_batch else int(chunk.indices[row])
 
     def _named(self, keys: list[int]) -> str:
@@ -513,7 +513,7 @@ class ProcessPool(ServedPool):
         error: Exception,
         rows: int | None = None,
     ) -> None:
-        """Settle the first rows of a lease, or all, with this error."""
+        """Settle the first rows of a lease, or all of them, with this error."""
         chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
         self._blame.acquit(chunk)
         outcome = failed_outcome(chunk, self._stage, error)
@@ -531,5 +531,5 @@ def unpacked(child: WorkerChild, made: Packed | FailedBatch) -> Finished | Faile
         return made
     try:
         return Finished(child.unpacker.unpack(made, child.pipe.descriptors))
-    except Exception as error:  # noqa: BLE001 whatever unpickling the user's raises
+    except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
         return FailedBatch(error)

@@ -1,11 +1,11 @@
-"""Slabs: batches' memory shared with worker processes, anonymous from birth.
+"""Slabs: batches' memory, shared with worker processes, without a name.
 
-A slab is a shared file, mapped by the trainer and by every worker that writes rows
-into it. It is lent for a batch, handed over with it, and comes back when the last array
-dies. What the trainer keeps for long is given away, its descriptor closed, so neither
-memory nor descriptors of ours grow with what the user collects. What the trainer has
-when it forks is not lent again: the child shares that memory, and no later batch may
-appear there.
+A slab is a shared file, mapped by the trainer and by every worker that writes rows into
+it. It is lent for a batch, handed over with it, and returns when the batch's last array
+dies. If the trainer keeps it for long, it is given away and its descriptor closed, so
+neither our memory nor our descriptors grow with what the user collects. A slab that the
+trainer holds when it forks is not lent again: the child shares that memory, and must
+not see a later batch appear there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 KEPT_FREE = 16
-"""Descriptors that batches leave to worker processes and to the user: without one, rows
-come through the pipes."""
+"""Descriptors that batches leave to worker processes and to the user. Without a slab,
+rows travel through the pipes."""
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -53,13 +53,16 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
-"""By address: all that this process has mapped."""
+"""Everything that this process has mapped, by address."""
 
 
 def map_shared(descriptor: int, nbytes: int) -> Block:
     """Map a descriptor; unmapped when the block and all arrays over it are gone.
 
-    Not `mmap.mmap`, which keeps a duplicate of the descriptor open for as long.
+    Not by `mmap.mmap`, which keeps a duplicate of the descriptor open until then.
+
+    Raises:
+        OSError: there is no memory for it.
     """
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
@@ -73,8 +76,8 @@ def map_shared(descriptor: int, nbytes: int) -> Block:
 
 
 def block_at(address: int) -> Block | None:
-    """Return the block, mapped by `map_shared` in this process, that it lies in."""
-    for ref in _blocks.valuerefs():  # a list of its own: others may map meanwhile
+    """Return the block, mapped here by `map_shared`, that an address is in, or None."""
+    for ref in _blocks.valuerefs():  # a copy: other threads may map meanwhile
         block = ref()
         if block is None:
             continue
@@ -84,10 +87,10 @@ def block_at(address: int) -> Block | None:
 
 
 def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
-    """Return an allocator that deals out `block` from its start, and the array it cuts.
+    """Return an allocator that cuts `block` into tensors from its start, and its array.
 
-    The array lives for as long as any tensor made on it: its own base is no array, so
-    numpy makes it, and not the block, the base of all its views. The same calls give
+    The array lives as long as any tensor made on it: its own base is not an array, so
+    numpy makes it, and not the block, the base of all its views. The same calls yield
     the same places in every process that maps the same slab.
     """
     place = 0
@@ -104,12 +107,12 @@ def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
 
 
 def whole_pages(nbytes: int) -> int:
-    """Bytes of a slab that holds so many; one page at least."""
+    """Return the size of a slab that holds `nbytes`; at least one page."""
     return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Slab:
-    """One shared block."""
+    """One block of shared memory."""
 
     __slots__ = ("address", "block", "descriptor", "key", "nbytes")
 
@@ -125,7 +128,7 @@ class Slab:
         self.address = ctypes.addressof(self.block)
 
     def give_away(self) -> None:
-        """Close the descriptor; the memory lives on for as long as arrays use it."""
+        """Close the descriptor; the memory lives on while arrays use it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -135,7 +138,7 @@ class Slab:
 
 
 class Lent(weakref.ref[NDArray[np.uint8]]):
-    """Marks the array over a slab that is lent, and dies with the batch."""
+    """Marks the array over a lent slab, and dies with the batch."""
 
     __slots__ = ("slab",)
     slab: Slab
@@ -144,13 +147,14 @@ class Lent(weakref.ref[NDArray[np.uint8]]):
 class SlabPool:
     """The slabs of one engine.
 
-    The lock guards all but two, which change by one atomic call, as that may happen
-    anywhere, also while the lock is held: `_returned`, to which whatever thread drops a
-    batch's last array appends, and `_shared`, to which whatever thread forks adds.
+    The lock guards everything but two fields, which change by one atomic call, because
+    this may happen anywhere, even while the lock is held: `_returned`, to which the
+    thread that drops a batch's last array appends, and `_shared`, to which a thread
+    that forks adds.
 
     Args:
-        keep: slabs handed over that may be out; the oldest beyond are given away. None
-            that is still to be written ever is.
+        keep: most slabs that may be out after their hand-over; the oldest ones beyond
+            that are given away. A slab that is still being written never is.
     """
 
     def __init__(self, keep: int = 16) -> None:
@@ -159,34 +163,37 @@ class SlabPool:
         self._returned: deque[Lent] = deque()
         self._lent: dict[int, Lent] = {}
         self._handed: dict[int, None] = {}
-        """Keys of those lent whose batch has been handed over, the oldest first."""
+        """Keys of lent slabs whose batch was handed over, the oldest first."""
         self._shared: set[int] = set()
-        """Keys of those that must not be lent again."""
+        """Keys of slabs that must not be lent again."""
         self._next = 0
         self.lock = threading.Lock()
         _pools.add(self)
 
     def lend(self, layout: Layout, rows: int) -> tuple[Slab, Allocate]:
-        """Return a slab for a batch, and an allocator to build it there.
+        """Return a slab for a batch, and an allocator to build the batch there.
 
         When all tensors made on it have died, the slab is free again.
+
+        Raises:
+            OSError: there is no memory for it, or no file descriptor.
         """
         return self.lend_bytes(block_bytes(layout, rows))
 
     def lend_bytes(self, nbytes: int) -> tuple[Slab, Allocate]:
-        """Return a slab of so many bytes at least, as `lend` does."""
+        """Return a slab of at least `nbytes`, as `lend` does."""
         size = whole_pages(nbytes)
         with self.lock:
             self._sweep()
             slab = self._find(size)
             allocate, lent = allocate_on(slab.block)
-            # The callback is C alone: one in Python could swallow a Ctrl-C.
+            # The callback is pure C: one in Python could swallow a Ctrl-C.
             mark = self._lent[slab.key] = Lent(lent, self._returned.append)
             mark.slab = slab
         return slab, allocate
 
     def close(self) -> None:
-        """Let go of all slabs; those lent live on with their batches."""
+        """Release all slabs; those lent live on with their batches."""
         with self.lock:
             for key in list(self._lent):
                 self._give_away(key)
@@ -194,7 +201,7 @@ class SlabPool:
             self._returned.clear()
 
     def at(self, address: int) -> Slab | None:
-        """Return the slab lent that holds this address."""
+        """Return the lent slab that holds this address, or None."""
         with self.lock:
             for mark in self._lent.values():
                 if 0 <= address - mark.slab.address < mark.slab.nbytes:
@@ -202,21 +209,21 @@ class SlabPool:
         return None
 
     def hand_over(self, key: int) -> None:
-        """The batch in this slab is whole, and the trainer's."""
+        """Note that the batch in this slab is complete, and now the trainer's."""
         with self.lock:
             if key in self._lent:
                 self._handed[key] = None
             while len(self._handed) > self._keep:
-                # The oldest is with a trainer that keeps its batches.
+                # The trainer keeps its batches, and this is the oldest.
                 self._give_away(next(iter(self._handed)))
 
     def give_away(self, key: int) -> None:
-        """Let go of a slab that is lent; it lives on with its batch."""
+        """Let go of a lent slab; it lives on with its batch."""
         with self.lock:
             self._give_away(key)
 
     def share(self) -> None:
-        """A fork is about to share the slabs handed over. It may hold the lock."""
+        """Note that a fork shares the slabs handed over. It may hold the lock."""
         self._shared.update(tuple(self._handed))
 
     def keys(self) -> set[int]:
@@ -232,7 +239,7 @@ class SlabPool:
                 return slab
         self._drop_free()
         if descriptors_left() < KEPT_FREE:
-            text = f"{KEPT_FREE} file descriptors are kept for other things"
+            text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
             raise OSError(errno.EMFILE, text)
         self._next += 1
         return Slab(self._next, size)
@@ -254,7 +261,7 @@ class SlabPool:
             mark.slab.give_away()
 
     def _drop_free(self) -> None:
-        """Slabs of another size than wanted are of an image size that is over."""
+        """Drop free slabs of any other size: their image size is over."""
         for slab in self._free:
             slab.give_away()
         self._free.clear()

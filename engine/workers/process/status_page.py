@@ -1,10 +1,10 @@
-"""What a child process has in hand, in memory that outlives it.
+"""What a child process is working on, in memory that outlives it.
 
-A page or two shared by a child, its parent and the trainer. A worker posts the sample
-it works on, lane by lane; the parent posts how the child ended; faulthandler writes
-stacks behind it. So when a worker dies or hangs, the trainer can say of what.
+A page or two are shared by a child, its parent and the trainer. A worker posts the
+current sample of each lane, the parent posts how the child ended, and faulthandler
+writes stacks behind that. So when a worker dies or hangs, the trainer can report where.
 
-    word 0          how it ended: 1 + the status of waitpid, 0 while unknown
+    word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
     words 8, 9, ..  four a lane: 1 + task or 0, row of the task, since when, spare
     then            text
 """
@@ -36,43 +36,43 @@ TEXT_AT = 8 * WORDS
 FIRST, EACH = 8, 4
 MAX_LANES = (WORDS - FIRST) // EACH
 ALL_ROWS = -1
-"""In place of a row: the rows of the task are read all at once."""
+"""Stands for all rows of a task, when they are read at once."""
 STACK_SIGNAL = signal.SIGRTMAX - 2
-"""Asks a worker for its stacks; a signal that no library is known to use."""
+"""Asks a worker for its stacks. No library is known to use this signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sample that a worker has in hand."""
+    """A sample that a worker is working on."""
 
     task: int
     row: int
-    """Counted within the task, or `ALL_ROWS`."""
+    """Its row within the task, or `ALL_ROWS`."""
     since_ns: int
-    """By the monotonic clock, which is the same for all processes."""
+    """By the monotonic clock, which all processes share."""
 
 
 class LaneStatus:
-    """One lane's share: posts which sample it works on."""
+    """One lane's words: posts which sample it is working on."""
 
     def __init__(self, words: memoryview[int], lane: int) -> None:
         self._words = words
         self._at = FIRST + EACH * lane
 
     def begin(self, task: int) -> None:
-        """Note which task the lane is at; none of its rows in particular, yet."""
+        """Note the task that the lane starts, without a particular row yet."""
         words, at = self._words, self._at
         words[at + 1] = ALL_ROWS
         words[at + 2] = time.monotonic_ns()
         words[at] = task + 1
 
     def end(self) -> None:
-        """Note that the lane holds nothing, and since when."""
+        """Note that the lane is idle, and since when."""
         self._words[self._at + 2] = time.monotonic_ns()
         self._words[self._at] = 0
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """Hand `items` through, posting the row each belongs to as it is taken."""
+        """Yield `items`, posting the row of each as it is taken."""
         words, at, clock = self._words, self._at, time.monotonic_ns
         for row, item in zip(rows, items, strict=False):
             words[at + 2] = clock()
@@ -90,7 +90,7 @@ class StatusPage:
 
     @classmethod
     def make(cls) -> StatusPage:
-        """Make an empty page."""
+        """Create an empty page."""
         descriptor = shared_file("penstock status", TEXT_AT)
         try:
             os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
@@ -100,11 +100,11 @@ class StatusPage:
             raise
 
     def hand(self, lane: int) -> LaneStatus:
-        """Return one lane's share."""
+        """Return the part of one lane."""
         return LaneStatus(self._words, lane)
 
     def held(self) -> list[Held]:
-        """Return what is in hand now, or was when the worker died."""
+        """Return the samples being worked on, or those at the worker's death."""
         words = self._words
         places = range(FIRST, FIRST + EACH * MAX_LANES, EACH)
         return [
@@ -114,21 +114,21 @@ class StatusPage:
         ]
 
     def moved_ns(self) -> int:
-        """Return when a lane last began or ended something; 0 if none has."""
+        """Return when a lane last started or ended something; 0 if none has."""
         return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LANES : EACH])
 
     @property
     def status(self) -> int | None:
-        """How the worker ended, as waitpid tells it; None while that is not known."""
+        """How the worker ended, as reported by waitpid; None while unknown."""
         return self._words[0] - 1 if self._words[0] else None
 
     def text(self) -> str:
-        """Return what faulthandler wrote: stacks, at death or as asked for."""
+        """Return what faulthandler wrote: stacks, at a crash or on request."""
         size = os.fstat(self.descriptor).st_size - TEXT_AT
         return os.pread(self.descriptor, max(size, 0), TEXT_AT).decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the page. Idempotent."""
+        """Release the page. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -136,5 +136,5 @@ class StatusPage:
 
 
 def post_status(descriptor: int, status: int) -> None:
-    """In the parent: note on a child's page how it ended."""
+    """In the parent: record on a child's page how it ended."""
     os.pwrite(descriptor, struct.pack("q", status + 1), 0)

@@ -1,7 +1,7 @@
 """A worker process from within: takes tasks from its pipe until that ends.
 
-It has one lane or several: threads that take tasks from the same pipe in turn, each
-with a task of its own. The first lane is the main thread.
+It has one or more lanes: threads that take turns reading tasks from the same pipe, and
+work on one task each. The first lane is the main thread.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ __all__ = [
 
 
 class SlabPlacement(NamedTuple):
-    """Where a worker may write its rows: a batch's slab, and how rows lie in it."""
+    """Where a worker may write its rows: a batch's slab, and the layout of its rows."""
 
     key: int
     nbytes: int
     sent: bool
     """Whether the slab's descriptor comes with this message."""
     layout: Layout | None
-    """None: that of the task before."""
+    """None: the same as for the previous task."""
     rows: int
 
 
 class Task(NamedTuple):
-    """A lease, or the first rows of one, as it is sent to a worker process."""
+    """A lease, or its first rows, as sent to a worker process."""
 
     number: int
-    """Sent back with the outcome: a worker may have several at a time."""
+    """Sent back with the outcome, because a worker may have several at a time."""
     chunk: Chunk
     inputs: bytes | None
-    """Samples, packed: unpacking them runs code of the user's, no place for a lock."""
+    """Samples, pickled: unpickling runs user code, so no lock may be held."""
     placement: SlabPlacement | None
     forget: frozenset[int] = frozenset()
-    """Keys of slabs that are the trainer's alone now: to be unmapped."""
+    """Keys of slabs that only the trainer uses from now on: unmap them."""
     batch: tuple[BatchPlan, int] | None = None
-    """Which batch the rows are all of, and what keys its draws, if it is to be collated
-    here."""
+    """If the rows are a whole batch to be collated here: that batch, and the seed of
+    its draws."""
     returned: Returned | None = None
-    """Slabs of batches collated here that may be written again, or must not."""
+    """Slabs of batches collated here that may be reused, or must not be."""
 
 
 THREAD_CAPS = (
@@ -80,10 +80,10 @@ THREAD_CAPS = (
 
 
 def use_one_thread() -> None:
-    """Let native libraries use one thread each: parallelism is between samples."""
+    """Limit native libraries to one thread each: samples already run in parallel."""
     import threadpoolctl
 
-    for name in THREAD_CAPS:  # those that are loaded later
+    for name in THREAD_CAPS:  # for libraries that are loaded later
         os.environ[name] = "1"
     torch.set_num_threads(1)
     threadpoolctl.threadpool_limits(1)
@@ -94,8 +94,8 @@ def use_one_thread() -> None:
 class Worker:
     """One worker process.
 
-    `_receiving` guards the reading of the pipe, `_slabs` and `_layout`; `_sending` the
-    writing. Samples are packed and unpacked outside of both, as that runs the user's.
+    `_receiving` guards reading the pipe, `_slabs` and `_layout`; `_sending` guards
+    writing. Samples are pickled and unpickled outside both, as that runs user code.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Worker:
         self._status_page = status_page
         self._slabs: dict[int, Mapped] = {}
         self._layout: Layout | None = None
-        """How the rows of the last task lie."""
+        """Layout of the rows of the last task."""
         self._lanes = self._wanted = 1
         self._beside: list[threading.Thread] = []
-        """The lanes but the first, which runs in the main thread."""
+        """All lanes but the first, which runs in the main thread."""
         self._sure = not program.doubtful
         self._use = None if self._sure else FirstUse(program, alone=True)
         self._watch = LoneWatch(program.watched) if program.watched else None
@@ -123,8 +123,8 @@ class Worker:
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone.
 
-        A sample in hand is done first, in each lane: it may hold a lock that it shares
-        with other processes.
+        Each lane finishes its current sample first, as that may hold a lock shared with
+        other processes.
         """
         write_crashes_to(self._status_page)
         self._end.send(os.getpid())
@@ -142,20 +142,20 @@ class Worker:
         self._leave()
 
     def _work_beside(self, lane: int) -> None:
-        """Work as a further lane: an error ends the process."""
+        """Work as a further lane, where an error ends the process."""
         try:
             self._work(lane)
-        except BaseException:  # noqa: BLE001 the last one who can tell
+        except BaseException:  # noqa: BLE001 nobody above could report it
             traceback.print_exc()
             leave(1)
 
     def _leave(self) -> None:
-        """Let what is on its way get there."""
+        """Let what was sent arrive."""
         with self._leaving:
             self._program.leave()
 
     def _serve(self, random: SampleRandom, hand: LaneStatus) -> bool:
-        """Do one task. Holds on to nothing between two of them."""
+        """Do one task. Keeps no reference between two tasks."""
         with self._receiving:
             task = self._end.receive()
             sink = self._open(task) if isinstance(task, Task) else None
@@ -178,7 +178,7 @@ class Worker:
         return True
 
     def _widen(self, lanes: int) -> None:
-        """Have so many lanes, or more; one while its file may be its own."""
+        """Start lanes up to this number; stay at one while it may own its file."""
         self._wanted = lanes
         while self._sure and self._lanes < lanes:
             lane, self._lanes = self._lanes, self._lanes + 1
@@ -189,7 +189,7 @@ class Worker:
             self._beside.append(thread)
 
     def _open(self, task: Task) -> SlabSink | None:
-        """Return what a task writes to, if that is a slab, mapped if it is new."""
+        """Return the slab that a task writes to, mapping it if it is new."""
         for key in task.forget:
             self._slabs.pop(key, None)
         placement = task.placement
@@ -209,7 +209,7 @@ class Worker:
     def _do(
         self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: LaneStatus
     ) -> tuple[Outcome, tuple[int, ...]]:
-        """Return what came of a task, and descriptors to be sent with it."""
+        """Return the outcome of a task, and descriptors to send with it."""
         descriptors: tuple[int, ...] = ()
         packed = task.inputs
         inputs = None if packed is None else loads(packed)
@@ -218,7 +218,7 @@ class Worker:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
             if task.batch is not None and self._collator is not None:
-                hand.begin(task.number)  # no row is to blame for what follows
+                hand.begin(task.number)  # no single row is to blame for what follows
                 descriptors = self._collator.collate(
                     *task.batch, task.chunk, outcome, alone=self._lanes == 1
                 )
@@ -231,10 +231,10 @@ class Worker:
     def _reply(
         self, task: Task, outcome: Outcome, descriptors: tuple[int, ...]
     ) -> None:
-        """Send an outcome; samples that cannot be pickled are failures of their row."""
+        """Send an outcome; a sample that cannot be pickled is a failure of its row."""
         try:
             packed = dumps((task.number, outcome))
-        except Exception as error:  # noqa: BLE001 whatever pickling the user's raises
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
             failed = unsendable(self._program, task.chunk, outcome, error)
             packed = dumps((task.number, failed))
         with self._sending:
@@ -242,9 +242,9 @@ class Worker:
 
 
 class LoneWatch:
-    """Sees whether the only worker there is changes what its samples are made from.
+    """Checks whether the only worker changes the objects that its samples come from.
 
-    Another worker beside it would have a copy of its own: a count would not go on.
+    A second worker would have a copy of its own, in which a counter, say, stood still.
     """
 
     def __init__(self, things: Sequence[Any]) -> None:
@@ -253,7 +253,7 @@ class LoneWatch:
         self._tasks = 0
 
     def look(self) -> str | None:
-        """Return what has changed, after each power of two of tasks; else None."""
+        """Return what has changed; checks only after 1, 2, 4, 8 ... tasks."""
         self._tasks += 1
         if self._tasks & (self._tasks - 1):
             return None
@@ -263,7 +263,7 @@ class LoneWatch:
 def unsendable(
     program: Program, chunk: Chunk, outcome: Outcome, error: Exception
 ) -> Outcome:
-    """Return the outcome of a chunk whose samples pickle would not take."""
+    """Return the outcome of a chunk whose samples cannot be pickled."""
     stage = program.operations[-1].stage
     text = (
         f"a sample made by {stage} cannot be sent to the trainer's process "
@@ -285,10 +285,10 @@ def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
 
 
 class Mapped:
-    """A slab as this process has it.
+    """A slab as mapped by this process.
 
-    It stays open for the next batch it serves: torch lets go of the GIL while it makes
-    tensors, which costs a lane more than all else about a row.
+    Its tensors are kept for the next batch: torch releases the GIL while it makes
+    tensors, which costs a lane more than anything else about a row.
     """
 
     def __init__(self, block: Block) -> None:
@@ -297,7 +297,7 @@ class Mapped:
         self._memory: Any = None
 
     def open(self, layout: Layout, rows: int) -> Any:
-        """Return the memory of a batch of so many rows of this layout."""
+        """Return the memory of a batch of `rows` rows of this layout."""
         if self._opened != (layout, rows):
             allocate, _ = allocate_on(self._block)
             self._memory = layout.open(rows, allocate)
@@ -306,7 +306,7 @@ class Mapped:
 
 
 class SlabSink:
-    """Writes rows into the batch's slab; keeps those that do not fit, to send."""
+    """Writes rows into the batch's slab, and keeps those that do not fit, to send."""
 
     def __init__(self, layout: Layout | None, memory: Any) -> None:
         self.kept: tuple[Sequence[int], list[Any]] | None = None

@@ -33,7 +33,7 @@ def sleeper() -> Iterator[int]:
         (signal.SIGKILL, (4, 5), "by the system's out-of-memory killer"),
         (signal.SIGTERM, (4, 5), "killed by signal 15 (SIGTERM)"),
         (signal.SIGRTMIN + 1, (0, 0), "killed by signal 35"),
-        (None, (0, 0), "not known, as the fork server ended, too"),
+        (None, (0, 0), "unknown, because the fork server ended, too"),
     ],
 )
 def test_the_end_is_told_with_what_is_known(

@@ -133,7 +133,7 @@ def test_the_error_says_why_and_what_would_help() -> None:
     assert str(caught.value) == (
         "`dataset.transform.lock` (a _thread.lock) cannot be sent to worker processes "
         "that are not forked from the trainer: cannot pickle '_thread.lock' object; "
-        "make it when it is first used (drop it in __getstate__), or use "
+        "create it when it is first used (drop it in __getstate__), or use "
         'options(multiprocessing_context="fork"), or executor="thread"'
     )
     assert isinstance(caught.value.__cause__, TypeError)
