@@ -138,10 +138,10 @@ def test_a_state_of_any_epoch_of_kept_workers_goes_on(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"kind": "else"}, "no state of a DataLoader"),
+        ({"kind": "else"}, "not a DataLoader's state"),
         ({"version": 9}, "must be 1, got 9"),
         ({"batch": -1}, "`batch` must be an int >= 0"),
-        ({"torch": "AAAA"}, "no state of a torch generator"),
+        ({"torch": "AAAA"}, "not a torch generator's state"),
     ],
 )
 def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> None:

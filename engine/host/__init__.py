@@ -1,1 +1,1 @@
-"""Where an engine runs: beside the trainer, or in a child of its own."""
+"""Where an engine runs: in the trainer's process, or in a child of its own."""

@@ -15,7 +15,7 @@ NOTHING = nullcontext()
 
 
 class BatchMeter:
-    """What the making of batches takes. Written by the trainer's thread alone.
+    """The time that making batches takes. Only the trainer's thread writes to it.
 
     meter.begin()
     ...                     # make the samples
@@ -26,26 +26,26 @@ class BatchMeter:
 
     def __init__(self, operations: int = 1) -> None:
         self.parts = PartsMeter(operations)
-        """Of each operation, where there are several."""
+        """The cost of each operation, if there are several."""
         self.queue = OwnQueue()
         self._born_ns = time.perf_counter_ns()
         self.batches = self.rows = self._run_ns = self._collate_ns = 0
         self._clocked_ns = self._cpu_ns = self._collate_cpu_ns = 0
-        """Of the batches that the CPU clock was read for."""
+        """Of the batches whose CPU time was measured."""
         self._alike_ns = 0
-        """What all batches took, without what made others suddenly long: they waited,
-        for all that the clocked ones tell."""
+        """Time of all batches, without the excess of suddenly long ones: the excess was
+        waiting, as far as the measured batches can tell."""
         self._begun_ns = self._made_ns = 0
         self._begun_cpu_ns = self._made_cpu_ns = 0
         self._last_ns = LONG_NS
         self._cold = self._slowest = (0, 0)
-        """Rows and nanoseconds of the first batch, and of the slowest of the others."""
+        """Rows and nanoseconds of the first batch, and of the slowest other one."""
         self.sample_bytes = 0
         self.usual_ns = 0
-        """Of a sample: the median of the first batch; 0 where that is not known."""
+        """Time of a sample (ns): the median of the first batch; 0 if unknown."""
 
     def begin(self) -> None:
-        """A batch is begun."""
+        """Begin a batch."""
         clocked = self._last_ns >= LONG_NS or self.batches % SOME == 0
         if clocked:
             self.queue.begin()
@@ -54,18 +54,18 @@ class BatchMeter:
 
     @property
     def share(self) -> float | None:
-        """Of this batch's time that is likely on a CPU; None where it is measured."""
+        """Likely share of this batch's time on a CPU; None if it is measured."""
         return None if self._begun_cpu_ns else ratio(self._cpu_ns, self._clocked_ns)
 
     def collating(self) -> AbstractContextManager[object]:
-        """Its samples are made; what follows is putting them together."""
+        """Note that the samples are made, and collating them starts."""
         if self._begun_cpu_ns:
             self._made_cpu_ns = time.thread_time_ns()
         self._made_ns = time.perf_counter_ns()
         return NOTHING
 
     def end(self, rows: int) -> None:
-        """It is made."""
+        """End a batch of `rows` rows."""
         now_ns = time.perf_counter_ns()
         run_ns = self._last_ns = now_ns - self._begun_ns
         if self._begun_cpu_ns:
@@ -86,7 +86,7 @@ class BatchMeter:
 
     @property
     def tally(self) -> tuple[int, int]:
-        """Rows and nanoseconds, without the first batch, and the slowest of others."""
+        """Rows and nanoseconds without the first batch and the slowest other one."""
         (cold, cold_ns), (slow, slow_ns) = self._cold, self._slowest
         if self.batches <= 2:
             slow = slow_ns = 0
@@ -94,12 +94,12 @@ class BatchMeter:
 
     @property
     def samples_tally(self) -> tuple[int, int]:
-        """The same of making samples alone."""
+        """The same for making the samples, without collating."""
         rows, run_ns = self.tally
         return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self._run_ns)))
 
     def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
-        """Return the totals: of all, of each operation, and of collating."""
+        """Return the totals: of everything, of each operation, and of collating."""
         rows, run_s = self.rows, self._run_ns / 1e9
         collate_s = min(self._collate_ns / 1e9, run_s)
         alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
@@ -108,12 +108,12 @@ class BatchMeter:
         nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
         work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
         made = self.parts.read()
-        if len(made) == 1:  # what it takes is what all of it takes
+        if len(made) == 1:  # its cost is that of everything but collating
             rest_s = run_s - collate_s, cpu_s - collate_cpu_s
             made = (PartReading(rows, rest_s[0], nbytes, rest_s[1]),)
         return work, (*made, PartReading(rows, collate_s, nbytes, collate_cpu_s))
 
     @property
     def queued_s(self) -> float:
-        """Seconds that the trainer waited for a core meanwhile."""
+        """Seconds that the trainer waited for a core while making batches."""
         return self._alike_ns / 1e9 * self.queue.share

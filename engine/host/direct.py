@@ -1,8 +1,8 @@
-"""The trainer as its own and only worker: it makes each batch when it asks for it.
+"""The trainer as its only worker: it makes each batch when it asks for one.
 
-What torch's loader does with `num_workers=0`, at what that costs: no queue, no lock, no
-thread, and nothing made ahead. A pipeline of one segment begins here where nobody asked
-for workers, and may come back where they turn out to be slower.
+This is what torch's loader does with `num_workers=0`, at the same cost: no queue, no
+lock, no thread, and nothing made ahead. A pipeline of one segment starts here if nobody
+asked for workers, and may return here if workers turn out to be slower.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
 __all__ = ["DirectHost"]
 
 LOOKS = 8
-"""Of so many batches that the trainer makes, one is looked at for what it spares."""
+"""Of the batches that the trainer makes, one in this many has its savings estimated."""
 MIN_GAP = 0.1
-"""Of a step, that is the trainer's own, from which reading beside it pays."""
+"""Share of a step that must be the trainer's own for reading beside it to pay."""
 
 
 class DirectHost:
@@ -43,11 +43,11 @@ class DirectHost:
     Args:
         recipe: of one segment.
         cursor: where the first batch starts.
-        byte_budget: must hold a batch, though that is the trainer's once it is made.
+        byte_budget: must hold one batch, although a finished batch is the trainer's.
         trainer: the meter of whoever calls `next`.
 
     Raises:
-        BudgetError: from `next`, when the budget cannot hold one batch.
+        BudgetError: from `next`, if the budget cannot hold one batch.
     """
 
     era = 0
@@ -68,10 +68,10 @@ class DirectHost:
         self._next = self.maker.next
         self._batch_rows = 0
         self.undecided = self.segment.executor == "auto"
-        """Whether it is still to be seen if workers would pay."""
+        """Whether it is still open if workers would pay."""
         self._before = snapshot(self.segment.subjects)
         self._file: str | None = None
-        """That the first batch was read from, and that is open still."""
+        """A file that the first batch was read from, and that is still open."""
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
         plan = recipe.plan
@@ -86,7 +86,7 @@ class DirectHost:
 
     @property
     def s_per_row(self) -> float:
-        """Seconds that a sample takes the trainer; 0 while that is not known."""
+        """Seconds that a sample takes the trainer; 0 if unknown."""
         rows, run_ns = self._meter.tally
         return run_ns / 1e9 / rows if rows else 0.0
 
@@ -108,14 +108,14 @@ class DirectHost:
         return delivery
 
     def found(self) -> Kind | None:
-        """Return the kind of workers that `auto` resolves to; None: not now.
+        """Return the kind of workers that `auto` resolves to, or None for now.
 
-        Once: by the first batches, and by what was seen of them.
+        It resolves once, by the first batches and by what was observed of them.
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
         meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
-        # Threads leave a `collate_fn` to the trainer.
+        # With threads, the trainer still runs the `collate_fn`.
         collates = threads or not self.collate_moves
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
@@ -132,9 +132,9 @@ class DirectHost:
         return found.executor
 
     def _overlaps(self) -> bool:
-        """Whether one reader beside the trainer would spare it something.
+        """Whether one reader beside the trainer would save it time.
 
-        An iterable has but one: what it spares is what the trainer does meanwhile.
+        An iterable can only have one. It saves whatever the trainer does meanwhile.
         """
         if self._meter.batches % LOOKS:
             return False
@@ -143,15 +143,15 @@ class DirectHost:
 
     @property
     def collate_moves(self) -> bool:
-        """Whether worker processes may call the `collate_fn`: it keeps nothing."""
+        """Whether worker processes may call the `collate_fn`: it keeps no state."""
         return not keeps(self._collate[0], self._collate_before)
 
     def why_not(self) -> str:
-        """Say why workers would make other samples; empty: nothing that was seen."""
+        """Return why workers would make other samples; empty if nothing was found."""
         if self.maker.drew and not isinstance(self._plan, DrawnPlan):
             return DREW
         if self.segment.iterable:
-            return ""  # a thread goes on with the iterator that there is
+            return ""  # a thread continues with the existing iterator
         path = changed(self._before, self.segment.subjects) or self._file
         if path is not None:
             return CHANGES.format(path)
@@ -159,7 +159,7 @@ class DirectHost:
         return "" if path is None else WATCHES.format(path)
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
-        """Remember where it goes, or why it stays."""
+        """Record where the work goes, or why it stays."""
         name = self.segment.name
         self.moves.append(Move.now(name, "inline", new, outcome, reason))
 
@@ -210,7 +210,7 @@ class DirectHost:
         return True
 
     def close(self) -> None:
-        """Make no more, and let go of an iterator that was begun."""
+        """Make no more batches, and release an iterator that was begun."""
         self._closed = True
         read = self.segment.program.operations[0]
         if isinstance(read, ReadOn):
@@ -221,7 +221,7 @@ class DirectHost:
 
 
 def _maker(recipe: Recipe) -> Callable[[Recipe, Cursor, BatchMeter], Maker]:
-    """Return what makes the batches of a pipeline of its kind."""
+    """Return the maker for a pipeline of this kind."""
     if isinstance(recipe.plan, DrawnPlan):
         return DrawnMaker
     return RepackMaker if recipe.repack else PlannedMaker

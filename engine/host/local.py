@@ -1,4 +1,4 @@
-"""Where an engine runs: what a run asks of it, and the one in this very process."""
+"""What a run needs of an engine's host, and the host in the trainer's own process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..workers.process.slabs import SlabPool
 
 
 class Host(Protocol):
-    """An engine with its feed, here or elsewhere.
+    """An engine with its feed, in this process or another.
 
-    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread; `read` and
-    `knobs` may be called from any, at the same time.
+    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread. Any thread
+    may call `read` and `knobs`, at the same time.
     """
 
     @property
     def era(self) -> int:
-        """Changes when all counters start from zero, as the engine is another one."""
+        """Changes when all counters restart from zero, because the engine is new."""
 
     @property
     def cursor(self) -> Cursor:
@@ -36,30 +36,30 @@ class Host(Protocol):
 
         Raises:
             Exception: as `Feed.next`.
-            WorkerError: a process that was needed died again and again.
+            WorkerError: a process that was needed died repeatedly.
         """
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`; what is in flight for elsewhere is dropped."""
+        """Continue at `cursor`, dropping everything in flight for other positions."""
 
     def read(self) -> Reading:
-        """Return all totals as of now, or as of lately where the engine is silent."""
+        """Return all totals as of now, or the last known ones if there is no answer."""
 
     def glance(self) -> Reading | None:
-        """Return totals once a second or so, where they cost the trainer nothing."""
+        """Return totals about once a second, if they cost the trainer nothing."""
 
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be set."""
 
     def is_free(self) -> bool:
-        """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
+        """Whether no thread, this one included, is stuck holding a lock of ours."""
 
     def close(self) -> None:
         """Stop everything. Idempotent in each of its steps."""
 
 
 NOTE_NS = 1_000_000_000
-"""One reading a second is enough for what is shown of the last ten."""
+"""A reading a second is enough for figures over the last ten seconds."""
 
 
 class TrainerHost:
@@ -70,8 +70,8 @@ class TrainerHost:
         byte_budget: the bytes it may hold.
         cursor: where the first batch starts.
         trainer: the meter of whoever calls `next`.
-        slabs: where batches' memory comes from, if another process is to read them.
-        feed: one that has begun, and goes on with this engine; None: it makes its own.
+        slabs: memory for batches, if another process reads them.
+        feed: a feed that has begun, and continues with this engine; None makes one.
     """
 
     era = 0
@@ -134,16 +134,16 @@ class TrainerHost:
 
 
 def _begins_ahead(recipe: Recipe) -> bool:
-    """Whether the next epoch is begun before it is asked for, and may be dropped.
+    """Whether the next epoch starts before it is requested, and may be dropped.
 
-    An iterable's place would be lost.
+    Dropping it would lose the place of an iterable.
     """
     planned = not isinstance(recipe.plan, DrawnPlan) and not recipe.iterable
     return planned and recipe.options.persistent_workers
 
 
 def _feed(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
-    """Return what feeds a pipeline of its kind."""
+    """Return the feed for a pipeline of this kind."""
     if isinstance(recipe.plan, DrawnPlan):
         return DrawnFeed
     return RepackFeed if recipe.repack else PlannedFeed

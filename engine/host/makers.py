@@ -1,4 +1,4 @@
-"""Making batches in the trainer's own thread: as torch's samplers draw them, or a plan.
+"""Making batches in the trainer's own thread, from torch's samplers or from a plan.
 
 There is no queue, no lock and no thread here, and nothing is made ahead.
 """
@@ -38,22 +38,22 @@ from .batch_meter import BatchMeter
 __all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker"]
 
 LOOKED_AHEAD = 16
-"""Batches that are planned at once."""
+"""Batches planned at once."""
 WEIGHED = 128
-"""Of so many batches that a `collate_fn` makes, one is looked at for its bytes."""
+"""One in this many batches that a `collate_fn` makes has its bytes measured."""
 
 
 class Maker(Protocol):
-    """Makes one batch after the other."""
+    """Makes one batch after another."""
 
     drew: bool
     """Whether a sample drew from a global generator."""
 
     @property
     def feed(self) -> RepackFeed | None:
-        """Deals what is made into batches, and can go on with an engine.
+        """The feed that deals samples into batches, and can continue with an engine.
 
-        None where each batch is made as a whole.
+        None if each batch is made as a whole.
         """
         ...
 
@@ -63,7 +63,7 @@ class Maker(Protocol):
         ...
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`."""
+        """Continue at `cursor`."""
         ...
 
     def next(self) -> Delivery | None:
@@ -74,11 +74,11 @@ class Maker(Protocol):
 class DrawnMaker:
     """Makes the batches that torch's samplers draw, as torch makes them.
 
-    Each sample of what draws from the global generators has a seed of its own, and so
-    has each batch of a `collate_fn` that draws: the bytes are those that workers make,
-    and the trainer's own draws are undisturbed. Both are found out by the first batch.
-    What is not to be made twice, and begins to draw later than its epoch's first batch,
-    has drawn from the trainer's stream for once, as it does in torch.
+    If samples draw from the global generators, each gets a seed of its own, as does
+    each batch if the `collate_fn` draws. Workers would make the same bytes, and the
+    trainer's own draws are undisturbed. The first batch shows whether either draws. If
+    something cannot be repeated, and begins to draw after the first batch of its epoch,
+    it draws from the trainer's stream that once, as it does in torch.
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
@@ -95,9 +95,9 @@ class DrawnMaker:
         self.feed: RepackFeed | None = None
         self.drew = bool(read.seeds)
         self._sure = False
-        """Whether one batch has shown what draws."""
+        """Whether a batch has shown what draws."""
         self._once = False
-        """Whether a sample made twice is another, as what it is made from changes."""
+        """Whether a sample made twice may differ, because its sources change."""
         self._collate_draws = False
         plan.ahead = 0
 
@@ -116,7 +116,7 @@ class DrawnMaker:
         if drawn is None:
             return None
         plan, indices = drawn
-        self._last = plan  # one that raises counts
+        self._last = plan  # even if making it raises
         if not self._sure:
             return Delivery(self._first(plan, indices), plan)
         undrawn = self._undrawn
@@ -140,7 +140,7 @@ class DrawnMaker:
             return Delivery(make(plan, indices), plan)
 
     def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        """Make the first batch, seeded: see what draws, and what may be made twice."""
+        """Make the first batch, seeded; see what draws, and what can be repeated."""
         data = self._read.start.dataset
         before = snapshot([data]), snapshot([self._collate])
         with undisturbed():
@@ -152,7 +152,7 @@ class DrawnMaker:
         return made
 
     def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
-        """Ask the data set for them, as torch does."""
+        """Get the samples from the dataset, as torch does."""
         get, get_many = self._read.get, self._read.get_many
         if get_many:
             return samples_of(get_many(indices))
@@ -167,7 +167,7 @@ class DrawnMaker:
     def _collated(
         self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
     ) -> Any:
-        """Collate samples that drew nothing; what collate_fn draws is seeded."""
+        """Collate samples that drew nothing; seed what collate_fn draws."""
         if self._collate is None:
             return self._by(None, plan, indices, samples)
         if not self._collate_draws:
@@ -177,7 +177,7 @@ class DrawnMaker:
                 return data
             self._collate_draws = True
             undrawn.put_back()
-            samples = self._samples(plan, indices)  # it may have changed them
+            samples = self._samples(plan, indices)  # collate_fn may have changed them
         with seeded_by(self._plan.seed, plan.epoch, plan.batch):
             return self._by(self._collate, plan, indices, samples)
 
@@ -201,7 +201,7 @@ class DrawnMaker:
             raise
 
     def _seeded(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        """Make a batch, each sample under its own seed; note what draws."""
+        """Make a batch with a seed for each sample; note what draws."""
         meter = self._meter
         meter.begin()
         undrawn, times_ns = Undrawn(), []
@@ -219,7 +219,7 @@ class DrawnMaker:
         return self._seeded_batch(plan, indices, samples)
 
     def _fenced(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        """Make a batch of what is not to be made twice, under one seed."""
+        """Make a batch that cannot be repeated, under one seed."""
         self._meter.begin()
         seed_global_generators(self._plan.seeds(plan)[0])
         undrawn = Undrawn()
@@ -232,7 +232,7 @@ class DrawnMaker:
     def _seeded_batch(
         self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
     ) -> Any:
-        """Collate, its draws under the batch's own seed; note whether it draws."""
+        """Collate under the batch's own seed; note whether it draws."""
         meter, undrawn = self._meter, Undrawn()
         meter.collating()
         if self._collate is None:
@@ -247,22 +247,22 @@ class DrawnMaker:
 
 
 class LookAhead:
-    """Plans some batches at once: one at a time takes three times as long."""
+    """Plans several batches at once: one at a time takes three times as long."""
 
     def __init__(self, planned: Plan) -> None:
         self._planned = planned
         self._batches: deque[tuple[BatchPlan, Rows]] = deque()
 
     def clear(self) -> None:
-        """Forget what was planned, as another batch is due."""
+        """Forget planned batches, because another one is due."""
         self._batches.clear()
 
     def take(self, step: int, left: int = LOOKED_AHEAD) -> tuple[BatchPlan, Rows]:
         """Return the batch of `step`, and its samples.
 
         Args:
-            step: the one after that of the call before, or any behind a `clear`.
-            left: how many may be planned.
+            step: the step after the previous call's, or any step after a `clear`.
+            left: how many batches may be planned.
         """
         if not self._batches:
             self._look(step, step + min(left, LOOKED_AHEAD))
@@ -273,15 +273,14 @@ class LookAhead:
         try:
             for plan in planned.batches(start, stop):
                 self._batches.append((plan, planned.rows(plan)))
-        except (
-            Exception
-        ):  # a schedule may be wrong there: it is raised when that is due
+        except Exception:
+            # A schedule may fail further on; it raises when that batch is due.
             if not self._batches:
                 raise
 
 
 class PlannedMaker:
-    """Makes the batches of a plan. What its feed takes for an engine."""
+    """Makes the batches of a plan. To its feed, it looks like an engine."""
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
         self.recipe = recipe
@@ -292,9 +291,9 @@ class PlannedMaker:
         self._program = recipe.segments[0].program
         self._by_default = recipe.buffers.collate is None
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
-        """Whether the samples of a batch are looked at for their bytes."""
+        """Whether the samples of a batch have their bytes measured."""
         self._size: int | None = 0
-        """Of images, in the latest batch; 0: there was none."""
+        """Image size of the latest batch; 0 before the first."""
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
@@ -334,32 +333,32 @@ class PlannedMaker:
         meter.end(plan.n_rows)
         return batches.deliver(in_flight, finished)
 
-    # For what delivers them
+    # For the feed that delivers them
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing is begun ahead."""
+        """Do nothing: no epoch starts ahead."""
 
     def restart(self, step: int) -> None:
-        """Go on at `step`."""
+        """Continue at `step`."""
         self.head = step
         self._ahead.clear()
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Nobody else is at work."""
+        """Do nothing: nobody else is working."""
         yield
 
     def _together(
         self, plan: BatchPlan, rows: Rows, samples: Sequence[Any]
     ) -> Finished | FailedBatch | None:
-        """Collate samples that are all there; None where that is not all there is."""
+        """Collate samples if all of them are there; otherwise return None."""
         buffers = self.recipe.buffers
         if not self._by_default:
             make = partial(self._collated, plan, rows, samples)
             return self._calls.call(make, self.recipe.seed, plan.epoch, plan.batch)
         try:
             data = buffers.together(plan, samples)
-        except Exception:  # noqa: BLE001 it is raised again, with the odd samples named
+        except Exception:  # noqa: BLE001 raised again later, with the odd samples named
             return None
         if plan.image_size != self._size:
             self._size = plan.image_size
@@ -371,21 +370,21 @@ class PlannedMaker:
     def _collated(
         self, plan: BatchPlan, rows: Rows, samples: Sequence[Any]
     ) -> Finished | FailedBatch:
-        """Make a batch by the user's `collate_fn`."""
+        """Make a batch with the user's `collate_fn`."""
         buffers = self.recipe.buffers
         assert buffers.collate is not None
         if next(self._weighs):
             self._meter.sample_bytes = size_of_all(samples) // plan.n_rows
         try:
             return Finished(buffers.collate(list(samples)))
-        except Exception as error:  # noqa: BLE001 the trainer is to see it
+        except Exception as error:  # noqa: BLE001 the trainer raises it
             buffer = buffers.of(plan)
             buffer.keep(range(len(samples)), samples)
             add_note(error, buffer.blame(plan, rows.indices))
             return FailedBatch(error)
 
     def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
-        """Collate what could be made."""
+        """Collate the samples that could be made."""
         raise_interrupt(work)
         plan, buffers = in_flight.plan, self.recipe.buffers
         in_flight.failures += work.failures or ()
@@ -401,9 +400,9 @@ class PlannedMaker:
 
 
 class RepackMaker:
-    """Makes the batches of an iterable, or behind a filter.
+    """Makes the batches of an iterable, or after a filter.
 
-    It makes the blocks: what its feed, which deals them into batches, takes for an
+    It makes the blocks. To its feed, which deals them into batches, it looks like an
     engine.
     """
 
@@ -415,9 +414,9 @@ class RepackMaker:
         self._ahead = LookAhead(recipe.planned)
         self._program = recipe.segments[0].program
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
-        """Whether the samples of a block are looked at for their bytes."""
+        """Whether the samples of a block have their bytes measured."""
         self._rows = 0
-        """That were read for this batch."""
+        """Rows read for this batch."""
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
         self.feed = RepackFeed(self, cursor)
@@ -438,13 +437,13 @@ class RepackMaker:
             self._meter.end(self._rows)
         return delivery
 
-    # For what deals them
+    # For the feed that deals them
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing is begun ahead."""
+        """Do nothing: no epoch starts ahead."""
 
     def restart(self, step: int, skip: int = 0) -> None:
-        """Go on at `step`; an iterable starts over and leaves out `skip` samples."""
+        """Continue at `step`; an iterable starts over and skips `skip` samples."""
         read = self._program.operations[0]
         if isinstance(read, ReadOn):
             read.restart(skip)
@@ -453,7 +452,7 @@ class RepackMaker:
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Nobody else is at work."""
+        """Do nothing: nobody else is working."""
         yield
 
     def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
@@ -477,7 +476,7 @@ class RepackMaker:
         return in_flight, self._finished(in_flight, work)
 
     def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
-        """Return what is left of a block's samples, by row; or why it cannot be had."""
+        """Return a block's remaining samples by row, or the failure of the block."""
         if not work.failures:
             return Finished(dict(zip(work.rows(), work.samples, strict=True)))
         raise_interrupt(work)

@@ -1,8 +1,8 @@
-"""`host="process"`: the engine, its threads included, runs in one child of the trainer.
+"""`host="process"`: the engine, with its threads, runs in one child of the trainer.
 
-The trainer's GIL is its own: `next()` reads one message and maps what it names. The
-child is forked from the trainer, so the dataset and the functions are there as they
-are. Should it die, another one goes on at the batch that is due.
+The trainer keeps its GIL to itself: `next()` reads one message and maps the memory it
+names. The child is forked from the trainer, so it has the dataset and the functions as
+they are. If it dies, another one continues with the batch that is due.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from .serving import Batch, End, Question, Taken, View, knobs_of, serve, set_kno
 LOGGER = logging.getLogger("penstock")
 
 ANSWER_S = 0.3
-"""How long a question may wait: the child's user code may hold the GIL for as long."""
+"""How long to wait for an answer: the child's user code may hold the GIL that long."""
 DEATHS = 5
 """How often a child may die in a row, with no batch in between."""
 END_S = 1.0
-"""How long a child may take to end once its pipes have, before it is made to."""
+"""How long a child may take to end after its pipes were closed, before it is killed."""
 STUCK_S = 0.5
-"""No thread holds a lock for longer than a question takes; one that does never ends."""
+"""No thread holds a lock for longer than a question takes, unless it is stuck."""
 UNFIT = (
-    "a batch cannot be taken over from the process that made it (%s: %s); use "
+    "a batch cannot be received from the process that made it (%s: %s); use "
     'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
 )
 
 
 class ReceivedBatch(NamedTuple):
-    """A batch received, its arrays mapped."""
+    """A batch that was received, its arrays mapped."""
 
     delivery: Delivery
     cursor: Cursor
@@ -56,27 +56,27 @@ class ReceivedBatch(NamedTuple):
 
 
 class HostChild(Child):
-    """The child that hosts the engine, as the trainer holds it.
+    """The child that hosts the engine, seen from the trainer.
 
-    Two pipes lead to it: batches come through `pipe`, to the trainer's thread alone.
-    Questions, from any thread, have a pipe of their own. So an answer waits for no
-    batch that fills the first one, and a Ctrl-C amid an answer tears no batch. `_lock`
-    guards that pipe and `_number`.
+    Two pipes lead to it. Batches come through `pipe`, to the trainer's thread alone.
+    Questions, from any thread, have a pipe of their own, so an answer need not wait for
+    a batch that fills the first pipe, and a Ctrl-C amid an answer tears no batch.
+    `_lock` guards that pipe and `_number`.
     """
 
     def __init__(self, body: Callable[[Pipe, Pipe], None]) -> None:
         self._questions, theirs = Pipe.pair()
         self._lock = threading.Lock()
         self._number = 0
-        # Batches taken that it has not heard of yet, and of which round.
+        # Batches taken that the child does not know of yet, and their round.
         self._round = self._taken = 0
-        # After how many it hears of them.
+        # It is told after this many.
         self._at_once = 1
         self._unpacker = Unpacker()
         super().__init__(*self.fork(partial(body, theirs), theirs))
 
     def receive(self) -> list[Any]:
-        """Return all that it has sent, something at least; EOFError if it is gone."""
+        """Return everything it has sent, waiting for something; EOFError if gone."""
         messages = self.pipe.receive_all()
         self._at_once = (len(messages) + 1) // 2
         return messages
@@ -85,7 +85,7 @@ class HostChild(Child):
         """Return a batch that has just been received."""
         try:
             data = self._unpacker.unpack(batch.packed, self.pipe.descriptors)
-        except Exception as error:  # noqa: BLE001 it is raised when its batch is due
+        except Exception as error:  # noqa: BLE001 raised when its batch is due
             unfit = SampleError(UNFIT % (type(error).__name__, error))
             unfit.__cause__ = error
             return unfit
@@ -93,22 +93,23 @@ class HostChild(Child):
         return ReceivedBatch(delivery, Cursor(*batch.position), batch.reading)
 
     def take(self, round_: int, left: int) -> None:
-        """Report that a batch has been taken, and which arrays have died.
+        """Report that a batch was taken, and which arrays have died.
 
-        To wake it takes longer than all else here: it hears of it twice for all that
-        come together, and always before none is `left`, or it would wait without end.
+        Waking the child takes longer than everything else here. So it is told only
+        twice for all batches that came together, and always before none is `left`:
+        otherwise it would wait without end.
         """
         if round_ != self._round:
             self._round, self._taken = round_, 0
         self._taken += 1
         if self._taken < self._at_once and left:
             return
-        with contextlib.suppress(EOFError):  # what it has sent is good all the same
+        with contextlib.suppress(EOFError):  # what it has sent is still valid
             self.pipe.send(Taken(round_, self._taken, self._unpacker.returned()))
         self._taken = 0
 
     def ask(self, question: Question) -> Any:
-        """Return its answer; None if it has none in time, or is gone."""
+        """Return its answer; None if it does not answer in time, or is gone."""
         with self._lock:
             self._number += 1
             try:
@@ -117,11 +118,11 @@ class HostChild(Child):
             except (EOFError, OSError):
                 return None
             except BaseException:  # Ctrl-C: half an answer may have been read
-                self._questions.close()  # so it ends, and another takes its place
+                self._questions.close()  # so the child ends, and is replaced
                 raise
 
     def _answer(self, wanted: int) -> Any:
-        """Wait for one answer; others come late, as they were given up before."""
+        """Wait for one answer; others are late, for questions given up before."""
         while messages := self._questions.receive_all(ANSWER_S):
             answers = dict(messages)
             if wanted in answers:
@@ -129,14 +130,14 @@ class HostChild(Child):
         return None
 
     def is_free(self) -> bool:
-        """Whether no thread is stuck in a question; if so, it may be this one."""
+        """Whether no thread, this one included, is stuck in a question."""
         if not self._lock.acquire(timeout=STUCK_S):
             return False
         self._lock.release()
         return True
 
     def end(self) -> None:
-        """End it, by force if need be, and wait until it is gone. Idempotent."""
+        """End it, by force if needed, and wait until it is gone. Idempotent."""
         with self._lock:
             self._questions.close()
         self.reap(END_S)
@@ -147,14 +148,13 @@ class ProcessHost:
 
     Args:
         recipe: what to run.
-        byte_budget: its limit, as it is now, is what the child's batches in flight may
-            hold; they are not charged here, and a later change does not reach the
-            child.
+        byte_budget: its present limit is what the child's batches in flight may hold.
+            They are not charged here, and a later change does not reach the child.
         cursor: where the first batch starts.
-        trainer: the meter of the trainer's thread, whose totals readings carry.
+        trainer: the meter of the trainer's thread, whose totals readings include.
 
     Raises:
-        SpecError: as building the engine does.
+        SpecError: building the engine raises it.
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class ProcessHost:
         trainer: TrainerMeter,
     ) -> None:
         self._owner = os.getpid()
-        self._recipe = replace(recipe, device=None)  # the trainer's to copy to
+        self._recipe = replace(recipe, device=None)  # the trainer copies batches there
         self._limit_bytes = byte_budget.limit_bytes
         self._trainer = trainer
         self.cursor = cursor
         self._round = 0
         self._over = False
-        # What has been received of this round: the next first.
+        # What was received in this round, in order.
         self._due: deque[ReceivedBatch | BaseException | End] = deque()
-        # Errors raised since `cursor`; of these, to come again; deaths in a row.
+        # Errors raised since `cursor`; how many of them repeat; deaths in a row.
         self._raised = self._mute = self._deaths = 0
         self._last: Reading
         self._fresh: Reading | None = None
@@ -191,13 +191,13 @@ class ProcessHost:
             self._child.take(self._round, len(self._due))
             if isinstance(due, ReceivedBatch):
                 return self._take(due)
-            if self._mute:  # it was raised before the child died that is replaced
+            if self._mute:  # it was raised already, before the child was replaced
                 self._mute -= 1
                 continue
             self._raised += 1
             try:
                 raise due
-            finally:  # the exception keeps this frame: it must not keep it in turn
+            finally:  # the exception holds this frame, so this must not hold it
                 del due
         return None
 
@@ -205,7 +205,7 @@ class ProcessHost:
         self.cursor, self._over = cursor, False
         self._raised = self._mute = self._deaths = 0
         if not self._recipe.options.persistent_workers:
-            self._child.end()  # the next one knows the dataset as it is now
+            self._child.end()  # the next one gets the dataset as it is now
         self._due.clear()
         self._round += 1
         try:
@@ -237,10 +237,10 @@ class ProcessHost:
             self._child.end()
             self._child.close()
 
-    # The child, and its successors
+    # The child and its successors
 
     def _start(self) -> None:
-        """Fork a child that goes on at `cursor`; hear that it is ready, or why not."""
+        """Fork a child that continues at `cursor`; wait until it is ready, or fails."""
         body = partial(serve, self._recipe, self._limit_bytes, self.cursor)
         self._child = HostChild(body)
         try:
@@ -255,14 +255,14 @@ class ProcessHost:
         self._hear(messages)
 
     def _replace(self) -> None:
-        """Have another child go on at `cursor`."""
+        """Start another child that continues at `cursor`."""
         self.close()
         self._round, self._mute = 0, self._raised
         self.era += 1
         self._start()
 
     def _reap(self) -> None:
-        """The child died: start another, unless that has been of no use."""
+        """Handle the child's death: start another, unless that keeps failing."""
         self._child.end()
         how = self._child.how_it_ended()
         self._deaths += 1
@@ -275,7 +275,7 @@ class ProcessHost:
                 "out-of-memory killer"
             )
             raise WorkerError(text)
-        text = "%s died (%s); another one goes on with the batch that is due"
+        text = "%s died (%s); another one continues with the batch that is due"
         LOGGER.warning(text, who, how)
         self._replace()
 
@@ -284,8 +284,8 @@ class ProcessHost:
     def _next_due(self) -> ReceivedBatch | BaseException | End:
         """Return what is due.
 
-        All that has come is opened at once: after a training step the caches are cold,
-        and what one batch costs then, the others with it hardly add to.
+        Everything that has arrived is opened at once: after a training step the caches
+        are cold, and after the first batch the others cost hardly anything.
         """
         while not self._due:
             try:
@@ -295,7 +295,7 @@ class ProcessHost:
         return self._due.popleft()
 
     def _hear(self, messages: list[tuple[int, Any]]) -> None:
-        """Make of messages what `next` needs."""
+        """Sort messages for `next`."""
         for round_, message in messages:
             if isinstance(message, logging.LogRecord):
                 logger = logging.getLogger(message.name)
@@ -309,7 +309,7 @@ class ProcessHost:
     def _open(
         self, message: Batch | BaseException | End
     ) -> ReceivedBatch | BaseException | End:
-        """Open what has been received, of whichever round: it brings descriptors."""
+        """Open a message of any round, because descriptors came with it."""
         if isinstance(message, Batch):
             return self._child.open(message)
         return message if isinstance(message, End) else recall(message)
@@ -326,7 +326,7 @@ class ProcessHost:
         return self._whole(reading)
 
     def _whole(self, reading: Reading) -> Reading:
-        """Return a reading of the child's with the trainer's part filled in."""
+        """Return a reading of the child, completed with the trainer's part."""
         meter = self._trainer
         return replace(
             reading, epoch=meter.epoch, step=meter.step, trainer=meter.read()
@@ -337,7 +337,7 @@ class ProcessHost:
         return Knob(*view[:5], partial(ask, None), ask, view.choices)
 
     def _set_or_read(self, view: View, value: Value | None) -> Value:
-        """Set a knob (None: only look at it); return its value, as far as is known."""
+        """Set a knob (None: only read it); return its value, as far as it is known."""
         known = view.value if value is None else value
         question = partial(
             set_knob, operator=view.operator, name=view.name, value=value

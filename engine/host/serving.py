@@ -1,12 +1,12 @@
-"""The child that hosts an engine, from within, and what crosses its two pipes.
+"""The child that hosts an engine, from within, and the messages in its two pipes.
 
     batches     (round, Cursor) | Taken ─▶    ◀─ (round, Batch | exception | End | log)
     questions   (number, question) ─▶         ◀─ (number, answer)
 
 The main thread takes batches from the engine and hands them over while there is room.
-The thread `questions` answers what is asked, which must not wait for a batch that has
-no room yet; it ends the process when the trainer is gone. `round` counts the trainer's
-calls of `begin`: it tells what was on its way before one from what answers it.
+The thread `questions` answers questions, which must not wait for a batch without room;
+it ends the process when the trainer is gone. `round` counts the trainer's calls of
+`begin`, and so tells messages sent before a call from those that answer it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .local import TrainerHost
 AHEAD_BYTES = 8 << 20
 MIN_AHEAD = 3
 MAX_AHEAD = 16
-"""Batches handed over that the trainer has not taken yet: as many small ones as take so
-many bytes, since what each costs the trainer is less the more come at once."""
+"""Batches handed over that the trainer has not taken yet. For small ones, it is as many
+as take this many bytes: each costs the trainer less the more arrive together."""
 CLOSE_S = 0.6
-"""How long the user's functions may take to come to their end."""
+"""How long the user's functions may take to finish, in seconds."""
 HOSTS = 0x686F7374
-"""Keeps the seeds of hosts from those of worker processes."""
+"""Separates the seeds of hosts from those of worker processes."""
 KEEP = 40
-"""Slabs that the trainer may hold, those of batches it has not taken yet included."""
+"""Slabs that the trainer may hold, including those of batches it has not taken yet."""
 UNFIT = (
     "a batch cannot be handed over to the trainer's process (%s: %s); use "
     'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'
@@ -56,7 +56,7 @@ POSITION = attrgetter(*(field.name for field in fields(Cursor)))
 
 
 class Taken(NamedTuple):
-    """The trainer has taken so many batches more: there is room for others."""
+    """The trainer has taken some more batches, so there is room for others."""
 
     round_: int
     batches: int
@@ -64,10 +64,10 @@ class Taken(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch, its arrays in slabs."""
+    """One batch, with its arrays in slabs."""
 
     facts: tuple[Any, ...]
-    """The fields of its plan: these are unpickled ten times faster than a dataclass."""
+    """The fields of its plan: they unpickle ten times faster than a dataclass."""
     position: tuple[int, ...]
     """Where the next batch starts: the fields of a cursor."""
     packed: Packed
@@ -75,14 +75,14 @@ class Batch(NamedTuple):
 
 
 class End(NamedTuple):
-    """The epoch is over."""
+    """The epoch has ended."""
 
     cursor: Cursor
     reading: Reading
 
 
 class View(NamedTuple):
-    """A knob, as it can be sent."""
+    """A knob, in a form that can be sent."""
 
     operator: str
     name: KnobName
@@ -94,11 +94,11 @@ class View(NamedTuple):
 
 
 Question = Callable[[TrainerHost], Any]
-"""A function that can be pickled; what it returns is the answer."""
+"""A picklable function; its result is the answer."""
 
 
 def knobs_of(host: TrainerHost) -> tuple[View, ...]:
-    """Answer which knobs there are, and how they stand."""
+    """Answer which knobs there are, and their values."""
     look = attrgetter(*View._fields)
     return tuple(View(*look(knob)) for knob in host.knobs())
 
@@ -106,7 +106,7 @@ def knobs_of(host: TrainerHost) -> tuple[View, ...]:
 def set_knob(
     host: TrainerHost, operator: str, name: KnobName, value: Value | None
 ) -> Value | None:
-    """Set a knob (None: only look at it); answer its value, None if it is gone."""
+    """Set a knob (None: only read it); answer its value, None if it is gone."""
     for knob in host.knobs():
         if (knob.operator, knob.name) == (operator, name):
             return knob.value if value is None else knob.set(value)
@@ -118,7 +118,7 @@ def serve(
 ) -> None:
     """Host an engine, until the trainer closes the pipes or is gone."""
     use_one_thread()
-    # A copy of the trainer's generators would draw what the trainer draws.
+    # With a copy of the trainer's generators, both would draw the same values.
     begun = recipe.seed, recipe.planned.shard.rank, cursor.step
     seed_global_generators(mixed((HOSTS, *begun)))
     log = take_over_log()
@@ -140,7 +140,7 @@ def serve(
 
 
 def take_over_log() -> SimpleQueue[logging.LogRecord]:
-    """Keep what is logged for the trainer, whose settings decide what is shown."""
+    """Queue log records for the trainer, whose settings decide what is shown."""
     log: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("penstock")
     logger.handlers = [QueueHandler(log)]
@@ -162,7 +162,7 @@ def answer(host: TrainerHost, questions: Pipe) -> None:
         end.daemon = True
         end.start()
         host.close()
-    except BaseException:  # noqa: BLE001 the last one who can tell
+    except BaseException:  # noqa: BLE001 nobody above could report it
         traceback.print_exc()
     finally:
         leave(status)
@@ -214,7 +214,7 @@ class Pump:
                 message = End(self._host.cursor, self._host.read())
             else:
                 message, descriptors = self._pack(delivery)
-        except BaseException as error:  # noqa: BLE001 it is the trainer's to see
+        except BaseException as error:  # noqa: BLE001 the trainer raises it
             message = travel(error)
         while not self._log.empty():
             self._pipe.send((self._round, self._log.get()))
@@ -236,7 +236,7 @@ class Pump:
         return delivery
 
     def _pack(self, delivery: Delivery) -> tuple[Batch, tuple[int, ...]]:
-        """Return a batch as it crosses, with the descriptors that go with it."""
+        """Return a batch as it is sent, with its descriptors."""
         try:
             packed, descriptors = self._packer.pack(delivery.data)
         except Exception as error:

@@ -1,10 +1,10 @@
 """What loading beside the trainer costs it: its own part of a step, with and without.
 
-Threads of the engine take the GIL from the trainer, and the caches, so what the trainer
-does between two batches takes longer than it would alone. How much cannot be told from
-how busy either is, so it is measured. In cycles of four steps the engine is paused over
-the last two: the third sees it come to rest, the fourth belongs to the trainer alone.
-Batches that are ready carry the trainer over the pause.
+Threads of the engine compete with the trainer for the GIL and the caches, so what the
+trainer does between two batches takes longer than it would alone. How busy each is does
+not show how much longer, so it is measured. In cycles of four steps, the engine is
+paused for the last two: it comes to rest in the third, and the trainer has the fourth
+to itself. Batches that are ready bridge the pause.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Protocol
 from .observation import ContentionObservation
 
 WARM_STEPS = 20
-"""Before the first cycle."""
+"""Steps before the first cycle."""
 CYCLE = 4
 PAUSED_FROM = 2
 """The step of a cycle from which the engine is paused."""
 CYCLES = 12
-"""Comparisons that make a finding."""
+"""Comparisons that make up a finding."""
 REST_S = 60.0
-"""After a finding; each time twice as long."""
+"""Pause after a finding, in seconds; doubled each time."""
 
 
 class Pausable(Protocol):
@@ -36,17 +36,17 @@ class Pausable(Protocol):
 
     @property
     def resting(self) -> bool:
-        """Whether no worker is at work."""
+        """Whether no worker is working."""
 
     def pause(self) -> None:
         """Hand out no more work."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
 
 
 def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:
-    """Judge cycles: seconds of the mean step of each, and of its paused one."""
+    """Judge cycles: of each, its mean step and its paused step, in seconds."""
     loading, paused = zip(*cycles, strict=True)
     lowest, _, _ = quantiles([a / b for a, b in cycles], n=4)
     return ContentionObservation(median(loading), median(paused), lowest > 1.0)
@@ -55,15 +55,15 @@ def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:
 class ContentionMeter:
     """Measures one trainer, in its own thread, while it is `armed`.
 
-    `armed` is written by the tuner's thread; `found` may be read by any.
+    The tuner's thread writes `armed`; any thread may read `found`.
     """
 
     def __init__(self) -> None:
         self.armed = False
-        """Whether a cycle may begin: nothing is on trial."""
+        """Whether a cycle may begin: no trial is running."""
         self.found: ContentionObservation | None = None
         self._cycles: list[tuple[float, float]] = []
-        # Of the cycle under way.
+        # Of the current cycle.
         self._gaps: list[float] = []
         self._paused: Pausable | None = None
         # Steps until the next cycle may begin.
@@ -72,7 +72,7 @@ class ContentionMeter:
         self._due_s = 0.0
 
     def asked(self, gap_s: float) -> None:
-        """The trainer asks for a batch, `gap_s` after it was given the last."""
+        """Note that the trainer asks for a batch, `gap_s` after it got the last."""
         if gap_s == 0:
             self.reset()
         elif self._paused is not None:
@@ -85,7 +85,7 @@ class ContentionMeter:
             self._gaps.append(gap_s)
 
     def given(self, engine: Pausable | None) -> None:
-        """The trainer is given a batch by `engine`; None: it runs elsewhere."""
+        """Note that `engine` gives it a batch; None if the engine runs elsewhere."""
         if engine is None or time.monotonic() < self._due_s:
             return
         if self._left:
@@ -98,14 +98,14 @@ class ContentionMeter:
                 self._gaps.clear()
 
     def reset(self) -> None:
-        """The trainer leaves its loop, or goes on elsewhere: drop what was begun."""
+        """Drop an unfinished cycle: the trainer leaves its loop, or moves elsewhere."""
         self._gaps.clear()
         paused, self._paused = self._paused, None
         if paused is not None:
             paused.resume()
 
     def forget(self) -> None:
-        """The engine is another one: what was found is no longer true."""
+        """Drop the findings: the engine is a new one."""
         self.reset()
         self.found = None
         self._cycles.clear()

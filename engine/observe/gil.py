@@ -1,10 +1,10 @@
-"""The GIL probe: at what share of moments do others hold the GIL?
+"""The GIL probe: at what share of moments do other threads hold the GIL?
 
-A thread that sleeps for 5 ms is late by what its waking takes, by its wait for a CPU,
-and by its wait for the GIL. The second can be read off (`schedstat`, on Linux), the
-first is known to be short, so the rest says whether the GIL was free when it woke. What
-it sees is a yes or a no: how long it has to wait depends on the switch interval and on
-the luck of the queue, and says nothing more about the work.
+A thread that sleeps for 5 ms is late by the time of waking up, by its wait for a CPU,
+and by its wait for the GIL. The second is known (`schedstat`, on Linux) and the first
+is short, so the rest shows whether the GIL was free when it woke. The result is a yes
+or a no: how long the wait takes depends on the switch interval and on luck in the
+queue, and says nothing more about the work.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Self
 
 SLEEP_S = 0.005
 LATE_NS = 300_000
-"""Later than this, by no fault of the scheduler: the GIL was held. Waking a core that
-sleeps takes 0.2 ms on a virtual machine (measured), a busy one 0.1 ms."""
+"""If it is later than this, beyond the scheduler's part, the GIL was held. Waking an
+idle core takes 0.2 ms on a virtual machine (measured), a busy one 0.1 ms."""
 BURST = 40
-"""Moments in a burst: 0.2 s and more, and some 4 ms of CPU. The share they give is
-right to 0.16, twice its standard error."""
+"""Moments in a burst: at least 0.2 s, and some 4 ms of CPU. Their share is accurate to
+0.16, twice its standard error."""
 
 
 class GilProbe:
-    """Looks at the GIL in bursts, each in a short-lived thread of its own.
+    """Samples the GIL in bursts, each in a short-lived thread of its own.
 
         with GilProbe() as probe:
             probe.burst()      # returns at once
@@ -42,7 +42,7 @@ class GilProbe:
         self._seen: deque[bool] = deque(maxlen=BURST)
         self._last: float | None = None
         self._closed = threading.Event()
-        # Held for as long as sleepers shall sleep.
+        # Held while the probe's thread may sleep; `close` releases it.
         self._bed = threading.Lock()
         self._bed.acquire()
         self._thread: threading.Thread | None = None
@@ -61,12 +61,12 @@ class GilProbe:
 
     @property
     def last_share(self) -> float | None:
-        """The same of the last burst there was, whatever has changed since."""
+        """The share of the last complete burst, even if the work changed since."""
         share = self.held_share
         return self._last if share is None else share
 
     def burst(self) -> None:
-        """Look some more times; does nothing while the last burst goes on."""
+        """Start a burst, unless one is in progress."""
         busy = self._thread is not None and self._thread.is_alive()
         if busy or self._closed.is_set():
             return
@@ -76,12 +76,12 @@ class GilProbe:
         self._thread.start()
 
     def clear(self) -> None:
-        """Forget what was seen: the work has changed."""
+        """Forget the samples: the work has changed."""
         self._last = self.last_share
         self._seen.clear()
 
     def close(self) -> None:
-        """End the burst that goes on, at once, and wait for it. Idempotent."""
+        """Stop a burst in progress, and wait for it. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
             self._bed.release()
@@ -93,7 +93,7 @@ class GilProbe:
         with run_queue_clock() as waited_ns:
             for _ in range(BURST):
                 queued, slept = waited_ns(), time.perf_counter_ns()
-                # A lock with a limit of time is a sleep that `close` can end.
+                # Acquiring a lock with a timeout is a sleep that `close` can end.
                 if self._bed.acquire(timeout=SLEEP_S):
                     self._bed.release()
                     return
@@ -108,10 +108,10 @@ class GilProbe:
 
 @contextlib.contextmanager
 def run_queue_clock() -> Iterator[Callable[[], int]]:
-    """Give a clock of the nanoseconds this thread has waited for a CPU.
+    """Yield a clock of the nanoseconds that this thread has waited for a CPU.
 
-    It stands still where the system does not tell. It is read without letting go of the
-    GIL, since taking that back is what is being measured: `PyDLL` calls C so.
+    It stands still if the system does not report them. Reading it keeps the GIL, as
+    getting that back is what is measured: `PyDLL` calls C in this way.
     """
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)

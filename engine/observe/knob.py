@@ -1,4 +1,4 @@
-"""Knobs: the only way in which anything outside changes a running pipeline."""
+"""Knobs: the only way to change a running pipeline from outside."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting of one operator that may be changed while the pipeline runs.
+    """One setting of one operator that may change while the pipeline runs.
 
-    Reading `value` and calling `set` are safe from any thread and never wait for work
-    in progress. A kind is changed in the trainer's thread, at its next batch; if that
-    fails, a `Move` says so and the knob is gone.
+    Reading `value` and calling `set` are safe from any thread, and never wait for work
+    in progress. A kind changes in the trainer's thread, at its next batch. If that
+    fails, a `Move` says so and the knob disappears.
     """
 
     operator: str
@@ -28,30 +28,30 @@ class Knob:
     upper: int
     """Largest number the user allows; 0 for a kind."""
     tunable: bool
-    """False where the user pinned the stage with `tune=False`."""
+    """False if the user pinned the stage with `tune=False`."""
     read: Callable[[], Any] = field(repr=False)
     write: Callable[[Any], object] = field(repr=False)
     choices: tuple[str, ...] = ()
-    """What a kind may be; empty for a number."""
+    """Possible kinds; empty for a number."""
 
     @property
     def value(self) -> Value:
-        """The value now asked for (workers may still be starting or finishing)."""
+        """The requested value (workers may still be starting or finishing)."""
         value: Value = self.read()
         return value
 
     def set(self, value: Value) -> Value:
-        """Ask for `value`; a number is kept within its bounds.
+        """Request `value`; a number is clipped to its bounds.
 
         Returns:
-            What was asked for.
+            the requested value.
 
         Raises:
             ValueError: there is no such kind.
         """
         if isinstance(value, str):
             if value not in self.choices:
-                text = f"{self.name} of {self.operator} is one of {self.choices}"
+                text = f"{self.name} of {self.operator} must be one of {self.choices}"
                 raise ValueError(f"{text}, got {value!r}")
             asked: Value = value
         else:

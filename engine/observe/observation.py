@@ -1,9 +1,9 @@
 """What the monitor saw during one window of time: frozen, plain numbers.
 
-The tuner and `explain()` see a running pipeline only through these. All times are
-seconds, all rates are derived, nothing here holds a lock or a live object. A window is
-the difference of two readings of cumulative counters, so windows may be added, replayed
-and simulated.
+The tuner and `explain()` see a running pipeline only through these. All times are in
+seconds, all rates are derived, and nothing here holds a lock or a live object. A window
+is the difference of two readings of cumulative counters, so windows can be added,
+replayed and simulated.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from typing import Literal
 
 
 def ratio(part: float, whole: float) -> float:
-    """`part / whole`, and 0 where there was nothing to divide by."""
+    """Return `part / whole`, or 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorObservation:
-    """The rows that waited between two segments, or before the trainer."""
+    """The rows that waited between two segments, or for the trainer."""
 
     occupancy: float
     """Rows waiting, mean over time."""
     capacity: float
-    """Rows that may wait at most, at the end of the window."""
+    """Maximum number of waiting rows, at the end of the window."""
     empty: float
-    """Share of the window, 0 to 1, with no row waiting: near 1, what reads it
-    starves."""
+    """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
     full: float
-    """Share of the window, 0 to 1, at capacity: near 1, what fills it is held back."""
+    """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
     nbytes: float
     """Bytes waiting, mean over time."""
 
@@ -41,21 +40,21 @@ class ConnectorObservation:
 
 
 Face = Literal["Pipeline", "DataLoader"]
-"""What the user calls: the two do not have the same words for a setting."""
+"""The API the user calls: the two use different words for some settings."""
 
 MoveOutcome = Literal["moved", "stays", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of kind (executor or host), or why there was none."""
+    """A change of kind (executor or host), or the reason why there was none."""
 
     time_s: float
     op: str
-    """The segment, as `Map(ID:1) decode`, or `Pipeline` for the host."""
+    """The segment, such as `Map(ID:1) decode`, or `Pipeline` for the host."""
     old: str
     new: str
-    """`inline`, `thread` or `process`; the same as `old` where it stays."""
+    """`inline`, `thread` or `process`; equal to `old` if it stays."""
     outcome: MoveOutcome
     reason: str
 
@@ -71,13 +70,13 @@ class Move:
         reason: str,
         knob: Literal["executor", "host"] = "executor",
     ) -> Move:
-        """Return one made at this moment."""
+        """Return a move made at this moment."""
         now_s = time.perf_counter_ns() / 1e9
         return cls(now_s, op, old, new, outcome, reason, knob)
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """A description in one line."""
         what = f"{self.op}: {self.knob} {self.old}"
         if self.outcome == "stays":
             return f"{what} stays: {self.reason}."
@@ -87,18 +86,18 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class ContentionObservation:
-    """The trainer's own part of a step while batches are loaded beside it, and not."""
+    """The trainer's own part of a step, with and without loading beside it."""
 
     loading_s: float
-    """Seconds, median, while workers load in the trainer's process."""
+    """Median in seconds, while workers load in the trainer's process."""
     paused_s: float
     """The same while loading is paused."""
     certain: bool
-    """Whether it is longer while loading in nearly all comparisons."""
+    """Whether loading made it longer in nearly all comparisons."""
 
     @property
     def growth(self) -> float:
-        """By what share loading makes it longer."""
+        """Relative increase due to loading."""
         return ratio(self.loading_s, self.paused_s) - 1.0
 
 
@@ -107,70 +106,70 @@ class PartObservation:
     """One operation of a segment: a read, a function, a filter."""
 
     name: str
-    """As `Map(ID:2) decode`."""
+    """Such as `Map(ID:2) decode`."""
     run_s_per_row: float
-    """Worker-seconds one row takes in it; 0 while none is finished."""
+    """Worker-seconds that it takes per row; 0 before any row is finished."""
     bytes_per_row: float
-    """Bytes of a sample it makes; 0 while none is finished."""
+    """Bytes of a sample that it makes; 0 before any is finished."""
     storable: int | None
-    """Samples that a cache behind it would hold; None where it makes others each
+    """Samples that a cache after it would hold; None if it makes different ones each
     time."""
     cpu_s_per_row: float = 0.0
-    """Of its worker-seconds, those on a CPU."""
+    """Worker-seconds on a CPU, per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentObservation:
-    """One segment: neighbouring stages that run together under one set of workers."""
+    """One segment: adjacent stages that run together under one set of workers."""
 
     name: str
-    """The operator that the worker count is logged under, as `Map(ID:2) decode`."""
+    """The operator under which the log shows the worker count: `Map(ID:2) decode`."""
     queue_name: str
-    """The operator that the prefetch size is logged under, as `Batch(ID:3)`."""
+    """The operator under which the log shows the prefetch size: `Batch(ID:3)`."""
     executor: str
     """`inline`, `thread` or `process`."""
     num_parallel_workers: int
     prefetch_size: int
-    """Batches it may work ahead of what reads it."""
+    """Batches it may work ahead of its consumer."""
     rows: int
     """Rows finished in the window."""
     worker_s: float
-    """Worker-seconds: how long its workers existed, summed over them."""
+    """Worker-seconds: the lifetimes of its workers within the window, summed."""
     run_s: float
-    """Worker-seconds inside the stages' functions: CPU and everything that blocks in
-    them."""
+    """Worker-seconds inside the stages' functions: CPU time and everything that blocks
+    in them."""
     cpu_s: float
     """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
     queue."""
     wait_input_s: float
     """Worker-seconds waiting for rows to work on."""
     wait_credit_s: float
-    """Worker-seconds held back: by the reader's bound, or by the memory budget."""
+    """Worker-seconds held back by the consumer's bound, or by the memory budget."""
     input: ConnectorObservation | None
     """None for a source: it always has input, and counts as utilisation 1.0."""
     output: ConnectorObservation
     moves: tuple[Move, ...] = ()
-    """The latest since the engine began, in order."""
+    """The latest moves since the engine started, in order."""
     moving: bool = False
-    """Whether workers of the kind before have yet to leave, or another kind is asked
-    for."""
+    """Whether workers of the previous kind have yet to leave, or another kind is
+    requested."""
     queued_s: float = 0.0
-    """Of `run_s - cpu_s`, what was a wait for a core (Linux; elsewhere 0)."""
+    """The part of `run_s - cpu_s` spent waiting for a core (Linux; elsewhere 0)."""
     parts: tuple[PartObservation, ...] = ()
     """Its operations, in order."""
     wait_memory_s: float = 0.0
-    """Of `wait_credit_s`, what was for lack of bytes in the memory budget."""
+    """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
     max_workers: int = 0
-    """So many it may have at most; 0 where that is not known."""
+    """Largest possible number of workers; 0 if unknown."""
     iterable: bool = False
-    """Whether one worker reads it from its beginning to its end, as an iterable."""
+    """Whether one worker reads it from start to end, as an iterable."""
     beginning: int = 0
-    """Workers that start, or have not settled a lease of those they have: how fast they
-    work is not known."""
+    """Workers whose speed is unknown, because they are starting or have settled none of
+    their leases."""
 
     @property
     def input_utilization(self) -> float:
-        """Utilisation of what feeds it; 1.0 for a source."""
+        """Utilisation of its input; 1.0 for a source."""
         return 1.0 if self.input is None else self.input.utilization
 
     @property
@@ -180,12 +179,12 @@ class SegmentObservation:
 
     @property
     def run_s_per_row(self) -> float:
-        """Worker-seconds one row takes; 0 while none is finished."""
+        """Worker-seconds per row; 0 before any row is finished."""
         return ratio(self.run_s, self.rows)
 
     @property
     def cpu_s_per_row(self) -> float:
-        """CPU-seconds one row takes; 0 while none is finished."""
+        """CPU-seconds per row; 0 before any row is finished."""
         return ratio(self.cpu_s, self.rows)
 
 
@@ -200,16 +199,16 @@ class TrainerObservation:
     wait_s: float
     """Exposed wait: time inside `next()` until its batch was ready."""
     gap_s: float
-    """The trainer's own time between two calls of `next()`; not while it was away."""
+    """The trainer's own time between calls of `next()`, except while it was away."""
     copy_s: float = 0.0
-    """Of the wait, what it took to bring batches to the device."""
+    """The part of the wait spent copying batches to the device."""
     collate_s: float = 0.0
-    """Of the wait, what the user's `collate_fn` took in the trainer's own thread."""
+    """The part of the wait spent in the user's `collate_fn`, in the trainer."""
     away_s: float = 0.0
-    """What single steps took beyond all measure: it was stopped, or did something else,
-    as to write a checkpoint. No part of a step."""
+    """Excess time of exceptionally long steps: the trainer was stopped, or did other
+    work, such as writing a checkpoint. Not part of a step."""
     first_s: float = 0.0
-    """Of the wait, what was for the first batch of a loop, as of an epoch."""
+    """The part of the wait for the first batch of a loop, such as an epoch's."""
 
     @property
     def wait_share(self) -> float:
@@ -218,55 +217,55 @@ class TrainerObservation:
 
     @property
     def step_s(self) -> float:
-        """Seconds a training step takes, wait included."""
+        """Seconds of a training step, including the wait."""
         return ratio(self.wait_s + self.gap_s, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything the tuner is told about one window."""
+    """Everything that the tuner learns about one window."""
 
     time_s: float
     """End of the window on the tuner's clock."""
     window_s: float
-    """Its length."""
+    """Length of the window in seconds."""
     epoch: int
     step: int
-    """The batch handed over last."""
+    """The step of the last batch handed over."""
     trainer: TrainerObservation
     segments: tuple[SegmentObservation, ...]
     """In the order of the data, source first."""
     held_bytes: int
     """Bytes charged to the memory budget at the end of the window."""
     peak_bytes: int
-    """Most that was charged at any time so far."""
+    """Maximum charged at any time so far."""
     regime: str = ""
-    """What the plan says of the batch handed over last, as `batches of 64 of 224 px`:
-    what was learned of one regime need not be true in another."""
+    """The plan's description of the last batch, such as `batches of 64 of 224 px`. What
+    was learned in one regime may be wrong in another."""
     gil_held: float | None = None
     """Share of moments, 0 to 1, at which threads of the trainer's process held the GIL
-    when another wanted it; None while nobody has looked."""
+    when another wanted it; None if not measured yet."""
     used_cores: float = 0.0
     """Cores that the engine's process and its worker processes kept busy."""
     host: str = "trainer"
-    """Where the engine runs: `trainer`, or `process`."""
+    """Where the engine runs: `trainer` or `process`."""
     contention: ContentionObservation | None = None
-    """What loading costs the trainer; None while that is not known."""
+    """What loading costs the trainer; None if unknown."""
     moves: tuple[Move, ...] = ()
-    """Of the engine as a whole, the latest."""
+    """The latest moves of the engine as a whole."""
     inline_s_per_row: float = 0.0
-    """Seconds that a sample took the trainer while it made batches alone; 0 while that
-    is not known."""
+    """Seconds that a sample took the trainer while it made batches alone; 0 if
+    unknown."""
     batch_bytes: int = 0
-    """What one batch takes of the memory budget; 0 while that is not known."""
+    """Bytes that one batch takes of the memory budget; 0 if unknown."""
     face: Face = "Pipeline"
-    """In whose words the user has set it."""
+    """The API whose words the user knows."""
     caches: tuple[str, ...] = ()
-    """What each cache did since the run began, in a line."""
+    """A line for each cache: what it did since the run began."""
 
     @property
     def rows_per_s(self) -> float:
-        """Samples handed over a second."""
+        """Samples handed over per second."""
         return ratio(self.trainer.rows, self.window_s)
 
     @property

@@ -1,4 +1,4 @@
-"""Readings of all counters of one engine, and windows: what lies between two."""
+"""Readings of all counters of one engine, and windows: the differences of two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentReading:
-    """One segment's totals since the engine began."""
+    """One segment's totals since the engine started."""
 
     name: str
     queue_name: str
@@ -38,32 +38,32 @@ class SegmentReading:
     prefetch_size: int
     total: WorkerReading
     workers: tuple[WorkerReading, ...]
-    """One a worker now alive."""
+    """One for each live worker."""
     output: GaugeReading
     row_bytes: float
-    """Bytes one row waiting behind it holds, on the average of those now waiting."""
+    """Mean bytes of a row that waits after it now."""
     moves: tuple[Move, ...] = ()
-    """The latest from one kind of workers to another."""
+    """The latest moves between kinds of workers."""
     moving: bool = False
-    """Whether workers of the kind before have yet to leave."""
+    """Whether workers of the previous kind have yet to leave."""
     queued_s: float = 0.0
-    """Worker-seconds that its workers waited for a core."""
+    """Worker-seconds spent waiting for a core."""
     parts: tuple[PartReading, ...] = ()
-    """Of its operations, where there are several."""
+    """Costs of its operations, if there are several."""
     names: tuple[str, ...] = ()
-    """Of its operations."""
+    """Names of its operations."""
     storable: tuple[int | None, ...] = ()
-    """Of each: samples that a cache behind it would hold, if it could."""
+    """For each operation: the samples that a cache after it would hold, if possible."""
     max_workers: int = 0
     iterable: bool = False
-    """Whether one worker reads it from its beginning to its end, as an iterable."""
+    """Whether one worker reads it from start to end, as an iterable."""
     beginning: int = 0
-    """Workers of which it is not known yet how fast they work."""
+    """Workers whose speed is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Reading(Printed):
-    """Everything at one moment; counters are totals since the engine began."""
+    """Everything at one moment; counters are totals since the engine started."""
 
     time_s: float
     epoch: int
@@ -73,26 +73,26 @@ class Reading(Printed):
     held_bytes: int
     peak_bytes: int
     regime: str = ""
-    """That of the batch to be begun next (`BatchPlan.regime`): what is loaded changes
-    before what the trainer is given does."""
+    """The regime of the batch that starts next (`BatchPlan.regime`): loading enters a
+    new regime before the trainer does."""
     gil_held: float | None = None
     process_cpu_s: float = 0.0
-    """CPU-seconds of the process that the engine runs in, all threads."""
+    """CPU-seconds of the engine's process, over all threads."""
     host: str = "trainer"
     contention: ContentionObservation | None = None
     moves: tuple[Move, ...] = ()
-    """Of the engine as a whole."""
+    """The moves of the engine as a whole."""
     inline_s_per_row: float = 0.0
-    """Seconds that a sample took the trainer while it made batches alone; 0 while that
-    is not known."""
+    """Seconds that a sample took the trainer while it made batches alone; 0 if
+    unknown."""
     batch_bytes: int = 0
-    """What one batch takes of the memory budget; 0 while that is not known."""
+    """Bytes that one batch takes of the memory budget; 0 if unknown."""
     face: Face = "Pipeline"
     caches: tuple[CacheStatistics, ...] = ()
-    """What the caches of the pipeline did, on this host, since it began."""
+    """What the pipeline's caches did, on this host, since it began."""
 
     def __repr__(self) -> str:
-        """Return a table: a line for each segment, and one for the trainer."""
+        """Return a table with a line for each segment, and one for the trainer."""
         width = max((len(each.name) for each in self.segments), default=0)
         head = (
             f"{'segment':<{width}}  workers  executor     rows  in functions      CPU"
@@ -114,23 +114,23 @@ class Reading(Printed):
 
 AWAY_NS = 1_000_000_000
 AWAY = 20
-"""So many times the usual gap, and `AWAY_NS` at least, and the trainer was away."""
+"""A gap this many times the usual one, and at least `AWAY_NS`, means it was away."""
 
 
 class TrainerMeter:
-    """Measures `next()` from outside: how long it made the trainer wait.
+    """Measures how long `next()` made the trainer wait.
 
     A step's times are counted when its batch is handed over, together with the batch,
-    so a window never holds half a step. Written by the trainer's thread alone; another
+    so a window never holds half a step. Only the trainer's thread writes; any thread
     may read at any time.
     """
 
     def __init__(self) -> None:
         self.epoch = self.step = 0
         self._totals = (0, 0, 0, 0, 0, 0, 0)
-        """Steps, rows, and nanoseconds of waits, of gaps, of those waits that were for
-        the way to the device, of being away, and of waits for first batches, exchanged
-        as one."""
+        """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
+        to the device, time away, and waits for first batches. Replaced as a whole, so
+        readers need no lock."""
         self._collate_ns = 0
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
@@ -148,22 +148,22 @@ class TrainerMeter:
 
     @property
     def gap_s(self) -> float:
-        """How long the trainer was away before it asked; 0 at the start of a loop."""
+        """Seconds between the last batch and this request; 0 at the start of a loop."""
         return self._gap_ns / 1e9
 
     def ask(self, now_ns: int) -> None:
-        """The trainer calls `next()`."""
+        """Note that the trainer calls `next()`."""
         self._first = self._left_ns is None
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
         self._asked_ns = self._left_ns = now_ns
 
     def get(self, now_ns: int, plan: BatchPlan, copy_ns: int = 0) -> None:
-        """It is given a batch, of whose wait so much was for its way to the device."""
+        """Note a batch; `copy_ns` of its wait went into copying it to the device."""
         self.count(now_ns, plan.n_rows, copy_ns)
         self.epoch, self.step = plan.epoch, plan.step
 
     def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
-        """It is given a batch that no plan tells anything of."""
+        """Note a batch that has no plan."""
         steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
         gap, wait = self._gap_ns, now_ns - self._asked_ns
         if self._first:
@@ -183,20 +183,20 @@ class TrainerMeter:
 
     @contextlib.contextmanager
     def collating(self) -> Iterator[None]:
-        """It runs the user's `collate_fn` itself."""
+        """Measure the user's `collate_fn` in the trainer's thread."""
         begun_ns = time.perf_counter_ns()
         yield
         self._collate_ns += time.perf_counter_ns() - begun_ns
 
     def stop(self) -> None:
-        """It left the loop: the time before was its last step's, what comes is none."""
+        """Note that it left the loop: the last step ends here, and no gap begins."""
         steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
         gap_ns += self._gap_ns
         self._totals = steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
-        """Return the totals of whole steps."""
+        """Return the totals over whole steps."""
         steps, rows, *spent_ns = self._totals
         spent_ns.insert(3, self._collate_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
@@ -276,7 +276,7 @@ def segment(
         output,
         now.moves,
         now.moving,
-        # Also counted between two leases, and at other moments than these.
+        # The run queue is also counted between leases, and read at other moments.
         min(now.queued_s - before.queued_s, max(0.0, work.run_s - work.cpu_s)),
         parts(before, now, work),
         work.wait_memory_s,
@@ -311,7 +311,7 @@ def parts(
 def connector(
     before: SegmentReading, now: SegmentReading, window_s: float
 ) -> ConnectorObservation:
-    """Return how one segment's output stood during a window."""
+    """Return the state of one segment's output during a window."""
     a, b = before.output, now.output
     occupancy = (b.area - a.area) / window_s
     return ConnectorObservation(

@@ -1,22 +1,22 @@
-"""What is loaded and when, decided beforehand: pure, and O(1) in the data set.
+"""What is loaded and when, decided in advance: pure, and O(1) in the data set.
 
-    order.py        Order: which sample stands at which position of an epoch, shuffled
-                    by a Permutation with random access
+    order.py        Order: which sample is at which position of an epoch, shuffled by a
+                    Permutation with random access
     timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes
     group_shuffle.py
                     GroupShuffle: shards first, then the samples of a few of them
-    part_shuffle.py PartShuffle: each rank has its own part of the data to read
-    buckets.py      Buckets: samples of about the same length together; BudgetTimeline:
-                    batches of so many tokens
+    part_shuffle.py PartShuffle: each rank reads its own part of the data
+    buckets.py      Buckets: samples of similar length together; BudgetTimeline:
+                    batches of a number of tokens
     shard.py        Shard: this rank's part of a global batch
-    plan.py         Plan: all of these together, asked by step
+    plan.py         Plan: all of these together, by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
     cursor.py       Cursor: where the next batch starts, and its state dict
-    drawn.py        DrawnPlan: batches that torch's samplers draw, not pure, not O(1);
-                    Drawing: what their order was drawn from, and its state dict
+    drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
+                    Drawing: the origin of their order, and its state dict
 
-Only the names below are used from outside.
+Other packages use only the names below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stamp of a batch: what it is, decided before anything of it is loaded."""
+"""The stamp of a batch: what it is, decided before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class Context(NamedTuple):
-    """What a function that takes `ctx` is given, the same for a batch's samples."""
+    """What a function that takes `ctx` receives; the same for a whole batch."""
 
     epoch: int
     step: int
     """Global: counted over all epochs."""
     image_size: int | None
-    """Pixels a side; None where no schedule sets it."""
+    """Pixels per side; None if no schedule sets it."""
     strength: float | None = None
-    """Of augmentation; None where no schedule sets it."""
+    """Strength of augmentation; None if no schedule sets it."""
 
 
 class BatchPlan(NamedTuple):
@@ -32,7 +32,7 @@ class BatchPlan(NamedTuple):
     n_global: int
     """Samples that count, over all ranks."""
     n_rows: int
-    """Rows that this rank delivers, padding included."""
+    """Rows that this rank delivers, including padding."""
     n_local: int
     """Samples among them that count: the first `n_local` rows. May be 0."""
     loss_weight: float
@@ -41,17 +41,17 @@ class BatchPlan(NamedTuple):
     Data-parallel training averages gradients over `world` ranks as if each had the same
     number of samples. With w_r = n_local_r * world / n_global,
     (1 / world) * sum_r(w_r * mean_r) = sum_r(sum of losses of r) / n_global:
-    the mean over the global batch. 1.0 where all ranks have equally many.
+    the mean over the global batch. It is 1.0 if all ranks have equally many.
     """
     image_size: int | None
-    """Pixels a side; None where no schedule sets it."""
+    """Pixels per side; None if no schedule sets it."""
     lr_mult: float
     momentum: float | None
     """None leaves the optimiser's own."""
     substituted: tuple[int, ...] = ()
     """Rows of this rank that hold another sample because their own failed."""
     strength: float | None = None
-    """Of augmentation; None where no schedule sets it."""
+    """Strength of augmentation; None if no schedule sets it."""
 
     @property
     def padded(self) -> int:
@@ -60,15 +60,15 @@ class BatchPlan(NamedTuple):
 
     @property
     def regime(self) -> str:
-        """What it is like to load, of all that a schedule sets."""
+        """The properties that affect loading, among those a schedule sets."""
         size = "" if self.image_size is None else f" of {self.image_size} px"
         return f"batches of {self.n_global}{size}"
 
     @property
     def ctx(self) -> Context:
-        """What functions that take `ctx` are given for this batch."""
+        """The value of `ctx` for functions that take it."""
         return Context(self.epoch, self.step, self.image_size, self.strength)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON values."""
         return {**self._asdict(), "substituted": list(self.substituted)}

@@ -1,9 +1,9 @@
-"""Batches by cost: samples of about the same length together, up to so many tokens.
+"""Batches by cost: samples of similar length together, up to a number of tokens.
 
-An epoch's order is looked at in windows of consecutive positions. Within a window the
+An epoch's order is divided into windows of consecutive positions. Within a window the
 samples are sorted by length and cut into batches, and the batches are shuffled. All of
-it is a function of the order, the lengths and the number of the window alone: no rank
-asks another, and a state needs no more than the number of samples consumed.
+this depends only on the order, the lengths and the number of the window: ranks need not
+communicate, and a state needs no more than the number of samples consumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .order import Order, Rows, Shuffle
 from .timeline import Place, Span
 
 KEPT_WINDOWS = 4
-"""That were planned last: those that a prefetching engine moves between."""
+"""Recently planned windows that are kept: a prefetching engine moves between a few."""
 KEPT_EPOCHS = 3
 STRIDE = 8
 """Windows whose batches are counted at once."""
@@ -30,7 +30,7 @@ STRIDE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """How long each sample of the data set is; compared and printed by its digest."""
+    """The length of each sample of the data set; compared and printed by its digest."""
 
     values: NDArray[np.int64] = field(repr=False)
     """`int64 [N]`, each >= 1, read-only."""
@@ -38,15 +38,15 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Any) -> Lengths:
-        """Take a copy of `lengths`, `int [N]`.
+        """Copy `lengths`, `int [N]`.
 
         Raises:
-            SpecError: not integers in one dimension, or one below 0.
+            SpecError: they are not integers in one dimension, or one is below 0.
         """
         given = np.asarray(lengths)
         check(
             given.ndim == 1 and given.size and given.dtype.kind in "iu",
-            f"`lengths` must be integers [N], one a sample of the data set, got"
+            f"`lengths` must be integers [N], one per sample of the data set, got"
             f" {given.dtype} {list(given.shape)}; count the tokens of each sample once,"
             " and keep the array beside the data",
         )
@@ -73,10 +73,10 @@ class Lengths:
 
 
 class PlannedWindow(NamedTuple):
-    """What became of a window's samples."""
+    """The arrangement of a window's samples."""
 
     places: NDArray[np.int64]
-    """Which position within the window stands where, `int64 [n]`."""
+    """The position within the window at each place, `int64 [n]`."""
     ends: NDArray[np.int64]
     """Where each batch ends within the window, `int64 [batches]`."""
 
@@ -88,13 +88,13 @@ class Buckets:
     Args:
         before: the order so far.
         lengths: of the data set's samples.
-        size: samples of a global batch; None: as many as `tokens` allows.
-        tokens: of one part of a global batch, padded to its longest sample.
-        parts: of a global batch that are padded by themselves: ranks, or 1.
-        window: global batches that are sorted together, about.
+        size: samples of a global batch; None means as many as `tokens` allows.
+        tokens: limit for one part of a global batch, padded to its longest sample.
+        parts: separately padded parts of a global batch: the number of ranks, or 1.
+        window: roughly how many global batches are sorted together.
 
     Raises:
-        SpecError: as many lengths as samples are needed; a sample is too long.
+        SpecError: the number of lengths is not that of samples; a sample is too long.
     """
 
     before: Order
@@ -104,7 +104,7 @@ class Buckets:
     parts: int
     window: int
     span: int = field(init=False, compare=False)
-    """Positions of a window."""
+    """Positions in a window."""
     _planned: list[dict[tuple[int, int], PlannedWindow]] = field(
         init=False, repr=False, compare=False
     )
@@ -112,23 +112,23 @@ class Buckets:
     def __post_init__(self) -> None:
         check(
             len(self.lengths) == self.before.length,
-            f"`lengths` must have one number a sample, got {len(self.lengths)} for"
-            f" {self.before.length} samples; give those of the data set as it is read,"
+            f"`lengths` must have one number per sample, got {len(self.lengths)} for"
+            f" {self.before.length} samples; pass those of the data set as it is read,"
             " before any select() or take()",
         )
         values = self.lengths.values
         if self.tokens is not None and int(values.max()) > self.tokens:
             raise SpecError(
-                f"a batch may have {self.tokens} tokens, and sample"
-                f" {values.argmax()} alone has {values.max()}; raise the number, cut"
-                " the sample, or leave it out with select()"
+                f"a batch may have {self.tokens} tokens, but sample {values.argmax()}"
+                f" alone has {values.max()}; raise the number, shorten the sample, or"
+                " leave it out with select()"
             )
         object.__setattr__(self, "span", max(1, self.window * self._usual))
         object.__setattr__(self, "_planned", [{}])
 
     @property
     def _usual(self) -> int:
-        """Samples of a global batch, about."""
+        """Approximate number of samples in a global batch."""
         if self.size is not None:
             return self.size
         assert self.tokens is not None
@@ -141,11 +141,11 @@ class Buckets:
 
     @property
     def windows(self) -> int:
-        """Windows of an epoch."""
+        """Windows in an epoch."""
         return -(-self.length // self.span)
 
     def trace(self, rows: Rows) -> Rows:
-        """Return which positions of the order before stand at `rows`."""
+        """Return the positions in the previous order of those at `rows`."""
         found = np.empty_like(rows.indices)
         numbers = rows.indices // self.span
         for number in np.unique(numbers):
@@ -180,7 +180,7 @@ class Buckets:
         return shuffled(places, ends, key, short_last=self.size is not None)
 
     def _cut(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the batches end; `lengths` fall, so each one's first counts."""
+        """Return where the batches end; `lengths` descend, so its first counts."""
         n = lengths.size
         if self.size is not None:
             return np.append(np.arange(self.size, n, self.size), n)
@@ -215,7 +215,7 @@ def bucketed(
 
 
 def budget_of(order: Order) -> Buckets | None:
-    """Return the step that cuts an order into batches of so many tokens, if any."""
+    """Return the step that cuts an order into batches by tokens, or None."""
     last = order.steps[-1] if order.steps else None
     found = isinstance(last, Buckets) and last.tokens is not None
     return cast("Buckets", last) if found else None
@@ -229,7 +229,7 @@ def shuffled(
     Args:
         places: of its samples, batch by batch.
         ends: of its batches.
-        key: what the order depends on.
+        key: determines the order.
         short_last: leave the last batch where it is.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
@@ -255,16 +255,16 @@ class BatchRun(NamedTuple):
 
 
 class BudgetTimeline:
-    """All batches of all epochs where each has as many samples as its tokens allow.
+    """All batches of all epochs if each has as many samples as its tokens allow.
 
-    Batches are counted window by window, up to the one that is asked for, so what is
-    near the batch asked for last costs little. Any thread may ask: what is counted is
-    replaced as a whole, and counted again at worst.
+    Batches are counted window by window, up to the requested one, so requests near the
+    previous one cost little. Any thread may ask: counts are replaced as a whole, and at
+    worst counted twice.
     """
 
     drop_last = False
     runs: tuple[Any, ...] = ()
-    """None that are known before."""
+    """None are known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length = buckets.length
@@ -284,16 +284,16 @@ class BudgetTimeline:
         return self.run_at(epoch, batch), epoch, batch
 
     def first_step(self, epoch: int) -> int:
-        """Return the batches before `epoch`."""
+        """Return the number of batches before `epoch`."""
         known = max(each for each in [*self._first] if each <= epoch)
         for each in range(known, epoch):
             self._first[each + 1] = self._first[each] + self.steps_in(each)
         return self._first[epoch]
 
     def begin(self, epoch: int, first_step: int) -> None:
-        """Take a state's word for how many batches were before its epoch.
+        """Accept a state's number of batches before its epoch.
 
-        To count them would take as long as to plan all those epochs.
+        Counting them would take as long as planning all those epochs.
         """
         self._first.setdefault(epoch, first_step)
 
@@ -324,7 +324,7 @@ class BudgetTimeline:
         return BatchRun(span.place, span.n_true)
 
     def even(self, epoch: int, first: int, last: int) -> bool:  # noqa: ARG002 see Timeline
-        """Whether two batches of an epoch, and all between, are of one global size."""
+        """Whether two batches of an epoch, and all between, have one global size."""
         return first == last
 
     def batch_of(self, epoch: int, position: int) -> int:

@@ -1,4 +1,4 @@
-"""Where a run through the data stands, and how that is written down.
+"""The position of a run through the data, and its saved state.
 
     {"version": 1, "plan": HASH, "facts": {NAME: int | str},
      "epoch": int, "batch": int, "step": int, "position": int}
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from ...errors import StateError
 
 STATE_VERSION = 1
-"""Raised when a state can no longer be read as before."""
+"""Increased when states can no longer be read as before."""
 
 Facts = Mapping[str, int | str]
 
@@ -33,13 +33,17 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, object]) -> Cursor:
-        """Read the fields out of `state`; `StateError` where one is no count."""
+        """Read the fields of `state`.
+
+        Raises:
+            StateError: a field is not an int >= 0.
+        """
         names = ("epoch", "batch", "step", "position")
         return cls(*(count(name, state.get(name)) for name in names))
 
 
 def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, object]:
-    """Return the state of `cursor` under the plan of that hash and those facts."""
+    """Return the state of `cursor`, under a plan with this hash and these facts."""
     return {
         "version": STATE_VERSION,
         "plan": plan_hash,
@@ -51,10 +55,10 @@ def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, objec
 def read_state(
     state: Mapping[str, object], plan_hash: str, facts: Facts, *, override: bool = False
 ) -> Cursor:
-    """Return the cursor in `state`; `override`: of whatever plan it is.
+    """Return the cursor in `state`; with `override`, whatever plan it belongs to.
 
     Raises:
-        StateError: not a state, of another version, or of another plan.
+        StateError: it is not a state, or of another version or plan.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state must be a dict, got {type(state).__name__}; {CURE}")
@@ -73,14 +77,18 @@ CURE = "pass what state_dict() returned, whole"
 
 
 def count(name: str, value: object) -> int:
-    """Return `value` if it is an int >= 0, or raise `StateError`."""
+    """Return `value` if it is an int >= 0.
+
+    Raises:
+        StateError: it is not.
+    """
     if type(value) is not int or value < 0:
         raise StateError(f"state `{name}` must be an int >= 0, got {value!r}; {CURE}")
     return value
 
 
 def difference(saved: object, facts: Facts) -> str:
-    """Say in which facts the plan of a state differs from this one."""
+    """Describe how the plan of a state differs from this one."""
     differing = (
         [
             f"{name}: saved {saved.get(name)!r}, now {value!r}"
@@ -94,6 +102,6 @@ def difference(saved: object, facts: Facts) -> str:
         return f"the state is damaged: its `plan` and `facts` do not agree; {CURE}"
     return (
         f"the state belongs to another plan ({'; '.join(differing)}); "
-        "build the pipeline as it was when the state was saved, or go on in this one "
+        "build the pipeline as it was when the state was saved, or continue this one "
         "from the same sample of the epoch with load_state_dict(state, override=True)"
     )

@@ -1,8 +1,8 @@
-"""A plan that is drawn, not computed: batches as torch's samplers give them.
+"""A plan that is drawn, not computed: the batches that torch's samplers yield.
 
-Who draws is the trainer's thread, as in torch, and a bounded number of batches ahead of
-what is consumed; workers look up what is drawn. The order is that of one epoch alone:
-a sampler may say anything in the next one.
+As in torch, the trainer's thread draws them, a bounded number of batches ahead of what
+is consumed; workers look up what was drawn. The plan covers a single epoch: a sampler
+may yield anything in the next one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ VERSION = 1
 
 @dataclass(slots=True)
 class Drawing:
-    """One epoch: what its order was drawn from, and how much of it is consumed.
+    """One epoch: the origin of its order, and how much of it is consumed.
 
-    torch's samplers draw from its global generator, or from one of their own: with the
-    state that these had before, the same order is drawn again. The trainer's thread
-    counts what it is given.
+    torch's samplers draw from its global generator, or from one of their own. With the
+    states of these before the epoch, the same order can be drawn again. The trainer's
+    thread counts the batches it receives.
     """
 
     epoch: int = 0
@@ -43,46 +43,46 @@ class Drawing:
     torchs: bytes | None = None
     """State of torch's global generator before anything was drawn; None: not begun."""
     own: bytes | None = None
-    """That of the loader's own generator, if it has one."""
+    """State of the loader's own generator, if it has one."""
     base: int | None = None
-    """The base seed of workers kept from an earlier epoch, for which torch draws none;
-    None: this epoch draws one, before its order."""
+    """Base seed of workers kept from an earlier epoch, as torch draws none then; None:
+    this epoch draws one, before its order."""
     now: str | None = None
-    """Digest of the global generator where a loaded state was taken; None: the loop is
-    of this process."""
+    """Digest of the global generator when a loaded state was taken; None if the loop
+    began in this process."""
     workers: int | None = None
-    """How many an iterable is loaded by: what order it comes in depends on them."""
+    """Workers that load an iterable: the order of its samples depends on them."""
     data: Any = None
-    """The state of what keeps an iterable's place, not loaded yet."""
+    """State of the object that keeps an iterable's place, not loaded yet."""
     dataset: Any = None
-    """The state of an iterable data set itself, before this epoch began."""
+    """State of an iterable data set itself, before this epoch began."""
     later: Any = None
-    """The same where the state was taken, not loaded yet."""
+    """The same when the state was taken, not loaded yet."""
     whole: bool = False
-    """Whether that was all, and nobody has asked further."""
+    """Whether that was everything, and nobody has asked further."""
     keeper: Any = None
-    """What keeps that place, while it is read."""
+    """Keeps the place of an iterable while it is read."""
     owner: Any = None
-    """The data set, where it has a state beside its keeper's."""
+    """The data set, if it has a state besides its keeper's."""
 
     def on(self, workers: int | None) -> None:
-        """It goes on with so many workers, or with any number.
+        """Continue with this many workers; None means any number.
 
         Raises:
-            StateError: it was begun with another number, and that matters.
+            StateError: it began with another number, and that matters.
         """
         before = self.workers
         if self.batch and before != workers and None not in (before, workers):
             raise StateError(
                 "the state of an iterable data set was taken with"
-                f" num_workers={before}, this loader has {workers}, with which its"
-                f" samples come in another order; load it with num_workers={before}, or"
+                f" num_workers={before}, but this loader has {workers}, which changes"
+                f" the order of its samples; load it with num_workers={before}, or"
                 " start the epoch over"
             )
         self.workers = workers
 
     def restore(self, generator: torch.Generator | None) -> bool:
-        """Set the generators to where this epoch began; False where it has not."""
+        """Restore the generators to the epoch's start; False if it has not begun."""
         self.now = None
         if self.torchs is None:
             return False
@@ -93,11 +93,11 @@ class Drawing:
 
     @contextlib.contextmanager
     def drawn_again(self, generator: torch.Generator | None) -> Iterator[None]:
-        """Draw within as when this epoch began; if it begins only now, take note.
+        """Draw inside as when this epoch began; if it begins only now, note the states.
 
-        The global generator is left as the order leaves it, so that the next epoch's is
-        another one. Where the program has it already where it stood in this epoch, it
-        is left there: this process drew the order before, or the program restored it.
+        The global generator is left as the order leaves it, so that the next epoch's
+        order differs. If the program's generator already is where it was in this epoch,
+        it stays there: this process drew the order before, or the program restored it.
         """
         before = torch.default_generator.get_state()
         there = self.now in (None, _digest(before))
@@ -112,21 +112,21 @@ class Drawing:
                 torch.default_generator.set_state(before)
 
     def note(self, generator: torch.Generator | None) -> None:
-        """The epoch begins: note the states of the generators."""
+        """Begin the epoch: note the states of the generators."""
         self.torchs = _bytes(torch.default_generator)
         self.own = None if generator is None else _bytes(generator)
 
     def end(self) -> None:
-        """The epoch is over: the next one has not begun."""
+        """End the epoch: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
         self.whole, self.data, self.dataset, self.later = False, None, None, None
         self.keeper = self.owner = None
 
     def to_state(self) -> dict[str, object]:
-        """Return it as JSON can hold it.
+        """Return it as JSON values.
 
-        Generators are base64 of their states: all is some 7 kB, 14 with a generator of
-        the loader's own, however long the epoch.
+        States of generators are in base64: some 7 kB in all, or 14 with a generator of
+        the loader's own, however long the epoch is.
         """
         now = self.now
         if now is None:
@@ -151,10 +151,10 @@ class Drawing:
         """Read what `to_state` wrote.
 
         Raises:
-            StateError: it is no such state, damaged, or of another version.
+            StateError: it is not such a state, damaged, or of another version.
         """
         if not isinstance(state, Mapping) or state.get("kind") != "drawn":
-            raise StateError(f"this is no state of a DataLoader: {state!r:.80}; {CURE}")
+            raise StateError(f"this is not a DataLoader's state: {state!r:.80}; {CURE}")
         if state.get("version") != VERSION:
             raise StateError(
                 f"state `version` must be {VERSION}, got {state.get('version')!r};"
@@ -191,47 +191,51 @@ def _text(state: bytes | None) -> str | None:
 
 
 def _read(name: str, text: object) -> bytes | None:
-    """Return the state of a generator, or raise `StateError`."""
+    """Return the state of a generator.
+
+    Raises:
+        StateError: it is not one.
+    """
     if text is None:
         return None
     with contextlib.suppress(binascii.Error, ValueError, TypeError, RuntimeError):
         state = base64.b64decode(text, validate=True)  # type: ignore[arg-type]
-        torch.Generator().set_state(_tensor(state))  # it says if it is none
+        torch.Generator().set_state(_tensor(state))  # raises if it is not one
         return state
-    raise StateError(f"state `{name}` is no state of a torch generator; {CURE}")
+    raise StateError(f"state `{name}` is not a torch generator's state; {CURE}")
 
 
 AHEAD = 128
-"""Batches drawn ahead of the one the trainer takes next, for workers."""
+"""Batches drawn for workers ahead of the one that the trainer takes next."""
 
 
 class DrawnPlan:
-    """The batches of the epoch under way.
+    """The batches of the current epoch.
 
-    `begin`, `draw` and `take` belong to the trainer's thread, `batch` and `rows` to
-    any. Steps go on over all epochs, as workers do.
+    `begin`, `draw` and `take` belong to the trainer's thread; any thread may call
+    `batch` and `rows`. Steps continue over all epochs, as workers do.
 
     Args:
-        ahead: batches drawn before they are asked for; 0 where the trainer loads them
-            itself, one at a time, and so is ahead of no sampler that watches it.
+        ahead: batches drawn in advance; 0 if the trainer loads them itself, one at a
+            time, and must not get ahead of a sampler that watches it.
     """
 
     def __init__(self, ahead: int = 0) -> None:
         self.ahead = ahead
-        # By step; an entry is made once, and taken out when nobody asks any more.
+        # By step; an entry is made once, and removed when nobody needs it any more.
         self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
         # The first step that is in `_drawn`, if any is.
         self._kept = 0
         self._batches: Iterator[Iterable[int]] = iter(())
         self._epoch = self._first = self._position = 0
         self.seed = 0
-        """Of the epoch, drawn where torch draws the one of its workers."""
+        """Seed of the epoch, drawn when torch draws the base seed of its workers."""
         self.exhausted = True
         """Whether the samplers have no more for this epoch."""
         self.stop = 0
         """The first step that is not drawn yet."""
         self.samplers: list[Any] = []
-        """Those of the user's that say the order."""
+        """The user's samplers that determine the order."""
         self._length: int | None = None
         self._first_batch: Iterable[int] | None = None
 
@@ -247,10 +251,10 @@ class DrawnPlan:
 
         Args:
             epoch: its number.
-            batches: indices into the data set, a batch each.
-            seed: of the epoch: keys the random streams of its samples.
+            batches: for each batch, its indices into the data set.
+            seed: of the epoch; seeds the random streams of its samples.
             skip: batches that are consumed already.
-            length: batches of the epoch, if that is known.
+            length: number of batches in the epoch, if known.
         """
         self._drawn.clear()
         self._length = length
@@ -261,14 +265,14 @@ class DrawnPlan:
         self._first, self._kept = self.stop - skip, self.stop
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
-        # At once: the generators may have been set for it.
+        # At once: the generators may have been set for this.
         self._first_batch = next(batches, None)
         self.exhausted = self._first_batch is None
         self.draw(self.stop)
         return cursor
 
     def draw(self, head: int) -> bool:
-        """Draw what may be wanted while the trainer is at step `head`; True if any."""
+        """Draw what is needed while the trainer is at step `head`; True if any was."""
         before = self.stop
         while not self.exhausted and self.stop < head + self.ahead:
             indices = self._next()
@@ -286,17 +290,17 @@ class DrawnPlan:
     def regime(self, _step: int) -> str:
         """Return none: no schedule sets the size of these batches, only their sampler.
 
-        It may draw one of another size at any time, such as the last of an epoch.
+        It may yield one of another size at any time, such as the last of an epoch.
         """
         return ""
 
     def take(self, step: int) -> tuple[BatchPlan, list[Any]] | None:
-        """Return the batch of this step, with indices as the sampler gave them.
+        """Return the batch of this step, with indices as the sampler yielded them.
 
-        None at the end. For a trainer who loads it himself: nothing is kept.
+        None at the end. For a trainer that loads the batch itself: nothing is kept.
         """
         drawn = self._drawn.pop(step, None)
-        if drawn is not None:  # for an engine, which the trainer has left
+        if drawn is not None:  # drawn for an engine that the trainer has left
             last = self.exhausted and step + 1 == self.stop
             return drawn[0]._replace(last=last), drawn[1].indices.tolist()
         indices = None if self.exhausted else self._next()
@@ -309,7 +313,7 @@ class DrawnPlan:
         return plan, indices
 
     def seeds(self, plan: BatchPlan) -> list[int]:
-        """Return the seeds of the samples of one of its batches."""
+        """Return the seeds of a batch's samples."""
         positions = np.arange(plan.start, plan.start + plan.n_rows)
         found: list[int] = seeds(self.seed, positions).tolist()
         return found
@@ -325,8 +329,8 @@ class DrawnPlan:
         step, batch = self.stop, self.stop - self._first
         if count == 0:
             raise SpecError(
-                f"batch {batch} of the batch sampler is empty; it must name at least"
-                " one sample"
+                f"batch {batch} of the batch sampler is empty; it must contain at least"
+                " one index"
             )
         last = batch + 1 == self._length and self.ahead == 0
         start = self._position
@@ -336,10 +340,10 @@ class DrawnPlan:
             self._epoch, step, batch, start, last, *(count,) * 3, 1.0, None, 1.0, None
         )
 
-    # What an engine asks of any plan
+    # What an engine needs of any plan
 
     def batch(self, step: int) -> BatchPlan:
-        """Return the batch of a step that is drawn."""
+        """Return the batch of a step that was drawn."""
         return self._drawn[step][0]
 
     def rows(self, plan: BatchPlan) -> Rows:
@@ -347,12 +351,12 @@ class DrawnPlan:
         return self._drawn[plan.step][1]
 
     def first_step(self, epoch: int) -> int:
-        """Return where the epoch now drawn ends, as far as is known."""
+        """Return the end of the current epoch, as far as it is known."""
         assert epoch == self._epoch + 1
         return self.stop
 
     def cursor_after(self, plan: BatchPlan) -> Cursor:
-        """Return the cursor once this batch is consumed."""
+        """Return the cursor after this batch."""
         end = plan.start + plan.n_rows
         return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
 
@@ -363,8 +367,9 @@ def _numbers(indices: Iterable[int]) -> NDArray[np.int64]:
         return np.fromiter(map(operator.index, indices), np.int64)
     except TypeError as error:
         raise SpecError(
-            f"a sampler must draw ints for penstock to load them ({error}); with"
-            " DataLoader(sample_seeding=False) torch's own workers load anything"
+            f"penstock loads samples by int, but a sampler yielded something else"
+            f" ({error}); with DataLoader(sample_seeding=False), torch's own workers"
+            " load by any index"
         ) from error
 
 
@@ -372,7 +377,7 @@ def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a seed, >= 0, for each position of an epoch, `int64 [N]`.
 
     The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable pseudorandom
-    number generators", OOPSLA 2014): neighbours have nothing in common.
+    number generators", OOPSLA 2014): adjacent seeds have nothing in common.
     """
     mixed = (
         np.uint64(seed & 0xFFFFFFFFFFFFFFFF)

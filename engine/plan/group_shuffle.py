@@ -1,9 +1,9 @@
 """A shuffle that reads shards one after another: groups first, then samples of a few.
 
-To read a row of a compressed file, all that was compressed with it must be read. An
-order that mixes the whole data set so reads everything for each sample. This one
+Reading a row of a compressed file means reading everything compressed with it. An order
+that mixes the whole data set thus reads a whole block for each sample. This one
 shuffles the groups (shards, row groups), and mixes the samples of `window` of them at a
-time: each group is wanted once an epoch, for as long as its window lasts.
+time. Each group is needed once an epoch, for as long as its window lasts.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ...errors import check, checked_seed
 from .order import Order, Permutation, Rows, by_round
 
 KEPT_ROUNDS = 2
-"""Whose groups are in order already."""
+"""Rounds whose shuffled groups are kept."""
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """How many samples each group of a data set has, in its order."""
+    """The number of samples of each group of a data set, in order."""
 
     sizes: Numbers = field(repr=False)
     """`int64 [G]`, each >= 1, read-only."""
     starts: Numbers = field(repr=False)
-    """Where each begins in the data set, `int64 [G]`."""
+    """Where each group begins in the data set, `int64 [G]`."""
     digest: str
 
     @classmethod
     def of(cls, sizes: Any, length: int) -> Groups:
-        """Take a copy of `sizes`, `int [G]`; groups without samples are left out.
+        """Copy `sizes`, `int [G]`, leaving out groups without samples.
 
         Raises:
-            SpecError: they do not make up `length` samples.
+            SpecError: they do not add up to `length` samples.
         """
         given = np.asarray(sizes, dtype=np.int64)
         given = given[given != 0]
         check(
             given.ndim == 1 and (given > 0).all() and int(given.sum()) == length,
-            f"`group_sizes` must be the samples of each group of the data set, {length}"
-            f" together, got {given.size} groups of {int(given.sum())}",
+            f"`group_sizes` must be the numbers of samples of all groups, {length} in"
+            f" total, got {given.size} groups of {int(given.sum())}",
         )
         given.flags.writeable = False
         digest = hashlib.blake2b(given.astype("<i8").tobytes(), digest_size=8)
@@ -63,15 +63,15 @@ class ShuffledGroups(NamedTuple):
 
     order: Numbers
     ends: Numbers
-    """Where each ends, in positions of the round."""
+    """Where each group ends, in positions of the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShuffle:
-    """The groups in a pseudo-random order, and the samples of each few of them mixed.
+    """The groups in a pseudo-random order, with the samples of a few mixed at a time.
 
     Args:
-        groups: of what comes before, which is the data set as it is.
+        groups: the groups of the previous order, which is that of the data set.
         seed: each round has another order.
         window: groups that are mixed, >= 1.
     """
@@ -91,7 +91,7 @@ class GroupShuffle:
         return int(self.groups.sizes.sum())
 
     def trace(self, rows: Rows) -> Rows:
-        """Return what each round has at `rows`; O(G) for the first of a round."""
+        """Return the positions of each round at `rows`; O(G) once for a round."""
         found = np.empty_like(rows.indices)
         for places in by_round(rows.rounds) if len(rows) else ():
             round_ = int(rows.rounds[places[0]])
@@ -99,7 +99,7 @@ class GroupShuffle:
         return Rows(found, rows.rounds)
 
     def at(self, round_: int, positions: Numbers) -> Numbers:
-        """Return what a round has at positions, `[N]`."""
+        """Return the samples at positions of a round, `[N]`."""
         shuffled = self.shuffled(round_)
         last = shuffled.ends.size - 1
         numbers = np.searchsorted(shuffled.ends, positions, side="right") // self.window
@@ -116,7 +116,7 @@ class GroupShuffle:
         return found
 
     def samples(self, shuffled: ShuffledGroups, positions: Numbers) -> Numbers:
-        """Return the samples at positions of the groups in their order, unmixed."""
+        """Return the samples at positions of the ordered groups, unmixed."""
         places = np.searchsorted(shuffled.ends, positions, side="right")
         group = shuffled.order[places]
         inside = positions - (shuffled.ends[places] - self.groups.sizes[group])
@@ -145,16 +145,16 @@ class GroupShuffle:
 
 
 def group_shuffle(order: Order, sizes: Any, seed: int, window: int) -> GroupShuffle:
-    """Return what shuffles a data set by groups of so many samples.
+    """Return a shuffle of a data set by groups of these sizes.
 
     Raises:
-        SpecError: something changed the order before; `window` is below 1; `sizes` do
-            not make up the data set.
+        SpecError: the order was changed before; `window` is below 1; `sizes` do not add
+            up to the data set.
     """
     check(
         not order.steps,
         f"shuffle(window=...) mixes the shards of the data set as it is, got {order};"
-        " put it right behind the source",
+        " put it directly after the source",
     )
     check(
         type(window) is int and window >= 1,

@@ -1,6 +1,6 @@
-"""Which sample stands where in an epoch: a chain of steps, each traced in O(1).
+"""Which sample is where in an epoch: a chain of steps, each traced in O(1).
 
-A shuffled order, too, is computed where it is looked at, and stored nowhere.
+Even a shuffled order is computed when it is needed, and stored nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rows:
     indices: NDArray[np.int64]
     """`int64 [N]`: indices into the data set."""
     rounds: NDArray[np.int64]
-    """`int64 [N]`: which pass over the data each belongs to, epoch * repeats + pass."""
+    """`int64 [N]`: the pass over the data of each, epoch * repeats + pass."""
 
     def __len__(self) -> int:
         return self.indices.size
@@ -38,24 +38,24 @@ class Rows:
 
 
 class Step(Protocol):
-    """One link of an order: it makes a sequence out of the one before it."""
+    """One link of an order: makes a sequence out of the previous one."""
 
     @property
     def length(self) -> int:
-        """Positions that an epoch has after this step."""
+        """Positions in an epoch after this step."""
 
     def trace(self, rows: Rows) -> Rows:
-        """Return where `rows`, positions after this step, stood before it."""
+        """Return the positions before this step of `rows`, positions after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The first `length` of what comes before."""
+    """The first `length` of the previous sequence."""
 
     length: int
 
     def trace(self, rows: Rows) -> Rows:
-        """Return `rows` as they are: the first ones stay where they were."""
+        """Return `rows` unchanged: the first ones stay where they were."""
         return rows
 
     def __str__(self) -> str:
@@ -64,10 +64,10 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What comes before, `times` over; each pass is a round of its own."""
+    """The previous sequence, `times` over; each pass is a round of its own."""
 
     once: int
-    """Positions of one pass."""
+    """Positions in one pass."""
     times: int
 
     @property
@@ -87,13 +87,13 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What comes before in a pseudo-random order, another one each round."""
+    """The previous sequence in a pseudo-random order, a different one each round."""
 
     length: int
     seed: int
 
     def trace(self, rows: Rows) -> Rows:
-        """Return what each round's permutation has at `rows`."""
+        """Return the positions of each round's permutation at `rows`."""
         positions, rounds = rows.indices, rows.rounds
         if not len(rows):
             return rows
@@ -115,11 +115,11 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Chosen positions of what comes before, in the order given."""
+    """Chosen positions of the previous sequence, in the given order."""
 
     indices: NDArray[np.int64] = field(repr=False, compare=False)
     digest: str
-    """Stands for the indices where orders are compared, printed or hashed."""
+    """Stands for the indices when orders are compared, printed or hashed."""
 
     @property
     def length(self) -> int:
@@ -134,12 +134,12 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of an epoch's samples: compared and printed as what it describes.
+    """The order of an epoch's samples; compared and printed as what it describes.
 
-    Each method appends a step that means what it says of the sequence before it:
-    `take(n).shuffle(seed)` shuffles the first n samples, `shuffle(seed).take(n)` keeps
-    the first n of each epoch's own order; `shuffle(seed).repeat(2)` shuffles each pass
-    by itself, `repeat(2).shuffle(seed)` mixes the two. A step that changes nothing is
+    Each method appends a step that applies to the sequence before it.
+    `take(n).shuffle(seed)` shuffles the first n samples; `shuffle(seed).take(n)` keeps
+    the first n of each epoch's own order. `shuffle(seed).repeat(2)` shuffles each pass
+    by itself; `repeat(2).shuffle(seed)` mixes the two. A step that changes nothing is
     left out.
     """
 
@@ -149,8 +149,12 @@ class Order:
 
     @classmethod
     def sequential(cls, length: int) -> Order:
-        """Return the order 0, 1, 2 ... of a data set of `length` samples."""
-        cure = "give a data set that has samples"
+        """Return the order 0, 1, 2 ... of a data set of `length` samples.
+
+        Raises:
+            SpecError: `length` is not an int >= 1.
+        """
+        cure = "pass a data set that has samples"
         return cls(whole("length", length, LONGEST, cure))
 
     @property
@@ -159,25 +163,38 @@ class Order:
         return self.steps[-1].length if self.steps else self.length
 
     def take(self, n: int) -> Order:
-        """Keep the first `n`, or all where there are fewer; `SpecError` below 1."""
+        """Keep the first `n`, or all if there are fewer.
+
+        Raises:
+            SpecError: `n` is not an int >= 1.
+        """
         count = whole("n", n, LONGEST, "take at least one sample")
         return self if count >= self.epoch_length else self.then(Take(count))
 
     def repeat(self, n: int) -> Order:
-        """Go over it `n` times an epoch; `SpecError` below 1."""
+        """Repeat the sequence `n` times an epoch.
+
+        Raises:
+            SpecError: `n` is not an int >= 1, or makes the epoch too long.
+        """
         most = LONGEST // self.epoch_length
-        times = whole("n", n, most, "repeat(1) is the sequence as it is")
+        times = whole("n", n, most, "repeat(1) leaves the sequence as it is")
         return self if times == 1 else self.then(Repeat(self.epoch_length, times))
 
     def shuffle(self, seed: int) -> Order:
-        """Shuffle by `seed`, each epoch and pass differently; raise `SpecError`."""
+        """Shuffle by `seed`, each epoch and pass differently.
+
+        Raises:
+            SpecError: `seed` is not an int in [0, 2**64).
+        """
         return self.then(Shuffle(self.epoch_length, checked_seed(seed)))
 
     def select(self, indices: Sequence[int] | NDArray[np.integer]) -> Order:
         """Keep the positions `indices`, in that order; repeats are allowed.
 
         Raises:
-            SpecError: none given, not integers, or one outside [0, epoch_length).
+            SpecError: there are none, they are not integers, or one is outside
+                [0, epoch_length).
         """
         chosen = selection(indices, self.epoch_length)
         digest = hashlib.blake2b(chosen.astype("<i8").tobytes(), digest_size=8)
@@ -203,13 +220,17 @@ class Order:
 
 
 def by_round(rounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return, for each round that occurs, the places where it stands, in order."""
+    """Return, for each round that occurs, its places in order."""
     places = np.argsort(rounds, kind="stable")
     return np.split(places, np.flatnonzero(np.diff(rounds[places])) + 1)
 
 
 def whole(name: str, value: int, most: int, cure: str) -> int:
-    """Return `value` as an int of 1 to `most`, or raise `SpecError`."""
+    """Return `value` as an int from 1 to `most`.
+
+    Raises:
+        SpecError: it is not one.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -223,7 +244,11 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
 def selection(
     indices: Sequence[int] | NDArray[np.integer], length: int
 ) -> NDArray[np.int64]:
-    """Return `indices` as a read-only copy, `int64 [N]`, or raise `SpecError`."""
+    """Return `indices` as a read-only copy, `int64 [N]`.
+
+    Raises:
+        SpecError: there are none, they are not integers, or one is out of range.
+    """
     given = np.asarray(indices)
     check(given.size, "`indices` must not be empty; select at least one sample")
     check(
@@ -236,25 +261,25 @@ def selection(
         place = int(outside[0])
         raise SpecError(
             f"`indices` must be >= 0 and < {length}, the number of samples, got "
-            f"{given[place]} at place {place}; leave out what is not there"
+            f"{given[place]} at place {place}; leave out indices without a sample"
         )
     chosen = given.astype(np.int64)
     chosen.flags.writeable = False
     return chosen
 
 
-# Up to this length the permutation is made by sorting, which is exactly uniform; a
-# network over so few values would show (an even number of halves yields even
-# permutations only).
+# Up to this length the permutation is made by sorting, which is exactly uniform. Over
+# so few values, a network would show its structure (an even number of halves yields
+# only even permutations).
 SORTED_LENGTH = 4096
-# blake2b yields at most 64 bytes: one 8-byte key for each of the network's rounds. At 4
-# rounds neighbours 64 apart still correlate, from 6 on no test here tells it from
-# chance.
+# blake2b yields at most 64 bytes: one 8-byte key for each of the network's rounds. With
+# 4 rounds, neighbours 64 apart still correlate; from 6 on, no test here can tell it
+# from chance.
 FEISTEL_ROUNDS = 6
 
 HALF = np.uint64(32)
-# Odd and without pattern in their bits: 2**64 / golden ratio, and a multiplier of the
-# same kind (Steele, Vigna: "Computationally easy, spectrally good multipliers", 2021).
+# Odd numbers without a pattern in their bits: 2**64 / golden ratio, and a multiplier of
+# its kind (Steele, Vigna: "Computationally easy, spectrally good multipliers", 2021).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPREAD = np.uint64(0xD1342543DE82EF95)
 
@@ -263,21 +288,21 @@ SPREAD = np.uint64(0xD1342543DE82EF95)
 class Permutation:
     """A pseudo-random permutation of [0, length), keyed by (seed, round).
 
-    Any position is found in O(1) time and memory: up to 4096 values are sorted by
-    random words; above, a generalised Feistel network over Z_a x Z_b with a * b >=
-    length walks the few values that fall outside until they are inside (Black, Rogaway:
-    "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5). The same on every
-    machine.
+    Any position takes O(1) time and memory. Up to 4096 values are sorted by random
+    words. Above that, a generalised Feistel network over Z_a x Z_b with a * b >= length
+    is applied repeatedly to the few values outside the range until they are inside
+    (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5).
+    The result is the same on every machine.
     """
 
     length: int
     """1 to 2**63 - 1."""
     seed: int
     round_: int
-    """The pass over the data: each has a permutation of its own."""
+    """The pass over the data: each has its own permutation."""
 
     def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what stands at `positions`, `int64 [N]`, each in [0, length)."""
+        """Return the values at `positions`, `int64 [N]`, each in [0, length)."""
         keys = self._keys()
         if self.length <= SORTED_LENGTH:
             philox = np.random.Philox(key=keys[:2])
@@ -287,7 +312,7 @@ class Permutation:
         return self._walk(positions.astype(np.uint64), upper, lower, keys)
 
     def _keys(self) -> NDArray[np.uint64]:
-        """Return 8 words that share nothing between any two (seed, round)."""
+        """Return 8 words that are unrelated for any two (seed, round)."""
         text = f"penstock order, seed {self.seed}, round {self.round_}"
         digest = hashlib.blake2b(text.encode(), digest_size=8 * FEISTEL_ROUNDS).digest()
         return np.frombuffer(digest, "<u8").astype(np.uint64)
@@ -299,7 +324,7 @@ class Permutation:
         lower: int,
         keys: NDArray[np.uint64],
     ) -> NDArray[np.int64]:
-        """Apply the network until all are inside: at most 1 value in 64 walks on."""
+        """Apply the network until all are inside: at most 1 value in 64 goes on."""
         values = feistel(values, upper, lower, keys)
         outside = np.flatnonzero(values >= np.uint64(self.length))
         while outside.size:
@@ -312,13 +337,13 @@ class Permutation:
 def feistel(
     values: NDArray[np.uint64], upper: int, lower: int, keys: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Permute [0, upper * lower): split in two digits, add a mix of one to the other.
+    """Permute [0, upper * lower): split into two digits, add a mix of one to the other.
 
     Args:
         values: `uint64 [N]`.
-        upper: the number of values of the upper digit, < 2**32.
-        lower: of the lower digit, < 2**32.
-        keys: `uint64 [R]`, R even: one key a round.
+        upper: number of values of the upper digit, < 2**32.
+        lower: number of values of the lower digit, < 2**32.
+        keys: `uint64 [R]`, R even: one key per round.
     """
     near_size, far_size = np.uint64(upper), np.uint64(lower)
     near = values // far_size
@@ -337,8 +362,8 @@ def feistel(
         mixed *= near_size
         mixed >>= HALF
         mixed += near
-        # mixed modulo near_size: it is below twice that, and where it is smaller the
-        # difference wraps around to a huge number.
+        # mixed modulo near_size: it is below twice that, and if it is below once that,
+        # the difference wraps around to a huge number.
         np.subtract(mixed, near_size, out=other)
         np.minimum(mixed, other, out=near)
         near, far = far, near

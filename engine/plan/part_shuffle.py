@@ -1,11 +1,11 @@
-"""A shuffle within parts: what one reader wants in an epoch is one part of the data.
+"""A shuffle within parts, so that a reader needs only one part of the data each epoch.
 
 The data set is dealt into equal parts, once for all epochs. Each epoch shuffles within
-them, and each global batch has as many rows of each part, one part after the other. A
-rank's rows stand together in the batch, so it reads its own parts alone, the same ones
-in each epoch: a cache beside it has to hold these, and no shard is read by many. The
-parts are counted, not the ranks, so that the batches are the same on any number of
-ranks. MosaicML Streaming's canonical nodes are the same idea.
+them, and each global batch has equally many rows of each part, one part after another.
+A rank's rows are adjacent in the batch, so it reads only its own parts, the same ones
+in each epoch: a cache beside it holds just these, and no two ranks read a shard. The
+parts are counted, not the ranks, so the batches are the same for any number of ranks.
+MosaicML Streaming's canonical nodes are the same idea.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ DEALING = -1
 
 @dataclass(frozen=True, slots=True)
 class EvenShuffle:
-    """All samples of a part mixed."""
+    """Mixes all samples of a part."""
 
     length: int
     seed: int
 
     def at(self, round_: int, positions: Numbers) -> Numbers:
-        """Return what a round has at positions, `[N]`."""
+        """Return the samples at positions of a round, `[N]`."""
         return Permutation(self.length, self.seed, round_).indices(positions)
 
 
 @dataclass(frozen=True, slots=True)
 class PartShuffle:
-    """What comes before, dealt into parts, each in another order each round.
+    """The previous sequence, dealt into parts, each shuffled differently each round.
 
-    Positions count one part after the other: see `Parts` for those of a batch.
+    Positions count one part after another: see `Parts` for those of a batch.
 
     Args:
-        length: samples, at least one a part.
+        length: number of samples, at least one per part.
         seed: of the dealing and of all rounds.
-        count: how many parts.
-        within: None: all samples of a part are mixed. Otherwise groups are dealt whole,
-            but for those at a border, and mixed a few at a time.
+        count: number of parts.
+        within: None mixes all samples of a part. Otherwise whole groups are dealt,
+            except those at a border, and mixed a few at a time.
     """
 
     length: int
@@ -69,7 +69,7 @@ class PartShuffle:
         object.__setattr__(self, "_shuffles", shuffles)
 
     def _shuffle(self, start: int, length: int) -> EvenShuffle | GroupShuffle:
-        """Return what shuffles the part that begins at `start`."""
+        """Return the shuffle of the part that begins at `start`."""
         if self.within is None:
             return EvenShuffle(length, self.seed)
         ends = self.within.shuffled(DEALING).ends
@@ -77,7 +77,7 @@ class PartShuffle:
         return replace(self.within, groups=Groups.of(np.diff(borders), length))
 
     def trace(self, rows: Rows) -> Rows:
-        """Return what each round has at `rows`."""
+        """Return the positions of each round at `rows`."""
         found = np.empty_like(rows.indices)
         parts = np.searchsorted(self._starts, rows.indices, side="right") - 1
         keys = rows.rounds * self.count + parts
@@ -102,11 +102,11 @@ class PartShuffle:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the rows of a batch stand in a `PartShuffle`.
+    """Where the rows of a batch are in a `PartShuffle`.
 
     Args:
         length: samples of an epoch.
-        count: how many parts; each global batch is a multiple of it.
+        count: number of parts; each global batch is a multiple of it.
     """
 
     length: int
@@ -117,7 +117,7 @@ class Parts:
 
         Args:
             start: samples of the epoch before the batch.
-            size: of the global batch, as planned; the epoch's last one may have fewer.
+            size: planned size of the global batch; an epoch's last one may have fewer.
             rows: numbers of rows, `int64 [N]`.
         """
         shares = [Shard(k, self.count).share(self.length) for k in range(self.count)]
@@ -131,7 +131,7 @@ class Parts:
 
 
 def parts_of(order: Order) -> Parts | None:
-    """Return how the batches of an order are made of parts; None: as they stand."""
+    """Return how an order's batches consist of parts; None if they do not."""
     last = order.steps[-1] if order.steps else None
     if not isinstance(last, PartShuffle):
         return None
@@ -139,21 +139,25 @@ def parts_of(order: Order) -> Parts | None:
 
 
 def check_parts(order: Order, sizes: Sequence[int]) -> None:
-    """Raise `SpecError` where batches of these sizes cannot be made of parts."""
+    """Check that batches of these sizes can be made of parts.
+
+    Raises:
+        SpecError: they cannot.
+    """
     for step in order.steps:
         if not isinstance(step, PartShuffle):
             continue
         check(
             step is order.steps[-1],
-            f"shuffle(parts={step.count}) says which rank reads what, so nothing may"
+            f"shuffle(parts={step.count}) decides which rank reads what, so nothing may"
             f" change the order after it, got {order}; put take(), select() and"
             " repeat() before it, and leave `lengths` out of batch()",
         )
         uneven = [size for size in sizes if size % step.count]
         check(
             not uneven,
-            f"shuffle(parts={step.count}) takes as many samples of each part into a"
-            f" batch, so global batches must be a multiple of {step.count}, got"
+            f"shuffle(parts={step.count}) takes equally many samples of each part into"
+            f" a batch, so global batches must be a multiple of {step.count}, got"
             f" {uneven[:1]}; change one of the two",
         )
 
@@ -164,13 +168,13 @@ def shuffled_by_part(
     """Return the order shuffled within parts.
 
     Args:
-        order: what is shuffled.
+        order: the order to shuffle.
         seed: see `PartShuffle`.
-        count: likewise.
-        within: likewise.
+        count: see `PartShuffle`.
+        within: see `PartShuffle`.
 
     Raises:
-        SpecError: fewer parts than one, or more than samples.
+        SpecError: there are fewer parts than one, or more than samples.
     """
     length = order.epoch_length
     check(

@@ -30,16 +30,15 @@ from .timeline import (
 )
 
 Tail = Literal["pad_mask", "pad_repeat"]
-"""What ranks do with an epoch's short last batch, if there are several of them and it
-is not dropped. Each delivers its regular share; rows beyond the true ones repeat the
-batch from its start. `pad_mask`: they do not count. `pad_repeat`: they count like any
-other."""
+"""What several ranks do with an epoch's short last batch, unless it is dropped. Each
+delivers its regular share; rows beyond the true ones repeat the batch from its start.
+With `pad_mask` they do not count, with `pad_repeat` they count like any other."""
 
-# Rows are looked up about this many at a time: the fixed cost of 90 array operations is
-# then a quarter of the whole, and a jump to another place still costs well under 1 ms.
+# About this many rows are looked up at a time. The fixed cost of 90 array operations is
+# then a quarter of the total, and a jump elsewhere still costs well under 1 ms.
 WINDOW_ROWS = 16384
 WINDOW_BATCHES = 64
-# Raised when the same facts come to mean another sequence of batches.
+# Increased when the same facts come to mean another sequence of batches.
 PLAN_VERSION = 1
 
 
@@ -47,12 +46,12 @@ PLAN_VERSION = 1
 class Plan:
     """What is loaded and when: immutable, O(1) in the data set, safe in any thread.
 
-    The global batches, the hash and the state are the same on every rank and for every
-    number of ranks, but for padding; only what belongs to `shard` is not.
+    Except for padding, the global batches, the hash and the state are the same on every
+    rank and for every number of ranks. Only what depends on `shard` is not.
 
     Raises:
-        SpecError: a global size below the number of ranks, an epoch without a batch, an
-            unknown tail, or a schedule that contradicts itself.
+        SpecError: a global size is below the number of ranks, an epoch has no batch,
+            the tail is unknown, or a schedule contradicts itself.
     """
 
     order: Order
@@ -62,7 +61,7 @@ class Plan:
     tail: Tail = "pad_mask"
     timeline: Timeline | BudgetTimeline = field(init=False, repr=False, compare=False)
     hash: str = field(init=False, compare=False)
-    """32 hex digits of everything that decides the global batches."""
+    """32 hex digits that identify everything that decides the global batches."""
     _parts: Parts | None = field(init=False, repr=False, compare=False)
     _reader: RowReader = field(init=False, repr=False, compare=False)
 
@@ -95,7 +94,11 @@ class Plan:
         return self.timeline.place(epoch, 0).step
 
     def batch(self, step: int) -> BatchPlan:
-        """Return the batch of the global `step`, counted over epochs from 0."""
+        """Return the batch of the global `step`, counted over epochs from 0.
+
+        Raises:
+            IndexError: `step` is below 0.
+        """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
         run, epoch, batch = self.timeline.find(step)
@@ -126,7 +129,11 @@ class Plan:
         return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
 
     def batch_at(self, epoch: int, batch: int) -> BatchPlan:
-        """Return batch number `batch` of `epoch`; `IndexError` if it has fewer."""
+        """Return batch number `batch` of `epoch`.
+
+        Raises:
+            IndexError: the epoch has no such batch.
+        """
         steps = self.timeline.steps_in(epoch)
         if not (0 <= batch < steps and epoch >= 0):
             raise IndexError(f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}")
@@ -141,7 +148,7 @@ class Plan:
         n_global = min(size, timeline.epoch_length - place.position)
         n_local = n_rows = n_global
         if ranks > 1:
-            size = max(size, ranks)  # long samples may be fewer than ranks
+            size = max(size, ranks)  # with long samples, there may be fewer than ranks
             first, n_rows = self.shard.share(size)
             n_local = min(max(n_global - first, 0), n_rows)
             if self.tail == "pad_repeat":
@@ -163,10 +170,10 @@ class Plan:
         )
 
     def regime(self, step: int) -> str:
-        """Return what the batch of a global step is like to load.
+        """Return what loading the batch of a global step is like.
 
-        An epoch's short last batch is like those before it. Batches of so many tokens
-        are all alike.
+        An epoch's short last batch is like those before it. Batches of a number of
+        tokens are all alike.
         """
         if isinstance(self.timeline, BudgetTimeline):
             return ""
@@ -182,11 +189,11 @@ class Plan:
         return self._cursor(epoch, 0)
 
     def cursor_after(self, plan: BatchPlan) -> Cursor:
-        """Return the cursor once this batch is consumed, within the same epoch."""
+        """Return the cursor after this batch, within the same epoch."""
         return self._cursor(plan.epoch, plan.batch + 1)
 
     def facts(self) -> dict[str, int | str]:
-        """Return what the hash is made of, in words that an error can show."""
+        """Return the facts behind the hash, in words for an error message."""
         return {
             "length": self.order.epoch_length,
             "order": str(self.order),
@@ -203,12 +210,12 @@ class Plan:
         """Return the cursor in `state`, on any number of ranks, in O(1).
 
         Args:
-            state: as `state` returned it.
-            override: take one of another plan, too, and go on at the batch of this one
-                that holds the next sample: a few samples may come again, none is lost.
+            state: a result of `state`.
+            override: accept one of another plan, too, and continue at this plan's batch
+                that holds the next sample: a few samples may repeat, none is lost.
 
         Raises:
-            StateError: not a state, of another version or plan, or inconsistent.
+            StateError: it is not a state, is of another version or plan, or damaged.
         """
         cursor = read_state(state, self.hash, self.facts(), override=override)
         if override and state.get("plan") != self.hash:
@@ -236,18 +243,18 @@ class Plan:
         if setting.global_size != size:
             raise SpecError(
                 f"the schedule gives a global size of {setting.global_size} at "
-                f"{place} where it had announced {size}; "
+                f"{place}, but had announced {size}; "
                 "`next_change` must name every place where `at` changes it"
             )
         return setting
 
     def _dealt(self, span: Span) -> tuple[int, int]:
-        """Return (first, count) of this rank's rows; one rank alone does not pad."""
+        """Return (first, count) of this rank's rows; a single rank does not pad."""
         ranks = self.shard.size
         return self.shard.share(span.n_true if ranks == 1 else max(span.size, ranks))
 
     def _ahead(self, plan: BatchPlan) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the positions of `plan` and the batches after it; where each ends."""
+        """Return the positions of `plan` and the batches after it, and their ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
         stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
         alone = self.shard.size == 1 and self._parts is None
@@ -272,22 +279,26 @@ class Plan:
 
 
 def check_sizes(timeline: Timeline | BudgetTimeline, shard: Shard) -> None:
-    """Raise `SpecError` where a rank would have no row."""
+    """Check that every rank gets a row.
+
+    Raises:
+        SpecError: a global batch is smaller than the number of ranks.
+    """
     for run in timeline.runs:
         check(
             run.size >= shard.size,
-            f"the global batch must be >= {shard.size}, one sample a rank, got "
+            f"the global batch must be >= {shard.size}, one sample per rank, got "
             f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
         )
 
 
 def canonical(value: object) -> str:
-    """Return the one JSON text of `value`."""
+    """Return the unique JSON text of `value`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(facts: Mapping[str, int | str]) -> str:
-    """Return 32 hex digits that stand for `facts`."""
+    """Return 32 hex digits that identify `facts`."""
     text = canonical({"plan_version": PLAN_VERSION, **facts})
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -305,7 +316,7 @@ class IndexWindow(NamedTuple):
     rows: Rows
 
     def find(self, epoch: int, batch: int) -> Rows | None:
-        """Return the rows of a batch, or None where it is not in the window."""
+        """Return the rows of a batch, or None if it is not in the window."""
         place = batch - self.first_batch
         if epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
             return None
@@ -313,10 +324,10 @@ class IndexWindow(NamedTuple):
 
 
 class RowReader:
-    """Reads an order window by window, as orders cost least in bulk; keeps the last.
+    """Reads an order window by window, which is cheapest in bulk; keeps the last one.
 
-    Any thread may call `rows`: a window is never changed, only replaced by another in
-    one assignment, so the worst that a race costs is a window computed twice.
+    Any thread may call `rows`. A window is never changed, only replaced by another in
+    one assignment, so at worst a race computes a window twice.
     """
 
     def __init__(self, order: Order) -> None:
@@ -331,8 +342,8 @@ class RowReader:
         Args:
             epoch: the epoch of the batch.
             batch: its number within the epoch.
-            ahead: called on a miss: positions, `int64 [N]`, of this batch and of those
-                that will be asked for next, and where each of these batches ends.
+            ahead: called on a miss; returns the positions, `int64 [N]`, of this batch
+                and of those requested next, and where each of these batches ends.
         """
         window = self._window
         found = window.find(epoch, batch) if window else None

@@ -26,7 +26,7 @@ class Shard:
     def __post_init__(self) -> None:
         check(
             self.size >= 1,
-            f"`size` must be >= 1, got {self.size}; one rank is Shard(0, 1)",
+            f"`size` must be >= 1, got {self.size}; for one rank, pass Shard(0, 1)",
         )
         check(
             0 <= self.rank < self.size,
@@ -36,15 +36,15 @@ class Shard:
 
     @classmethod
     def single(cls) -> Shard:
-        """Return the shard of a job that has one rank."""
+        """Return the shard of a job with a single rank."""
         return cls(0, 1)
 
     @classmethod
     def found(cls) -> Shard:
-        """Return that of the default process group where it is up, else the only one.
+        """Return the shard in the default process group; the only one without a group.
 
-        Where ranks of a group share data (tensor, context, pipeline parallelism), say
-        so: `from_device_mesh`.
+        If ranks of a group share data (tensor, context, pipeline parallelism), use
+        `from_device_mesh` instead.
         """
         if dist.is_available() and dist.is_initialized():
             return cls.from_process_group()
@@ -52,10 +52,10 @@ class Shard:
 
     @classmethod
     def from_process_group(cls, group: ProcessGroup | None = None) -> Shard:
-        """Return that of this process in a group, of data-parallel ranks only.
+        """Return the shard of this process in a group of data-parallel ranks only.
 
         Args:
-            group: as `torch.distributed` has it; None: the default group.
+            group: a group of `torch.distributed`; None means the default group.
 
         Raises:
             SpecError: this process is not in it, or there is none.
@@ -63,18 +63,18 @@ class Shard:
         check(
             dist.is_available() and dist.is_initialized(),
             "there is no process group: call torch.distributed.init_process_group()"
-            " first, or say Shard(rank, size)",
+            " first, or pass Shard(rank, size)",
         )
         rank = dist.get_rank(group)
-        check(rank >= 0, "this process is not in the group; give it another Shard")
+        check(rank >= 0, "this process is not in the group; pass it another Shard")
         return cls(rank, dist.get_world_size(group))
 
     @classmethod
     def from_env(cls) -> Shard:
-        """Return what torchrun says in `RANK` and `WORLD_SIZE`; the only one without.
+        """Return the shard set by torchrun in `RANK`, `WORLD_SIZE`, or the only one.
 
         Raises:
-            SpecError: one of them is no number.
+            SpecError: one of them is not a number.
         """
         names = ("RANK", "WORLD_SIZE")
         said = [os.environ.get(name) for name in names]
@@ -82,22 +82,22 @@ class Shard:
             return cls.single()
         check(
             all(text is not None and text.isdigit() for text in said),
-            f"the environment must say {names} as numbers, got {said}; start the"
-            " script with torchrun, or say Shard(rank, size)",
+            f"the environment must set {names} to numbers, got {said}; start the"
+            " script with torchrun, or pass Shard(rank, size)",
         )
         rank, size = (int(text or 0) for text in said)
         return cls(rank, size)
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Shard:
-        """Return that of this process along the data-parallel dimensions of a mesh.
+        """Return the shard of this process along a mesh's data-parallel dimensions.
 
-        Ranks that differ in other dimensions only (tensor, context, pipeline) have the
-        same shard, and so are given the same bytes.
+        Ranks that differ only in other dimensions (tensor, context, pipeline) have the
+        same shard, and so receive the same bytes.
 
         Args:
-            mesh: of all ranks, its dimensions named.
-            dims: names of those over which batches are shared out, the outermost first.
+            mesh: of all ranks, with named dimensions.
+            dims: names of the data-parallel dimensions, the outermost first.
 
         Raises:
             SpecError: the mesh has no such dimension.
@@ -119,7 +119,7 @@ class Shard:
     def share(self, n: int) -> tuple[int, int]:
         """Return (first, count) of this rank's part of `n` rows.
 
-        Parts are contiguous, differ by at most one row, and in rank order make up n.
+        Parts are contiguous, differ by at most one row, and make up n in rank order.
         """
         base, extra = divmod(n, self.size)
         return self.rank * base + min(self.rank, extra), base + (self.rank < extra)

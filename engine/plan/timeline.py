@@ -1,11 +1,11 @@
 """The batches of all epochs as a few runs of equal size: each one found in O(log).
 
-What a batch is like is a pure function of where it stands, never of a clock. A schedule
-answers two questions. `at`: what is in force for the batch that starts here?
+What a batch is like is a pure function of its place, never of a clock. A schedule
+answers two questions. `at`: which setting applies to the batch that starts here?
 `next_change`: until where, at least, does its global size hold? The second makes
-lengths and random access exact without walking over the steps. What does not change how
-many batches there are (image size, learning rate, momentum) may differ at every step
-and needs no change announced.
+lengths and random access exact without walking over the steps. Whatever does not change
+the number of batches (image size, learning rate, momentum) may differ at every step
+without announcing a change.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ...errors import check
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is in force for one global batch."""
+    """What applies to one global batch."""
 
     global_size: int
     """Samples over all ranks, >= 1."""
     image_size: int | None = None
-    """Pixels a side, >= 1; None where the pipeline's own operators say."""
+    """Pixels per side, >= 1; None if the pipeline's own operators decide."""
     lr_mult: float = 1.0
     """Factor on the learning rate, >= 0."""
     momentum: float | None = None
     """0 to 1; None leaves the optimiser's own."""
     strength: float | None = None
-    """Of augmentation, >= 0; None where nothing sets it."""
+    """Strength of augmentation, >= 0; None if nothing sets it."""
 
     def __post_init__(self) -> None:
         size, momentum, strength = self.image_size, self.momentum, self.strength
@@ -55,11 +55,11 @@ class Setting:
                 f"`strength` must be >= 0 or None, got {strength}",
             ),
         ):
-            check(kept, f"{rule}; mend the batch size or the schedule")
+            check(kept, f"{rule}; correct the batch size or the schedule")
 
 
 class Place(NamedTuple):
-    """Where a batch starts: all that a schedule may look at."""
+    """Where a batch starts: all that a schedule may depend on."""
 
     epoch: int
     position: int
@@ -71,13 +71,13 @@ class Place(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Positions before it, over all epochs, those of dropped tails included."""
+        """Positions before it, over all epochs, including dropped tails."""
         return self.epoch * self.epoch_length + self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From where on, at the earliest, another global size may be in force."""
+    """The earliest place at which another global size may apply."""
 
     unit: Literal["samples", "steps"]
     """As `Place.samples` or `Place.step` counts. Epoch e is sample e * epoch_length."""
@@ -88,17 +88,17 @@ class Schedule(Protocol):
     """Pure, the same on every rank, with finitely many changes of the global size."""
 
     def at(self, place: Place) -> Setting:
-        """Return what is in force for the batch that starts at `place`."""
+        """Return what applies to the batch that starts at `place`."""
 
     def next_change(self, place: Place) -> Change | None:
-        """Return up to where, beyond `place`, the global size stays; None: forever.
+        """Return how far beyond `place` the global size holds; None: without end.
 
-        The first batch at or after the change has the size that `at` gives there, be
-        it the same; then the next change is asked for from there.
+        The first batch at or after the change has the size that `at` returns there,
+        even if it is the same. The next change is then requested from there.
         """
 
     def describe(self) -> Mapping[str, object]:
-        """Return what tells it from others: small, JSON, global sizes only."""
+        """Return what identifies it: small, JSON, global sizes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ConstantSchedule:
 
     def describe(self) -> Mapping[str, object]:
         setting = asdict(self.setting)
-        if self.setting.strength is None:  # as before there was any
+        if self.setting.strength is None:  # states from before it existed lack it
             del setting["strength"]
         return {"kind": "constant", **setting}
 
@@ -125,19 +125,19 @@ class Span(NamedTuple):
 
     place: Place
     stop: int
-    """One past its last position; `stop - place.position` samples are in it."""
+    """One past its last position; it has `stop - place.position` samples."""
     size: int
-    """The global size in force: an epoch's tail has fewer samples than that."""
+    """The global size that applies; an epoch's tail has fewer samples."""
 
     @property
     def n_true(self) -> int:
-        """Samples of the epoch that are in it."""
+        """Number of the epoch's samples in it."""
         return self.stop - self.place.position
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRun:
-    """Batches of one global size: from one batch up to the next run, or forever.
+    """Batches of one global size: from one batch up to the next run, or without end.
 
     Attributes `epoch`, `batch`, `position` and `step` say where its first batch starts.
     """
@@ -154,7 +154,7 @@ class SettingRun:
     """Batches in each later epoch."""
 
     def batches_in(self, epoch: int) -> int:
-        """Return how many batches `epoch` has if it ends in this run."""
+        """Return the number of batches in `epoch`, if it ends in this run."""
         return self.batch + self.here if epoch == self.epoch else self.per_epoch
 
     def locate(self, step: int) -> tuple[int, int]:
@@ -178,9 +178,8 @@ class SettingRun:
     def until(self, change: Change) -> tuple[int, int]:
         """Return (epoch, batch) of the first batch at or after `change`.
 
-        The place after an epoch's last whole batch counts as well where samples are
-        left there: they are dropped if this size stays, but a smaller one may still
-        fit.
+        The place after an epoch's last whole batch counts as well if samples are left
+        there: they are dropped if this size stays, but a smaller batch may still fit.
         """
         if change.unit == "steps":
             return self._until_step(change.value)
@@ -203,10 +202,10 @@ class SettingRun:
 
 
 class Timeline:
-    """All batches of all epochs under one schedule. Immutable; ranks and tails aside.
+    """All batches of all epochs under one schedule. Immutable; ignores ranks and tails.
 
     Args:
-        schedule: gives sizes and where they change.
+        schedule: provides sizes and where they change.
         epoch_length: positions in an epoch, >= 1.
         drop_last: whether an epoch ends with its last whole batch.
 
@@ -235,7 +234,7 @@ class Timeline:
         return place._replace(position=end)
 
     def span(self, epoch: int, batch: int) -> Span:
-        """Return the positions of `batch`, one that `epoch` has."""
+        """Return the positions of `batch`, which `epoch` must have."""
         run = self.run_at(epoch, batch)
         place = run.place(epoch, batch)
         return Span(place, min(place.position + run.size, self.epoch_length), run.size)
@@ -250,7 +249,7 @@ class Timeline:
         return max(batch - 1, 0) if position < inside else steps
 
     def even(self, epoch: int, first: int, last: int) -> bool:
-        """Whether two batches of an epoch, and all between, are of one global size."""
+        """Whether two batches of an epoch, and all between, have one global size."""
         return self.run_at(epoch, first) is self.run_at(epoch, last)
 
     def run_at(self, epoch: int, batch: int) -> SettingRun:
@@ -277,7 +276,7 @@ class Timeline:
             check(
                 change.value > now,
                 f"`next_change` must lie beyond {now} {change.unit}, got {change.value}"
-                "; return the next change after `place`, or None where there is none",
+                "; return the next change after `place`, or None if there is none",
             )
             epoch, batch = run.until(change)
             place = run.place(epoch, batch)

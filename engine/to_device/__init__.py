@@ -1,1 +1,1 @@
-"""Batches to a CUDA device: over a stream of their own, some ahead of the trainer."""
+"""Copying batches to a CUDA device: on a stream of its own, ahead of the trainer."""

@@ -1,4 +1,4 @@
-"""The carrier: brings batches over the bus, and keeps what their copies still read."""
+"""The carrier: copies batches to the device, and keeps the memory that copies read."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Crossing:
     """A batch on its way to the device, or there."""
 
     data: Any
-    """Its tensors on the device; the trainer's when handed over, not before."""
+    """Its tensors on the device; only for the trainer once they are handed over."""
     plan: BatchPlan
     mark: torch.cuda.Event | None
-    """After all that makes it; None: made in the trainer's own stream."""
+    """Recorded after all work on it; None: it was made in the trainer's stream."""
 
 
 class Carrier:
-    """Copies batches and has them changed on the device, all on the bus.
+    """Copies batches, and runs their device functions, all on the bus.
 
     Args:
         bus: to the device.
-        to_device: what is done with a batch there.
-        buffers: of pinned memory, one a batch whose copy is under way.
+        to_device: what to do with a batch there.
+        buffers: number of pinned buffers, one for each batch being copied.
     """
 
     def __init__(self, bus: Bus, to_device: ToDevice, buffers: int) -> None:
@@ -43,18 +43,18 @@ class Carrier:
         self._to_device = to_device
         self._ring = PinnedRing(bus, buffers)
         self._slabs = PinnedSlabs(bus)
-        # What copies read that are not done: while one lives, so does its slab.
+        # Sources of unfinished copies: while one lives, so does its slab.
         self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
 
     @property
     def free(self) -> bool:
-        """Whether a batch can be sent without waiting for an earlier one's copy."""
+        """Whether a batch can be sent without waiting for an earlier copy."""
         return self._ring.free
 
     def send(self, delivery: Delivery) -> Crossing:
-        """Issue all that brings a batch to the device.
+        """Issue everything that brings a batch to the device.
 
-        Waits for an earlier copy where all buffers are under way.
+        Waits for an earlier copy if all buffers are in use.
 
         Raises:
             SpecError: as `ToDevice`.
@@ -64,7 +64,7 @@ class Carrier:
         data, plan = delivery.data, delivery.plan
         tensors = tensors_of(data)
         if any(tensor.device.type != "cpu" for tensor in tensors):
-            # Made in some stream of the user's: the trainer's is the one to go on in.
+            # Made in some stream of the user's: the trainer's stream must continue.
             return Crossing(self._to_device(data), plan, None)
         loose = [t for t in tensors if is_dense(t) and not self._slabs.contains(t)]
         buffer, staged = self._ring.stage(loose)
@@ -75,7 +75,7 @@ class Carrier:
         try:
             with self._bus.side():
                 moved = self._to_device(data, carry)
-        finally:  # where it failed, some of it may have been issued
+        finally:  # even if it failed, some of it may have been issued
             mark = self._bus.mark()
             self._under_way.append((mark, [t for t in tensors if id(t) not in staged]))
             if buffer is not None:
@@ -83,13 +83,13 @@ class Carrier:
         return Crossing(moved, plan, mark)
 
     def hand_over(self, crossing: Crossing) -> Delivery:
-        """Return a batch that the trainer's stream, as it is now, may use."""
+        """Return a batch that the trainer's current stream may use."""
         if crossing.mark is not None:
             self._bus.hand_over(tensors_of(crossing.data), crossing.mark)
         return Delivery(crossing.data, crossing.plan)
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of all memory. From any thread."""
+        """Wait for copies in progress, and release all memory. From any thread."""
         under_way, self._under_way = self._under_way, deque()
         if under_way:
             with contextlib.suppress(RuntimeError):  # the device failed: nothing reads

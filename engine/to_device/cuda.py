@@ -1,8 +1,8 @@
-"""The bus to a CUDA device, which takes copies while the trainer computes.
+"""The bus to a CUDA device, which makes copies while the trainer computes.
 
-What is issued on the bus is done in that order, later. Host memory that a copy reads
-from must be left as it is until then, and only pinned memory is read later. All calls
-of CUDA that copying takes are in here.
+Work issued on the bus runs later, in order. Host memory that a copy reads must stay
+unchanged until then, and only pinned memory is read later. All CUDA calls needed for
+copying are in this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUCCESS = 0
 class Bus:
     """A device's copies, on a stream beside the trainer's. For the trainer's thread.
 
-    `unregister` may be called from any.
+    Any thread may call `unregister`.
 
     Args:
         device: of type "cuda"; without an index, the current one.
@@ -36,19 +36,19 @@ class Bus:
         self._owner = os.getpid()
 
     def side(self) -> AbstractContextManager[Any]:
-        """Within it, what torch does on the device is issued on the bus."""
+        """Return a context in which torch issues its work on the bus."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Issue a copy of a tensor of the host; return it as it will be. In `side`.
+        """Issue a copy of a host tensor and return the copy. Call it in `side`.
 
-        From memory that is not pinned it is done, for the host, when this returns.
+        If the memory is not pinned, the host is done with it when this returns.
         """
         return tensor.to(self.device, non_blocking=True)
 
     def mark(self) -> torch.cuda.Event:
-        """Return the place after all that was issued so far."""
+        """Return an event after everything issued so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
@@ -56,10 +56,10 @@ class Bus:
     def hand_over(
         self, tensors: Iterable[torch.Tensor], mark: torch.cuda.Event
     ) -> None:
-        """Let the trainer's stream have tensors of the bus, from `mark` on.
+        """Let the trainer's stream use tensors of the bus, after `mark`.
 
-        Their memory, when they have died, is not used again before that stream is
-        through with them.
+        When they die, their memory is not reused before that stream has finished with
+        them.
         """
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark)
@@ -70,16 +70,16 @@ class Bus:
         """Return pinned host memory, `uint8 [nbytes]`.
 
         Raises:
-            RuntimeError: there is none to be had.
+            RuntimeError: there is none.
         """
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host lies in pinned memory."""
+        """Whether a host tensor is in pinned memory."""
         return tensor.is_pinned()
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Pin memory that is there already; return whether it could be done."""
+        """Pin existing memory; return whether that was possible."""
         status = self._cudart.cudaHostRegister(address, nbytes, PORTABLE)
         if int(status) == SUCCESS:
             return True
@@ -87,20 +87,20 @@ class Bus:
         return False
 
     def unregister(self, address: int) -> None:
-        """Undo it, once nothing issued before reads from there."""
+        """Unpin memory once nothing issued before reads from it."""
         if os.getpid() != self._owner:
             return  # a fork has the memory, but cannot use CUDA
-        with suppress(RuntimeError):  # of a kernel of the trainer's
+        with suppress(RuntimeError):  # from a kernel of the trainer's
             self._stream.synchronize()
         self._cudart.cudaHostUnregister(address)
 
     def _forget_error(self) -> None:
-        """CUDA reports a failed call once more, for the next kernel: let that be ours.
+        """Clear a failed call's error: CUDA reports it again at the next kernel.
 
-        torch has no cudaGetLastError to ask for.
+        torch does not offer cudaGetLastError, so a kernel of our own takes the report.
         """
         with suppress(RuntimeError), self.side():
-            torch.ones(1, device=self.device)  # a kernel: others do not ask
+            torch.ones(1, device=self.device)  # a kernel: other calls do not report it
 
     def __repr__(self) -> str:
         return f"<Bus to {self.device}>"

@@ -1,7 +1,7 @@
 """The lane: batches on their way to the device, a few ahead of the trainer.
 
-It stands between a host and the trainer. What is taken ahead is what was ready anyway,
-so it waits for nothing; its place, its stamp and its error come when it is due.
+It lies between a host and the trainer. It only takes batches ahead that are ready, so
+it waits for nothing. Position, stamp and error of a batch take effect when it is due.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .cuda import Bus
 
 DEPTH = 2
 """Batches on the device ahead of the trainer's: one that is copied while the trainer
-works, and one that is there when a step is short."""
+works, and one that is ready when a step is short."""
 
 
 class Ahead(NamedTuple):
-    """What the host gave before the trainer asked for it."""
+    """What the host returned before the trainer asked for it."""
 
     cursor: Cursor
     """Where it starts."""
@@ -35,13 +35,13 @@ class Ahead(NamedTuple):
 
 
 class Lane:
-    """Hands a host's batches over on the device. For the trainer's thread.
+    """Delivers a host's batches on the device. For the trainer's thread.
 
     Args:
         bus: to the device.
-        to_device: what is done with a batch there.
-        depth: how many batches may be there that the trainer has not asked for.
-        ready: whether a host has a batch of an epoch; None: `is_ready`.
+        to_device: what to do with a batch there.
+        depth: most batches there that the trainer has not asked for.
+        ready: whether a host has a batch of an epoch; None means `is_ready`.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Lane:
         self._ready = ready or is_ready
         self._ahead: deque[Ahead] = deque()
         self.spent_ns = 0
-        """What the last `next` took once its batch was there."""
+        """Nanoseconds that the last `next` took after its batch was available."""
 
     def cursor(self, host: Host) -> Cursor:
-        """Where the batch starts that the trainer gets next."""
+        """Return where the trainer's next batch starts."""
         ahead = self._ahead
         return ahead[0].cursor if ahead else host.cursor
 
     def next(self, host: Host) -> Delivery | None:
         """Return the next batch of the epoch; None at its end.
 
-        Those after it that are ready by then are on their way when this returns.
+        The batches after it that are ready by then are on their way when this returns.
 
         Raises:
             Exception: as the host's `next`, and as `Carrier.send`.
@@ -76,24 +76,24 @@ class Lane:
         if isinstance(due, Exception):
             try:
                 raise due
-            finally:  # the exception keeps this frame, which must not keep it in turn
+            finally:  # the exception holds this frame, so this must not hold it
                 del due
         if due is None:
             return None
         self.spent_ns = -time.perf_counter_ns()
         crossing = due if isinstance(due, Crossing) else self._carrier.send(due)
-        del due  # host memory, which those ahead may take
+        del due  # its host memory may be reused for the batches ahead
         self._look_ahead(host, crossing.plan.epoch)
         delivery = self._carrier.hand_over(crossing)
         self.spent_ns += time.perf_counter_ns()
         return delivery
 
     def drop(self) -> None:
-        """Forget what was taken ahead: the trainer goes on elsewhere."""
+        """Forget batches taken ahead: the trainer continues elsewhere."""
         self._ahead = deque()
 
     def close(self) -> None:
-        """Let go of all memory. From any thread; idempotent."""
+        """Release all memory. From any thread; idempotent."""
         self.drop()
         self._carrier.close()
 
@@ -107,17 +107,17 @@ class Lane:
             cursor = host.cursor
             try:
                 due = host.next()
-            except Exception as error:  # noqa: BLE001 told when its batch is due
+            except Exception as error:  # noqa: BLE001 raised when its batch is due
                 ahead.append(Ahead(cursor, error))
                 return
             ahead.append(Ahead(cursor, self._sent(due)))
 
     def _sent(self, delivery: Delivery | None) -> Crossing | Delivery | None:
-        """Send a batch ahead; where that fails, it is sent again when it is due."""
+        """Send a batch ahead; if that fails, it is sent again when it is due."""
         try:
             return delivery and self._carrier.send(delivery)
-        except Exception:  # noqa: BLE001 it will be raised then, if still true
-            self._depth = 0  # the device may have room for the trainer's batch alone
+        except Exception:  # noqa: BLE001 raised then, if it still fails
+            self._depth = 0  # the device may only have room for the trainer's batch
             return delivery
 
     def __repr__(self) -> str:
@@ -125,10 +125,10 @@ class Lane:
 
 
 def is_ready(host: Host, epoch: int) -> bool:
-    """Whether `host.next()` has a whole batch of this epoch, without waiting.
+    """Whether `host.next()` can return a whole batch of this epoch without waiting.
 
-    Only known where the engine is beside the trainer, and its batches are those that it
-    makes. One with a failure is left where it is until it is due.
+    This is known only if the engine is in this process, and the batches are those it
+    makes. A batch with a failure stays where it is until it is due.
     """
     if not isinstance(host, TrainerHost):
         return False

@@ -1,6 +1,6 @@
-"""Host memory that a device reads by itself: a ring of buffers, and slabs as they are.
+"""Host memory that a device reads by itself: a ring of buffers, and slabs in place.
 
-A copy from other memory keeps the trainer's thread until it is done.
+A copy from any other memory occupies the trainer's thread until it is done.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .cuda import Bus
 
 
 class PinnedBuffer:
-    """Where one batch waits for its copy, its tensors one after the other."""
+    """Memory from which one batch is copied, its tensors one after another."""
 
     __slots__ = ("mark", "memory")
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
         self.mark: torch.cuda.Event | None = None
-        """After the copy that reads from it."""
+        """Event after the copy that reads from it."""
 
     @property
     def free(self) -> bool:
@@ -38,19 +38,19 @@ class PinnedBuffer:
             self.mark.synchronize()
 
     def ensure(self, nbytes: int, bus: Bus) -> torch.Tensor:
-        """Return its memory, `uint8`, for so many bytes at least and twice at most."""
+        """Return its memory, `uint8`, of at least `nbytes` and at most twice that."""
         if self.memory is None or not nbytes <= self.memory.numel() <= 2 * nbytes:
-            self.memory = None  # not both at once
+            self.memory = None  # release the old one before allocating
             self.memory = bus.pinned(nbytes + nbytes // 8)
         return self.memory
 
 
 class PinnedRing:
-    """Pinned buffers, used in turn: each again once the copy from it is done.
+    """Pinned buffers, used in turn, each again once the copy from it is done.
 
     Args:
-        bus: whose memory they are.
-        count: of buffers; no more are ever made.
+        bus: where the memory comes from.
+        count: number of buffers; no more are ever made.
     """
 
     def __init__(self, bus: Bus, count: int) -> None:
@@ -66,13 +66,13 @@ class PinnedRing:
     def stage(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[PinnedBuffer | None, dict[int, torch.Tensor]]:
-        """Copy dense tensors into the next buffer, laid out as they are.
+        """Copy dense tensors into the next buffer, keeping their memory layout.
 
-        Waits until it may be written. Its `mark` is to be set after what reads it.
+        Waits until it may be written. Set its `mark` after the work that reads it.
 
         Returns:
-            The buffer, and its tensors by the `id` of those given; None and none where
-            there is nothing to copy, or no pinned memory to be had.
+            The buffer, and its tensors by the `id` of the given ones; None and an empty
+            dict if there is nothing to copy, or no pinned memory.
         """
         if not tensors:
             return None, {}
@@ -86,7 +86,7 @@ class PinnedRing:
         return buffer, laid_out(tensors, memory)
 
     def clear(self) -> None:
-        """Let go of all memory; all copies are done."""
+        """Release all memory; all copies must be done."""
         for buffer in self._buffers:
             buffer.memory = buffer.mark = None
 
@@ -95,10 +95,10 @@ class PinnedRing:
 
 
 class PinnedSlabs:
-    """Pins slabs, each when a batch lies in it for the first time.
+    """Pins each slab when a batch lies in it for the first time.
 
-    A slab stays pinned until its memory is given back, whoever made or maps it. Where
-    the system refuses one, no more are tried.
+    A slab stays pinned until its memory is released, whoever made or maps it. If the
+    system refuses one, no more are tried.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -106,7 +106,7 @@ class PinnedSlabs:
         self._able = True
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the host lies in pinned memory, now if not before."""
+        """Whether a host tensor is in pinned memory; pins its slab if needed."""
         if self._bus.is_pinned(tensor):
             return True
         block = block_at(tensor.data_ptr()) if self._able else None
@@ -115,14 +115,14 @@ class PinnedSlabs:
         address = ctypes.addressof(block)
         self._able = self._bus.register(address, ctypes.sizeof(block))
         if self._able:
-            # Of several finalizers the last one made is called first (weakref): this
-            # one comes before the memory is unmapped.
+            # Of several finalizers, the one made last is called first (weakref): this
+            # one runs before the memory is unmapped.
             weakref.finalize(block, self._bus.unregister, address).atexit = False
         return self._able
 
 
 def room(tensor: torch.Tensor) -> int:
-    """Bytes of memory that a tensor takes, on cache lines of its own."""
+    """Return the bytes that a tensor takes, on cache lines of its own."""
     return -(-tensor.nbytes // ALIGN) * ALIGN
 
 

@@ -250,7 +250,7 @@ def test_a_state_that_lies_is_damaged() -> None:
         ([1.5, 2.0], "must be integers"),
         ([[1], [2]], r"got int64 \[2, 1\]"),
         ([3, -1], "must be >= 0, got -1 for sample 1"),
-        ([3], "one number a sample, got 1 for 2"),
+        ([3], "one number per sample, got 1 for 2"),
         ([3, 101], "sample 1 alone has 101"),
     ],
 )
