@@ -79,7 +79,7 @@ def numbers() -> ps.Pipeline:
         (lambda p: p.select([]), "`indices` must not be empty"),
         (lambda p: p.batch(2).batch(2), "batch(2) cannot come after .batch()"),
         (lambda p: p.to_device("cpu"), "put it after .batch(n)"),
-        (lambda p: p.batch(2).to_device("gpu9"), '`device` must be one like "cpu"'),
+        (lambda p: p.batch(2).to_device("gpu9"), '`device` must be one such as "cpu"'),
         (
             lambda p: p.batch(2, on_error="skip"),
             "`on_error` must be 'raise' or 'substitute', got 'skip'",

@@ -197,7 +197,7 @@ def nothing(batch: Batch) -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_none_is_no_batch(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(nothing, executor=executor)
-    with pipe, pytest.raises(ps.SampleError, match="None, which is no batch"):
+    with pipe, pytest.raises(ps.SampleError, match="None, which is not a batch"):
         next(iter(pipe))
 
 

@@ -229,7 +229,7 @@ def test_microbatches_are_equal_parts_of_a_batch() -> None:
         len(ps.Pipeline.from_dataset(range(9)).batch(2, microbatches=2))
     text = ps.Pipeline.from_dataset(list("ab"))
     texts = iter(text.batch(2, drop_last=True, microbatches=2))
-    with pytest.raises(ps.SpecError, match="not of str"):
+    with pytest.raises(ps.SpecError, match="this batch has a str"):
         next(texts)
 
 

@@ -1,8 +1,8 @@
-"""Rows of arrays, as samples: they go from where they lie straight into their batch.
+"""Rows of arrays, as samples: they are copied from the arrays straight into the batch.
 
-Of a dataset that is an array, a memory map, a tensor or torch's `TensorDataset`, or a
-`Subset` of one, a single call gathers all rows of a chunk. No sample is made unless
-somebody looks at one.
+If a dataset is an array, a memory map, a tensor or torch's `TensorDataset`, or a
+`Subset` of one, a single call gathers all rows of a chunk. A sample is created only if
+somebody looks at it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import Subset, TensorDataset
 __all__ = ["ArrayRowReader", "ArrayRows"]
 
 Column = NDArray[Any] | torch.Tensor
-"""One row a sample, along its first axis."""
+"""One row per sample, along its first axis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +28,9 @@ class ArrayRows(Sequence[Any]):
 
     columns: tuple[Column, ...]
     indices: NDArray[np.int64]
-    """Of the rows, each from 0 up to the length of the shortest column."""
+    """Indices of the rows, `int64 [N]`, below the length of the shortest column."""
     single: bool = True
-    """Whether a sample is a row of the only column, and no tuple."""
+    """Whether a sample is a row of the only column, rather than a tuple."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -59,7 +59,7 @@ class ArrayRows(Sequence[Any]):
         (column,) = self.columns
         if isinstance(column, torch.Tensor):
             torch.index_select(column, 0, torch.from_numpy(self.indices), out=memory)
-        else:  # numpy would make a copy first, were it to look for indices beyond
+        else:  # mode="clip": to check the indices, numpy would make a copy first
             np.take(column, self.indices, 0, memory.numpy(), mode="clip")
 
 
@@ -71,7 +71,7 @@ class ArrayRowReader:
 
     @classmethod
     def of(cls, dataset: Any) -> ArrayRowReader | None:
-        """Return what reads this dataset; None: its samples are no rows of arrays."""
+        """Return a reader for this dataset; None if its samples are not array rows."""
         whole = dataset
         while type(whole) is Subset:
             whole = whole.dataset
@@ -82,18 +82,18 @@ class ArrayRowReader:
         while type(whole) is Subset:
             places = [whole.indices[at] for at in places]
             whole = whole.dataset
-        columns = columns_of(whole) or ()  # they may be others by now
+        columns = columns_of(whole) or ()  # the dataset may have replaced them
         wanted = np.asarray(places)
         if columns and wanted.dtype == np.int64 and wanted.ndim == 1 and len(wanted):
             length = min(map(len, columns))
             if wanted.min() >= 0 and wanted.max() < length:
                 single = type(whole) is not TensorDataset
                 return ArrayRows(columns, wanted, single)
-        return [self.dataset[index] for index in indices]  # as whoever asks so expects
+        return [self.dataset[index] for index in indices]  # one by one, as for any
 
 
 def columns_of(dataset: Any) -> tuple[Column, ...] | None:
-    """Return the arrays whose rows the samples of a dataset are, if they are such."""
+    """Return the arrays whose rows are the samples of a dataset, or None."""
     kind = type(dataset)
     if kind is TensorDataset:
         tensors = dataset.tensors

@@ -1,9 +1,8 @@
-"""Buffers: a batch being filled, row by row, by whoever has rows for it.
+"""Buffers: a batch being filled, row by row, by any worker that has rows for it.
 
-The layout of a batch is learned from the first sample placed, once for each image size;
-from then on samples are written straight into the batch's memory. Distinct rows are
-written by distinct workers, so writing needs no lock; only the opening of the memory
-does.
+The layout of a batch is learned from the first sample placed, once for each image size.
+From then on, samples are written straight into the batch's memory. Distinct workers
+write distinct rows, so writing needs no lock; only opening the memory does.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 Lend = Callable[[Layout, int], tuple[Any, Allocate]]
-"""Lends memory for a batch of so many rows: what it is part of, and an allocator."""
+"""Lends memory for a batch of so many rows: what holds it, and an allocator."""
 
 
 def heap(_: Layout, __: int) -> tuple[None, Allocate]:
@@ -46,7 +45,7 @@ def heap(_: Layout, __: int) -> tuple[None, Allocate]:
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate whatever torch.set_default_device() says: samples come from the CPU."""
+    """Allocate on the CPU, whatever torch.set_default_device() says."""
     return torch.empty(*shape, dtype=dtype, device=_CPU)
 
 
@@ -55,25 +54,25 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch ready for the trainer."""
+    """A batch that is ready for the trainer."""
 
     data: Any
     failures: tuple[Failure, ...] = ()
-    """Rows that carry another sample's data, since their own failed."""
+    """Failures whose rows carry another sample's data instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedBatch:
-    """A batch that cannot be had: the trainer gets the error when it is due."""
+    """A batch that could not be made: the trainer gets the error when it is due."""
 
     error: BaseException
     failures: tuple[Failure, ...] = ()
-    """All rows, where only a sample of another batch could stand in for them."""
+    """All rows, if only a sample of another batch could replace them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A batch whose rows are all there, and are not collated yet."""
+    """A batch whose rows are all there, but not collated yet."""
 
     buffer: BatchBuffer
     plan: BatchPlan
@@ -81,22 +80,22 @@ class Gathered:
     failures: tuple[Failure, ...] = ()
 
     def collate(self) -> Finished | FailedBatch:
-        """Make the batch; what the user's `collate_fn` raises is the batch's error."""
+        """Make the batch; an exception of `collate_fn` becomes the batch's error."""
         rows = tuple(failure.row for failure in self.failures)
         try:
             return Finished(self.buffer.collect(rows), self.failures)
-        except Exception as error:  # noqa: BLE001 the trainer is to see it
+        except Exception as error:  # noqa: BLE001 the trainer raises it
             add_note(error, self.buffer.blame(self.plan, self.indices))
             return FailedBatch(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """How batches are made: opens one buffer a batch, and finishes it.
+    """How batches are made: opens one buffer per batch, and finishes it.
 
     Args:
-        stage: what errors of collation are reported under, as `Batch(ID:3)`.
-        collate: the user's `collate_fn`; None: torch's default, in place.
+        stage: the stage that collation errors name, such as `Batch(ID:3)`.
+        collate: the user's `collate_fn`; None means torch's default, in place.
         keep: batches stay lists of samples in row order (a later step makes batches).
         substitute: fill rows that failed from the batch's next healthy row.
     """
@@ -106,22 +105,22 @@ class Buffers:
     keep: bool = False
     substitute: bool = False
     lend: Lend = heap
-    """Where batches' memory comes from."""
+    """Provides the memory of batches."""
     layouts: dict[int | None, Layout | None] = field(default_factory=dict)
-    """Learned, by image size; None: default_collate has to do it."""
+    """Learned layouts by image size; None: default_collate must be used."""
 
     def of(self, plan: BatchPlan) -> BatchBuffer:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
     def layout(self, image_size: int | None, sample: Any) -> Layout | None:
-        """Return how rows lie; learned from a sample where it is not known."""
+        """Return the layout of rows, learning it from a sample if it is unknown."""
         if image_size not in self.layouts:
             self.layouts.setdefault(image_size, learn(sample))
         return self.layouts[image_size]
 
     def together(self, plan: BatchPlan, samples: Sequence[Any]) -> Any:
-        """Return a batch whose samples are all there, collated as by default.
+        """Return a batch of samples that are all there, collated as by default.
 
         Raises:
             Exception: as `default_collate`.
@@ -137,15 +136,15 @@ class Buffers:
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.
 
-        A `collate_fn` of the user's is left to the trainer's thread, where torch calls
-        it with no workers: one batch after the other, in order, when it is asked for.
+        The user's `collate_fn` is left to the trainer's thread, where torch calls it
+        without workers: one batch after another, in order, when it is requested.
         """
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        # What cut an iterable short was raised before, unless it was substituted.
+        # The error that cut an iterable short was raised already, unless substituted.
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
-        in_flight.failures.clear()  # a traceback's frames hold it: no cycle
+        in_flight.failures.clear()  # tracebacks' frames hold it: this breaks the cycle
         failed = self.failed(failures, plan)
         if failed is not None:
             return failed
@@ -159,7 +158,7 @@ class Buffers:
     def failed(
         self, failures: Sequence[Failure], plan: BatchPlan
     ) -> FailedBatch | None:
-        """Return what the trainer gets where no batch can be made; None: one can.
+        """Return the failure of the whole batch, or None if it can be made.
 
         Args:
             failures: by row.
@@ -174,9 +173,9 @@ class Buffers:
         return None
 
     def _fatal(self, failures: Sequence[Failure]) -> Failure | None:
-        """Return the failure that no other sample can stand in for, if there is one."""
+        """Return the first failure that no other sample can replace, or None."""
         for failure in failures:
-            ordinary = isinstance(failure.error, Exception)  # SystemExit is none
+            ordinary = isinstance(failure.error, Exception)  # SystemExit is not
             if failure.cut_short or not (ordinary and self.substitute):
                 return failure
         return None
@@ -185,7 +184,7 @@ class Buffers:
 class BatchBuffer:
     """One batch being filled.
 
-    The lock guards the opening of `_memory`; rows are written without it.
+    The lock guards opening `_memory`; rows are written without it.
     """
 
     __slots__ = (
@@ -213,11 +212,11 @@ class BatchBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batch's memory; 0 where samples are kept as they came."""
+        """Bytes of the batch's memory; 0 if samples are kept as they came."""
         return self._layout.row_bytes * self.rows if self._layout else 0
 
     def layout(self) -> Layout | None:
-        """Return how rows lie, where that is known already."""
+        """Return the layout of rows, if it is already known."""
         if self._opened:
             return self._layout
         return self.maker.layouts.get(self._size)
@@ -252,12 +251,12 @@ class BatchBuffer:
         self._loose.update(zip(rows, samples, strict=True))
 
     def let_go(self) -> None:
-        """Hold on to nothing: the batch is made, and goes its own way."""
+        """Release everything: the batch is made, and independent from now on."""
         self._layout = self._memory = self.slab = None
         self._loose = {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:
-        """Return the batch, its failed rows filled in."""
+        """Return the batch, with failed rows filled in."""
         layout = self._layout
         if layout is None or self._loose:
             return self._gather(failed)
@@ -267,7 +266,7 @@ class BatchBuffer:
         return layout.seal(self._memory)
 
     def blame(self, plan: BatchPlan, indices: Indices | None) -> str:
-        """Say, for an error of collation, in which batch and which samples are odd."""
+        """Describe, for a collation error, which batch and which samples are odd."""
         where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
         if self.maker.collate is not None:
             seen = spread(self._samples(()), indices)
@@ -275,7 +274,7 @@ class BatchBuffer:
         return f"{NOTE}{where}: {odd_ones(self._samples(()), indices)}"
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
-        """Return the samples by row, those in the batch's memory too."""
+        """Return the samples by row, including those in the batch's memory."""
         loose, layout = dict(self._loose), self._layout
         if layout is not None:
             for row in range(self.rows):
@@ -284,7 +283,7 @@ class BatchBuffer:
         return dict(sorted(loose.items()))
 
     def _gather(self, failed: tuple[int, ...]) -> Any:
-        """Collect the samples in row order and collate them all at once."""
+        """Collect the samples in row order and collate them at once."""
         samples = self._samples(failed)
         if self.maker.keep:
             return samples
@@ -294,9 +293,9 @@ class BatchBuffer:
 
 
 def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
-    """Pair each failed row with the next healthy one, around the end.
+    """Pair each failed row with the next healthy one, wrapping around at the end.
 
-    A pure function of which rows failed, so the batch is the same however it was
+    This depends only on which rows failed, so the batch is the same however it was
     loaded.
     """
     bad = set(failed)

@@ -1,7 +1,7 @@
-"""Batches on the trainer's device: copied as they are, made floats there.
+"""Batches on the trainer's device: copied as they are, and converted to floats there.
 
-Images cross as the bytes they are, a quarter of what floats take; on the device they
-are normalised, cast, and turned to channels first.
+Images are copied as bytes, which take a quarter of the room of floats. On the device
+they are normalised, cast, and turned to channels first.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...system.printing import call
 from .stamp import map_tensors
 
 Normalize = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel, of values from 0 to 1."""
+"""Mean and standard deviation of each channel, for values from 0 to 1."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
-"""Brings a tensor to the device."""
+"""Copies a tensor to the device."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceStage:
-    """Batches copied to a device, and images normalised there."""
+    """Batches copied to a device, with images normalised there."""
 
     device: torch.device
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -41,12 +41,16 @@ class DeviceStage:
         *,
         channels_last: bool = False,
     ) -> DeviceStage:
-        """Check that there is such a device, and what is to be done there."""
+        """Check that there is such a device, and the work to do there.
+
+        Raises:
+            SpecError: there is no such device, or an argument is invalid.
+        """
         try:
             found = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise SpecError(
-                f'`device` must be one like "cpu" or "cuda:0", got {device!r}'
+                f'`device` must be one such as "cpu" or "cuda:0", got {device!r}'
             ) from error
         check(
             found.type != "cuda" or torch.cuda.is_available(),
@@ -55,7 +59,7 @@ class DeviceStage:
         )
         check(
             isinstance(dtype, torch.dtype) and dtype.is_floating_point,
-            f"`dtype` must be a torch dtype of floats, got {dtype!r}",
+            f"`dtype` must be a floating-point torch dtype, got {dtype!r}",
         )
         return cls(found, checked(normalize), dtype, channels_last)
 
@@ -66,7 +70,11 @@ class DeviceStage:
 def checked(
     normalize: Normalize | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and deviation as tuples, or raise `SpecError`."""
+    """Return mean and deviation as tuples.
+
+    Raises:
+        SpecError: they are not one of each per channel, with deviations > 0.
+    """
     if normalize is None:
         return None
     try:
@@ -75,21 +83,21 @@ def checked(
         mean, std = (), ()
     check(
         mean and len(mean) == len(std) and all(value > 0 for value in std),
-        "`normalize` must be (means, deviations), one of each a channel, deviations"
+        "`normalize` must be (means, deviations), one of each per channel, deviations"
         f" > 0: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), got {normalize!r}",
     )
     return mean, std
 
 
 class ToDevice:
-    """Does it, batch by batch: in the trainer's thread, in the current stream."""
+    """Applies a `DeviceStage` to batches, in the trainer's thread and its stream."""
 
     def __init__(self, stage: DeviceStage) -> None:
         self._stage = stage
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
             mean, std = (torch.tensor(each) for each in stage.normalize)
-            # Cast first: then the copy is all there is, and done when it returns.
+            # Cast first: then only the copy is issued, and it is done on return.
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
 
@@ -98,10 +106,10 @@ class ToDevice:
 
         Args:
             data: the batch.
-            carry: how a tensor gets there; None: copied in the current stream.
+            carry: copies a tensor there; None copies in the current stream.
 
         Raises:
-            SpecError: images were to be normalised, and there are none in it.
+            SpecError: images were to be normalised, but the batch has none.
         """
         found: list[bool] = []
         carry = carry or self._copied
@@ -125,7 +133,7 @@ class ToDevice:
         return tensor.to(self._stage.device, non_blocking=True)
 
     def _is_image(self, tensor: torch.Tensor) -> bool:
-        """Whether it is `uint8 [N, H, W, C]`, with the channels to be normalised."""
+        """Whether it is `uint8 [N, H, W, C]`, with the channels to normalise."""
         normalize = self._stage.normalize
         if normalize is None or tensor.dtype != torch.uint8 or tensor.dim() != 4:
             return False
@@ -134,5 +142,5 @@ class ToDevice:
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return `[N, C, H, W]`, (x / 255 - mean) / deviation."""
         floats = images.to(self._stage.dtype).mul_(self._scale).add_(self._shift)
-        permuted = floats.permute(0, 3, 1, 2)  # as it is: channels last in memory
+        permuted = floats.permute(0, 3, 1, 2)  # a view: channels last in memory
         return permuted if self._stage.channels_last else permuted.contiguous()

@@ -1,10 +1,10 @@
-"""How one sample lies in a batch: learned from a sample, used to write rows in place.
+"""The layout of a sample in a batch: learned from one sample, used to write all.
 
-A layout is a tree of the containers of a sample with a *leaf* for each array or number.
-It gives, row by row, what `torch.utils.data.default_collate` gives for the whole batch
-at once; what it does not know is left to default_collate itself (`learn` returns None,
-or `write` raises `Misfit`), so the bytes, types and errors are torch's in every case.
-What can be told of any sample, its bytes and its look, is told here, too.
+A layout is a tree of a sample's containers, with a *leaf* for each array or number. Row
+by row it yields what `torch.utils.data.default_collate` yields for the whole batch at
+once. Anything it does not support is left to default_collate itself (`learn` returns
+None, or `write` raises `Misfit`), so bytes, types and errors are always torch's. The
+size and the description of any sample are here, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..core.chunk import runs
 from .array_rows import ArrayRows
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""Makes memory for one leaf of a batch: `(rows, *shape), dtype`."""
+"""Allocates memory for one leaf of a batch: `(rows, *shape), dtype`."""
 
 TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name)
@@ -49,63 +49,74 @@ KINDS: dict[type, type[np.generic]] = {
 
 
 ARRAYS = (np.ndarray, np.memmap)
-"""Of which torch makes tensors; of other kinds nobody knows what they are."""
+"""Array classes that torch turns into tensors; subclasses may be anything."""
 SCALARS = frozenset(TORCH_DTYPES) - {np.dtype("uint64")}
-"""Of numpy scalars that torch collates: those of uint64 it refuses."""
+"""numpy scalars that torch collates: it refuses those of uint64."""
 JOINED_BYTES = 1 << 18
-"""Up to here a second copy of the bytes costs less than numpy's care for each array."""
+"""Up to this size, copying the bytes twice costs less than numpy's work per array."""
 
 
 class Misfit(Exception):
-    """A sample does not lie as the layout says; default_collate must do it."""
+    """A sample does not match the layout; default_collate must be used."""
 
 
 ALIGN = 64
-"""Leaves of a batch in one block of memory start on a cache line each."""
+"""Each leaf of a batch in one block of memory starts on a cache line."""
 
 
 class Layout(ABC):
-    """One node of the tree. Frozen, so it travels to other processes as it is."""
+    """One node of the tree. It is frozen, so it can be sent to other processes."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def row_bytes(self) -> int:
-        """Bytes one sample takes in the batch."""
+        """Bytes that one sample takes in the batch."""
 
     @property
     def solid(self) -> bool:
-        """Whether all of it lies in memory from `allocate`, none in Python objects."""
+        """Whether all of it is in memory from `allocate`, none in Python objects."""
         return True
 
     @abstractmethod
     def open(self, rows: int, allocate: Allocate) -> Any:
-        """Return the batch's memory, empty, in the shape of the batch."""
+        """Return the batch's memory, empty, with the structure of the batch."""
 
     @abstractmethod
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        """Put samples into rows `first`, `first` + 1, ... of `memory`."""
+        """Write samples to rows `first`, `first` + 1, ... of `memory`.
+
+        Raises:
+            Misfit: a sample does not match the layout.
+        """
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        """Return the batch of these samples, which are all there."""
+        """Return the batch of these samples, which must be complete.
+
+        Raises:
+            Misfit: a sample does not match the layout.
+        """
         memory = self.open(len(samples), allocate)
         self.write(memory, 0, samples)
         return self.seal(memory)
 
     def read(self, memory: Any, row: int) -> Any:
-        """Return the sample that lies in `row` (a view)."""
+        """Return the sample in `row` (a view)."""
         return memory[row]
 
     def seal(self, memory: Any) -> Any:
-        """Return the batch, all rows written, as default_collate has it."""
+        """Return the batch, after all rows are written, as default_collate would."""
         return memory
 
 
 def same(facts: list[Any], fact: Any) -> None:
-    """Raise `Misfit` unless all `facts`, one a sample, are this one.
+    """Check that all `facts`, one per sample, equal `fact`.
 
-    Counting in a list is the cheapest way in Python to look at many samples.
+    Counting in a list is the cheapest way in Python to check many samples.
+
+    Raises:
+        Misfit: one does not.
     """
     if facts.count(fact) != len(facts):
         raise Misfit
@@ -173,7 +184,7 @@ class TensorLeaf(Layout):
             return
         same(list(map(type, samples)), torch.Tensor)
         same([sample.dtype for sample in samples], self.dtype)
-        try:  # stack looks at all else, and refuses what is not like the first
+        try:  # stack checks everything else, and refuses what differs from the first
             if samples[0].shape != self.shape:
                 raise Misfit
             torch.stack(list(samples), out=memory[first : first + len(samples)])
@@ -192,7 +203,7 @@ class TensorLeaf(Layout):
 
 @dataclass(frozen=True, slots=True)
 class NumberLeaf(Layout):
-    """A Python int, float or bool: int64, float64 or bool, as torch has it."""
+    """A Python int, float or bool: becomes int64, float64 or bool, as in torch."""
 
     kind: type
 
@@ -224,7 +235,7 @@ class NumberLeaf(Layout):
 
 @dataclass(frozen=True, slots=True)
 class ScalarLeaf(Layout):
-    """A numpy scalar, as an array gives by an index: its own dtype, as torch has it."""
+    """A numpy scalar, as from indexing an array: keeps its dtype, as in torch."""
 
     kind: type[np.generic]
 
@@ -273,8 +284,8 @@ class ObjectLeaf(Layout):
 class SequenceNode(Layout):
     """A tuple, list or namedtuple: collated member by member.
 
-    A plain tuple becomes a list, a list stays one and a namedtuple its own type, as
-    default_collate has it.
+    As in default_collate, a plain tuple becomes a list; a list and a namedtuple keep
+    their type.
     """
 
     kind: type
@@ -302,8 +313,8 @@ class SequenceNode(Layout):
 
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
         """Return the members of all samples, by member."""
-        # Like default_collate, by the first sample's type: others need its length
-        # alone.
+        # Like default_collate, by the first sample's type: the others only need its
+        # length.
         if type(samples[0]) is not self.kind:
             raise Misfit
         columns: list[Any]
@@ -328,9 +339,9 @@ class SequenceNode(Layout):
         return self._sealed([member.seal(part) for member, part in parts])
 
     def _sealed(self, parts: list[Any]) -> Any:
-        """Return a batch of these parts, sealed.
+        """Return a batch of these sealed parts.
 
-        default_collate hands on columns of text as zip makes them.
+        default_collate returns columns of text as zip makes them.
         """
         pairs = zip(self.members, parts, strict=True)
         parts = [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
@@ -367,7 +378,7 @@ class MappingNode(Layout):
             member.write(memory[key], first, column)
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        # Like default_collate, by the keys of the first sample: others need have them.
+        # Like default_collate, by the keys of the first sample; others may have more.
         if type(samples[0]) is not dict:
             raise Misfit
         if tuple(samples[0]) != tuple(key for key, _ in self.members):
@@ -395,7 +406,7 @@ def gather(
     dtype: np.dtype[Any] | torch.dtype,
     shape: tuple[int, ...],
 ) -> None:
-    """Write rows of an array of this type and shape, all by one call."""
+    """Write rows of an array of this type and shape in one call."""
     (column,) = samples.columns
     if column.dtype != dtype or column.shape[1:] != shape:
         raise Misfit
@@ -407,7 +418,7 @@ def gather(
 def write_rows(
     layout: Layout, memory: Any, rows: Sequence[int], samples: Sequence[Any]
 ) -> None:
-    """Put one sample into each of `rows` (ascending) of a batch's memory."""
+    """Write one sample to each of `rows` (ascending) of a batch's memory."""
     if isinstance(rows, range):
         layout.write(memory, rows.start, samples)
         return
@@ -416,7 +427,7 @@ def write_rows(
 
 
 def block_bytes(layout: Layout, rows: int) -> int:
-    """Bytes of one block of memory that holds a batch, its leaves aligned."""
+    """Return the bytes of one block of memory for a batch, its leaves aligned."""
     total = 0
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -429,7 +440,7 @@ def block_bytes(layout: Layout, rows: int) -> int:
 
 
 def learn(sample: Any) -> Layout | None:
-    """Return how `sample` lies in a batch; None: default_collate must do it."""
+    """Return the layout of `sample` in a batch; None: default_collate must be used."""
     try:
         return _learn(sample)
     except Misfit:
@@ -471,23 +482,23 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 SMALL = 64
-"""Bytes that an object counts for which has none to show."""
+"""Bytes assumed for an object that does not show its size."""
 MANY = 16
-"""Samples, or members of a list, that are looked at, evenly spread, to tell the bytes
-of all."""
+"""Samples, or members of a list, that are examined, evenly spread, to estimate the
+bytes of all."""
 DEEP = 16
-"""Levels that are looked into: an object may hold itself."""
+"""Levels that are examined: an object may contain itself."""
 
 
 def size_of_all(samples: Sequence[Any]) -> int:
-    """Bytes that these samples hold, told by some of them where they are many."""
+    """Return the bytes of these samples, estimated from some of them if many."""
     return _bytes_of(samples, DEEP)
 
 
 def size_of(sample: Any, depth: int = DEEP) -> int:
-    """Bytes a sample holds: arrays, tensors, images, text; also within containers.
+    """Return the bytes of a sample: arrays, tensors, images, text, and containers.
 
-    An estimate, in a few microseconds, and without an error whatever the sample is.
+    An estimate that takes a few microseconds, and never raises.
     """
     kind = type(sample)
     if kind is np.ndarray:
@@ -501,7 +512,7 @@ def size_of(sample: Any, depth: int = DEEP) -> int:
     try:
         nbytes = _own_bytes(sample)
         return _bytes_within(sample, depth) if nbytes is None else nbytes
-    except Exception:  # noqa: BLE001 code of the user's object: of no consequence here
+    except Exception:  # noqa: BLE001 the user object's code may raise anything
         return SMALL
 
 
@@ -514,9 +525,9 @@ def _bytes_of(members: Sequence[Any], depth: int) -> int:
 
 
 def _own_bytes(sample: Any) -> int | None:
-    """Bytes of what has a size of its own; None for a container, or anything else."""
+    """Return the size that an object itself declares; None if it does not."""
     if isinstance(sample, torch.Tensor) and sample.layout is not torch.strided:
-        # The values, and an index for each in every dimension: never too little.
+        # The values, plus an index for each in every dimension: never too little.
         per_value = sample.element_size() + 8 * sample.ndim
         return sample._nnz() * per_value  # noqa: SLF001 there is no public name
     nbytes = getattr(sample, "nbytes", None)
@@ -545,7 +556,7 @@ def _bytes_within(sample: Any, depth: int) -> int:
 
 
 def describe(sample: Any) -> str:
-    """Say what a sample is, in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
+    """Describe a sample in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
     if isinstance(sample, torch.Tensor) and sample.is_nested:
         return "a nested tensor"  # most have no shape
     shape = getattr(sample, "shape", None)
@@ -561,7 +572,7 @@ def describe(sample: Any) -> str:
 
 
 Indices = Sequence[int] | NDArray[np.int64]
-"""Of the dataset, by row of a batch."""
+"""Indices into the dataset, by row of a batch."""
 
 
 def odd_ones(samples: Mapping[int, Any], indices: Indices | None) -> str:
@@ -574,11 +585,11 @@ def odd_ones(samples: Mapping[int, Any], indices: Indices | None) -> str:
 
 
 def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:
-    """Say what most samples of a batch are, and name some that are something else.
+    """Describe most samples of a batch, and name some that are different.
 
     Args:
         samples: by row of the batch.
-        indices: of the dataset, by row; None where they are not known.
+        indices: into the dataset, by row; None if unknown.
     """
     looks = {row: describe(sample) for row, sample in samples.items()}
     usual = Counter(looks.values()).most_common(1)[0][0]

@@ -1,8 +1,8 @@
-"""Stamped batches: what collate gives, with its `.plan` attached.
+"""Stamped batches: the result of collating, with its `.plan` attached.
 
-A tensor gets an attribute (gone after `.to()`); lists, tuples, dicts and namedtuples
-come as subclasses of their type that have one. Any other object is the user's own:
-nothing is written into it.
+A tensor gets an attribute (lost after `.to()`). Lists, tuples, dicts and namedtuples
+become subclasses of their type that have one. Any other object is the user's own, and
+is left unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _types: dict[type, type] = {}
 
 
 def _with_plan(kind: type) -> type:
-    """Return a subclass of a namedtuple whose instances can hold a `.plan`."""
+    """Return a subclass of a namedtuple whose instances can have a `.plan`."""
     if kind not in _types:
         names = {"__module__": kind.__module__, "__reduce__": _without_plan}
         _types[kind] = type(kind.__name__, (kind,), names)
@@ -45,12 +45,12 @@ def _with_plan(kind: type) -> type:
 
 
 def _without_plan(batch: Any) -> tuple[type, tuple[Any, ...]]:
-    """Pickle a namedtuple's subclass, which nobody could import, as what it is of."""
+    """Pickle an instance of the subclass, which cannot be imported, as its base."""
     return type(batch).__bases__[0], tuple(batch)
 
 
 def stamped(data: Any, plan: BatchPlan) -> Any:
-    """Return the batch with its plan attached, where it can be."""
+    """Return the batch with its plan attached, if possible."""
     kind = type(data)
     if kind is list:
         data = StampedList(data)
@@ -62,16 +62,16 @@ def stamped(data: Any, plan: BatchPlan) -> Any:
         data = tuple.__new__(_with_plan(kind), data)
     elif not isinstance(data, torch.Tensor):
         return data
-    if not hasattr(kind, "plan"):  # a field, or an attribute of a tensor's subclass
+    if not hasattr(kind, "plan"):  # a field, or an attribute of a tensor subclass
         data.plan = plan
     return data
 
 
 def in_parts(data: Any, count: int) -> list[Any]:
-    """Return a batch as a list of `count` batches of as many rows each: views.
+    """Return a batch as a list of `count` batches of equally many rows: views.
 
     Raises:
-        SpecError: something in it is no tensor.
+        SpecError: something in it is not a tensor.
     """
 
     def part(at: int) -> Any:
@@ -81,10 +81,14 @@ def in_parts(data: Any, count: int) -> list[Any]:
 
 
 def refuse(leaf: Any) -> Any:
-    """Raise `SpecError`: it cannot be taken apart by rows."""
+    """Refuse a leaf that cannot be split by rows.
+
+    Raises:
+        SpecError: always.
+    """
     raise SpecError(
-        f"microbatches are made of tensors, not of {type(leaf).__name__}; leave it out"
-        " in a map(), or give batch(collate_fn=...) a function that does"
+        f"microbatches are made of tensors, but this batch has a {type(leaf).__name__};"
+        " leave it out in a map(), or in a function given to batch(collate_fn=...)"
     )
 
 
@@ -95,12 +99,12 @@ def map_tensors(
 ) -> Any:
     """Return `data` with each tensor in its lists, tuples and dicts changed.
 
-    What is neither of these goes through `other`.
+    Other leaves go through `other`.
     """
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):
-        moved = copy.copy(data)  # of its own type, as default_collate keeps it
+        moved = copy.copy(data)  # keeps its type, as default_collate does
         moved.update({k: map_tensors(v, change, other) for k, v in data.items()})
         return moved
     if isinstance(data, tuple) and hasattr(data, "_fields"):

@@ -1,7 +1,7 @@
 """A program whose functions are coroutine functions, run in an event loop.
 
-The rows of a chunk are awaited one after the other: what waits long is leased row by
-row (core.py sizes leases by time), and many leases wait at once.
+The rows of a chunk are awaited one after another. Rows that wait long are leased one by
+one (core.py sizes leases by time), and many leases wait at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Awaiting:
     """Runs a program in the running loop.
 
     Args:
-        program: all of its functions are coroutine functions.
-        timeout_s: how long one sample may take; None: forever.
+        program: all its functions are coroutine functions.
+        timeout_s: limit for one sample in seconds; None means no limit.
         ending: whether the loop's tasks are being cancelled. A cancellation at any
-            other time is the function's own, and a failure like all that it raises.
+            other time comes from the function, and is a failure like any exception.
     """
 
     program: Program
@@ -42,7 +42,7 @@ class Awaiting:
     ) -> Outcome:
         """Work on a chunk as `Program.run` does; the CPU time is not known.
 
-        `random` must be this lease's alone until it is done: others run in between.
+        `random` must belong to this lease alone until it is done: others run meanwhile.
         """
         start_ns = time.perf_counter_ns()
         work = Work(chunk, random, inputs or [])
@@ -84,9 +84,9 @@ class Awaiting:
                 return await next(calls.each)
         except TimeoutError as error:
             if not limit.expired():
-                raise  # one of the function's own
+                raise  # a TimeoutError of the function's own
             raise TimeoutError(
                 f"{stage} was still waiting for this sample after its `timeout` of "
                 f"{self.timeout_s:g} s, and was cancelled; raise `timeout`, or let the "
-                "function try again on a time limit of its own"
+                "function retry with a shorter time limit of its own"
             ) from error

@@ -1,8 +1,8 @@
-"""The stages up to a cache, as one operation: asked for first, computed where missing.
+"""The stages up to a cache, as one operation: a cache is asked before anything runs.
 
-For each sample the last stage is asked, which asks the one before it only if it must:
-a function always, a cache where it does not hold the sample. So what is found costs
-neither a read nor any function before it.
+Each sample is requested from the last stage, which requests it from the one before only
+if it must: a function always, a cache if it does not hold the sample. A sample that is
+found thus costs neither a read nor any function before the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stored:
 
     cache: Cache
     sized: bool
-    """Whether a function before it asks for the image size."""
+    """Whether a function before it uses the image size."""
 
     def size(self, context: Context) -> int | None:
         """Return the size that belongs to its keys."""
@@ -37,25 +37,25 @@ Step = Read | Map | Stored
 
 @dataclass(frozen=True, slots=True)
 class Cached(Calling):
-    """The steps to a sample: a read, functions, caches; the last is a cache."""
+    """The steps to a sample: a read, functions and caches; the last is a cache."""
 
     stage: str
     steps: tuple[Step, ...]
 
     def begin(self, work: Work) -> Calls:
-        """Ask for one sample after the other."""
+        """Request one sample after another."""
         indices = work.chunk.indices.tolist()
         make = partial(self._make, len(self.steps) - 1, context=work.chunk.context)
         return Calls(map(make, work.watched(indices)), len(indices), work)
 
     def leave(self) -> None:
-        """Have on disk what is on its way there."""
+        """Write records to disk that are still waiting for it."""
         for step in self.steps:
             if isinstance(step, Stored):
                 step.cache.flush()
 
     def _make(self, at: int, index: int, context: Context) -> Any:
-        """Return the sample as step `at` gives it."""
+        """Return the sample as step `at` makes it."""
         match self.steps[at]:
             case Read() as read:
                 return marked(read.stage, read.get, index)
@@ -78,10 +78,10 @@ class Cached(Calling):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCached(Cached):
-    """The same, where all functions are coroutine functions."""
+    """The same, if all functions are coroutine functions."""
 
     async def _make(self, at: int, index: int, context: Context) -> Any:
-        """Return the sample as step `at` gives it."""
+        """Return the sample as step `at` makes it."""
         match self.steps[at]:
             case Read() as read:
                 return await awaited(read.stage, read.get, index)
@@ -105,9 +105,10 @@ class AwaitedCached(Cached):
 
 @dataclass(frozen=True, slots=True)
 class OfCached:
-    """The `ctx` of functions before a cache: what they make is served in later epochs.
+    """The `ctx` of functions before a cache, whose results are served in later epochs.
 
-    So what is another there is not to be read; the image size is in the key.
+    Values that change between epochs must not be read. The image size may: it is in the
+    key.
     """
 
     image_size: int | None
@@ -116,33 +117,37 @@ class OfCached:
         if name not in ("epoch", "step", "strength"):
             raise AttributeError(f"'Context' object has no attribute {name!r}")
         raise SpecError(
-            f"a function before a cache reads ctx.{name}, which is another in a later"
-            " epoch, while what stands before a cache is computed once; put that"
-            " function behind .cache()"
+            f"a function before a cache reads ctx.{name}, which changes between epochs,"
+            " while everything before a cache is computed only once; move the function"
+            " after .cache()"
         )
 
 
 def refused_none(stage: str, sample: Any) -> Any:
-    """Return the sample, unless it is None."""
+    """Return the sample, unless it is None.
+
+    Raises:
+        SampleError: it is None.
+    """
     if sample is None:
         raise of_stage(SampleError(NO_SAMPLE.format(stage)), stage)
     return sample
 
 
 def of_stage(error: BaseException, stage: str) -> BaseException:
-    """Return the error, which says now in which stage it was raised: `Work.fail`."""
+    """Return the error, marked with the stage that raised it: see `Work.fail`."""
     set_on(error, "penstock_stage", stage)
     return error
 
 
 def of_cache(error: BaseException, cache: Cache) -> None:
-    """Let the error say that a cache raised it, unless another before it has."""
+    """Mark the error as raised by a cache, unless an earlier one has."""
     if not hasattr(error, "penstock_stage"):
         of_stage(error, cache.opening.name)
 
 
 def marked(stage: str, function: Callable[..., Any], *args: Any, **extras: Any) -> Any:
-    """Call a function; what it raises says which stage that was."""
+    """Call a function; mark its exception with the stage."""
     try:
         return function(*args, **extras)
     except BaseException as error:
@@ -153,7 +158,7 @@ def marked(stage: str, function: Callable[..., Any], *args: Any, **extras: Any) 
 async def awaited(
     stage: str, function: Callable[..., Any], *args: Any, **extras: Any
 ) -> Any:
-    """Await a coroutine function; what it raises says which stage that was."""
+    """Await a coroutine function; mark its exception with the stage."""
     try:
         return await function(*args, **extras)
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""A segment's body: which functions run on a chunk, one after the other.
+"""A segment's body: the functions that run on a chunk, one after another.
 
-A program holds no queue and no lock, so the same one runs in the trainer's thread, in
+A program has no queue and no lock, so the same one can run in the trainer's thread, in
 worker threads and in other processes. Each operation runs over all rows of the chunk
-before the next does; a row whose function raised is set aside and the others go on.
+before the next one does. A row whose function raised is set aside; the others go on.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Sink(Protocol):
 
 
 class Watch(Protocol):
-    """Is told of each sample as it is taken in hand."""
+    """Observes each sample as it is taken."""
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """Hand `items` through, noting the row each belongs to as it is taken."""
+        """Yield `items`, noting the row of each as it is taken."""
 
 
 @dataclass(slots=True)
@@ -46,27 +46,27 @@ class Work:
     random: SampleRandom
     samples: Sequence[Any]
     offsets: list[int] | None = None
-    """Which rows of the chunk `samples` are for; None: all."""
+    """Rows of the chunk that `samples` belong to; None means all."""
     failures: list[Failure] | None = None
     dropped: int = 0
     ended: bool = False
     watch: Watch | None = None
 
     def watched(self, items: Iterable[Any]) -> Iterable[Any]:
-        """Return `items`, one a sample, watched as they are taken."""
+        """Return `items`, one per sample, observed as they are taken."""
         if self.watch is None:
             return items
         return self.watch.each(items, self.offsets or range(len(self.chunk)))
 
     def rows(self) -> Sequence[int]:
-        """Return the row of the batch each sample belongs to."""
+        """Return the row of the batch that each sample belongs to."""
         first = self.chunk.first_row
         if self.offsets is None:
             return range(first, first + len(self.chunk))
         return [first + offset for offset in self.offsets]
 
     def keep(self, samples: Sequence[Any], kept: Iterable[bool]) -> None:
-        """Go on with those of `samples` that are `kept`."""
+        """Continue with those of `samples` that are `kept`."""
         flags = list(kept)
         if all(flags):
             self.samples = samples
@@ -76,7 +76,7 @@ class Work:
         self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
 
     def take(self, results: list[Any], failed: set[int]) -> None:
-        """Go on with `results`, but for those that failed."""
+        """Continue with `results`, except those that failed."""
         if failed:
             self.keep(results, (at not in failed for at in range(len(results))))
         else:
@@ -85,15 +85,15 @@ class Work:
     def fail(
         self, at: int, error: BaseException, stage: str, *, cut_short: bool = False
     ) -> None:
-        """Note that the sample `at` (counted within `samples`) raised."""
+        """Record that the sample `at` (its position in `samples`) raised."""
         offset = at if self.offsets is None else self.offsets[at]
-        stage = getattr(error, "penstock_stage", stage)  # of several that are one
+        stage = getattr(error, "penstock_stage", stage)  # of several stages in one
         index, row = int(self.chunk.indices[offset]), self.chunk.first_row + offset
         failure = Failure(error, stage, index, row, cut_short)
         self.failures = [*(self.failures or ()), failure]
 
     def fail_all(self, error: BaseException, stage: str) -> None:
-        """Note that none of the rows could be begun."""
+        """Record that none of the rows could be started."""
         self.samples, self.offsets = [], None
         for at in range(len(self.chunk)):
             self.fail(at, error, stage)
@@ -105,34 +105,34 @@ class Operation(ABC):
 
     __slots__ = ()
     stage: str
-    """As the log and errors show it."""
+    """Its name in the log and in errors."""
 
-    def enter(self, number: int) -> None:  # noqa: B027 few care
-        """Be told that this is worker process `number`, before its first chunk."""
+    def enter(self, number: int) -> None:  # noqa: B027 few need it
+        """Note, before the first chunk, that this is worker process `number`."""
 
     @abstractmethod
     def run(self, work: Work) -> None:
-        """Do it to all rows of `work`."""
+        """Apply it to all rows of `work`."""
 
-    def leave(self) -> None:  # noqa: B027 few care
-        """Be told that this worker process is about to end."""
+    def leave(self) -> None:  # noqa: B027 few need it
+        """Note that this worker process is about to end."""
 
 
 def samples_of(many: Iterable[Any]) -> Sequence[Any]:
-    """Return what was read at once as it is to go on: a list, or rows of arrays."""
+    """Return samples that were read at once, as a list or as rows of arrays."""
     return many if isinstance(many, ArrayRows) else list(many)
 
 
 FAILED = object()
-"""Stands in for the sample of a row whose function raised, until it is set aside."""
+"""Replaces the sample of a row whose function raised, until it is set aside."""
 
 
 def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
-    """Replace the samples by what `count` lazy calls give, setting failures aside.
+    """Replace the samples by the results of `count` lazy calls, setting failures aside.
 
-    `list.extend` keeps what an iterator gave before it raised, and the iterator goes on
-    behind the item that raised, so the loop over all rows runs in C while all goes
-    well.
+    `list.extend` keeps what an iterator yielded before it raised, and the iterator
+    continues after the item that raised. So the loop over all rows runs in C while
+    everything succeeds.
     """
     calls = iter(calls)
     results: list[Any] = []
@@ -141,7 +141,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
         try:
             results.extend(calls)
         except BaseException as error:
-            if len(results) >= count:  # Ctrl-C, after the last call was through
+            if len(results) >= count:  # a Ctrl-C after the last call had finished
                 raise
             failed.add(len(results))
             work.fail(len(results), error, stage)
@@ -155,26 +155,26 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
 
 
 STOPPED = (
-    "the function of {} raised StopIteration, which means the end of an iteration to "
-    "Python; a stage's function must return a sample or raise another exception"
+    "the function of {} raised StopIteration, which Python takes for the end of an "
+    "iteration; a stage's function must return a sample or raise another exception"
 )
 
 
 class Calls(NamedTuple):
-    """The calls that an operation makes, not made yet."""
+    """The calls of an operation, before they are made."""
 
     each: Iterator[Any]
-    """Makes one a step; goes on behind one that raised."""
+    """Makes one call per step; continues after one that raised."""
     number: int
     results: Work
-    """Whose samples the results are to be."""
+    """The work that the results belong to."""
 
 
 class Calling(Operation):
     """An operation that calls a function once for every sample.
 
-    Between its two halves the calls are made: one after the other, or, where the
-    function is a coroutine function, awaited (awaiting.py).
+    The calls are made between its two halves: one after another, or, for a coroutine
+    function, awaited (awaiting.py).
     """
 
     __slots__ = ()
@@ -184,10 +184,10 @@ class Calling(Operation):
         """Prepare the calls."""
 
     def finish(self, work: Work, results: Work) -> None:
-        """Judge the results, once all calls are made."""
+        """Check the results, once all calls are made."""
 
     def run(self, work: Work) -> None:
-        """Do it to all rows of `work`."""
+        """Apply it to all rows of `work`."""
         calls = self.begin(work)
         apply(calls.results, self.stage, calls.each, calls.number)
         self.finish(work, calls.results)
@@ -195,19 +195,19 @@ class Calling(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Read(Calling):
-    """Ask the dataset for the chunk's indices."""
+    """Reads the chunk's indices from the dataset."""
 
     stage: str
     get: Callable[[int], Any]
     get_many: Callable[[list[int]], Sequence[Any]] | None = None
-    """The dataset's `__getitems__`, where it has one."""
+    """The dataset's `__getitems__`, if it has one."""
 
     def run(self, work: Work) -> None:
         if self.get_many is not None:
             indices = work.chunk.indices.tolist()
             try:
                 samples = samples_of(self.get_many(indices))
-            except Exception:  # noqa: BLE001 one by one, the guilty sample says so itself
+            except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
                 samples = []
             if len(samples) == len(indices):
                 work.samples = samples
@@ -215,19 +215,19 @@ class Read(Calling):
         Calling.run(self, work)
 
     def begin(self, work: Work) -> Calls:
-        """Ask for one sample after the other."""
+        """Request one sample after another."""
         indices = work.chunk.indices.tolist()
         return Calls(map(self.get, work.watched(indices)), len(indices), work)
 
 
 @dataclass(slots=True, eq=False)
 class ReadOn(Operation):
-    """Ask an iterable for its next samples; one worker, in order.
+    """Reads the next samples of an iterable; one worker, in order.
 
-    The iterator is opened when the first row of an epoch is wanted and dropped at its
-    end. One that raised is asked again, for the next row. A generator cannot go on
-    then, nor can what reads from one: where nothing follows an error, that error is
-    noted for the end, too, lest the rest of the epoch be missing without a word.
+    The iterator is opened for the first row of an epoch and dropped at the epoch's end.
+    After an error it is asked again, for the next row. A generator cannot continue
+    then, nor can anything that reads from one. If nothing follows an error, the error
+    counts for the end, too: otherwise the rest of the epoch would silently be missing.
     """
 
     stage: str
@@ -236,11 +236,11 @@ class ReadOn(Operation):
     _ended: bool = False
     _iterator: Iterator[Any] | None = None
     _skip: int = 0
-    # What the iterator raised, if it has given nothing since.
+    # The error that the iterator raised, if it has yielded nothing since.
     _error: BaseException | None = None
 
     def restart(self, skip: int = 0) -> None:
-        """Begin again with the next row wanted, leaving out the first `skip` rows."""
+        """Restart with the next row requested, skipping the first `skip` rows."""
         self._epoch, self._iterator, self._error, self._skip = -1, None, None, skip
 
     def run(self, work: Work) -> None:
@@ -265,13 +265,13 @@ class ReadOn(Operation):
     def _read(self, samples: list[Any], count: int) -> BaseException | None:
         """Add `count` samples, or fewer at the end; return the error of the next row.
 
-        `list.extend` keeps what an iterator gave before it raised. The iterator is
-        asked by `next` alone: the `iter` of some begins from the start.
+        `list.extend` keeps what an iterator yielded before it raised. Only `next` is
+        called on the iterator: the `iter` of some starts over.
         """
         before = len(samples)
         try:
             samples.extend(map(next, repeat(self._open(), count)))
-        except BaseException as error:  # noqa: BLE001 it is the trainer's
+        except BaseException as error:  # noqa: BLE001 the trainer raises it
             self._error = error
             return error
         if len(samples) > before:
@@ -285,45 +285,45 @@ class ReadOn(Operation):
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
-            self._iterator = iter(())  # it ends here if it cannot be opened
+            self._iterator = iter(())  # stays empty if it cannot be opened
             self._iterator = iter(self.dataset)
             left_out, self._skip = self._skip, 0
             for _ in range(left_out):
-                with contextlib.suppress(Exception):  # it had a row like any other
+                with contextlib.suppress(Exception):  # it counted as a row, too
                     next(self._iterator, None)
         return self._iterator
 
 
 CUT_SHORT = (
-    "penstock: {} gave nothing more after this error, so the rest of its epoch would be"
-    " missing; let its iterator go on after an error (a generator cannot)"
+    "penstock: {} yielded nothing more after this error, so the rest of its epoch would"
+    " be missing; let its iterator continue after an error (a generator cannot)"
 )
 
 
 NO_SAMPLE = (
-    "{} returned None, which is no sample; a map function returns the new sample (is a"
-    " `return` missing?). To leave samples out use filter() or select()."
+    "{} returned None, which is not a sample; a map function must return the new sample"
+    " (is a `return` missing?). To leave samples out, use filter() or select()."
 )
 NO_BATCH = (
-    "{} returned None, which is no batch; a map function behind batch() returns the new"
-    " batch, also where it changes the one it is given (is a `return` missing?)"
+    "{} returned None, which is not a batch; a map function after batch() must return"
+    " the new batch, even if it changes its argument (is a `return` missing?)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Map(Calling):
-    """Call a function on each sample."""
+    """Calls a function on each sample."""
 
     stage: str
     number: int
-    """Which stage of the pipeline this is, caches not counted: keys its draws."""
+    """The stage's number in the pipeline, caches not counted: seeds its draws."""
     function: Callable[..., Any]
     wants_rng: bool = False
     wants_ctx: bool = False
     none: ClassVar[str] = NO_SAMPLE
 
     def begin(self, work: Work) -> Calls:
-        """Hand each sample to the function, with what else it wants."""
+        """Pass each sample to the function, with the other arguments it takes."""
         samples = work.watched(work.samples)
         if self.wants_rng or self.wants_ctx:
             calls = map(self._call, samples, *self._extras(work))
@@ -362,18 +362,18 @@ class Map(Calling):
 
 
 class BatchMap(Map):
-    """Call a function on a whole batch; its draws depend on the batch alone."""
+    """Calls a function on a whole batch; its draws depend only on the batch."""
 
     __slots__ = ()
     none: ClassVar[str] = NO_BATCH
 
     @classmethod
     def of(cls, each: Map, rank: int) -> BatchMap:
-        """Return what does to batches what `each` would do to samples.
+        """Return an operation that does to batches what `each` does to samples.
 
         Args:
-            each: of the pipeline.
-            rank: whose batches these are: each rank's draws are its own.
+            each: an operation of the pipeline.
+            rank: the rank whose batches these are: each rank has its own draws.
         """
         number = each.number + (rank << RANK_BITS)
         return cls(each.stage, number, each.function, each.wants_rng, each.wants_ctx)
@@ -384,24 +384,24 @@ class BatchMap(Map):
 
 
 RANK_BITS = 32
-"""Numbers of stages are smaller than 2 to the power of this."""
+"""Numbers of stages are below 2 to the power of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter(Calling):
-    """Leave out the samples a function says no to."""
+    """Leaves out the samples for which a function returns false."""
 
     stage: str
     predicate: Callable[[Any], Any]
 
     def begin(self, work: Work) -> Calls:
-        """Ask about each sample; the answers do not take their place."""
+        """Ask about each sample, keeping the samples apart from the answers."""
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
         calls = map(self.predicate, work.watched(work.samples))
         return Calls(calls, len(work.samples), flags)
 
     def finish(self, work: Work, results: Work) -> None:
-        """Keep the samples whose answer is yes."""
+        """Keep the samples whose answer is true."""
         answers = results.samples
         apply(results, self.stage, map(bool, answers), len(answers))
         failed = {failure.row for failure in results.failures or ()}
@@ -421,10 +421,10 @@ def timed(
     Args:
         operation: what to run.
         work: the rows.
-        share: of its time that it is taken to be on a CPU; None: that is measured.
+        share: assumed share of its time on a CPU; None means to measure it.
 
     Returns:
-        Its nanoseconds, those on a CPU, and the bytes of a sample that it made.
+        Its wall time (ns), its CPU time (ns), and the bytes of a sample it made.
     """
     start_ns = time.perf_counter_ns()
     begun_ns = time.thread_time_ns() if share is None else 0
@@ -442,14 +442,14 @@ class Program:
 
     Args:
         operations: at least one; the first of the pipeline's first segment reads.
-        places: the stage whose batches the results go into; empty: they go on to a next
+        places: the stage whose batches the results go into; empty if they go to another
             segment.
-        doubtful: objects of the user's which nobody said that threads may share. One
-            thread of a process uses them first; then they are looked at.
-        batches: collates the rows of a batch in the worker process that has made all
-            of them; None: they are collated in the trainer, if there is a collate_fn.
-        watched: objects of the user's in which a worker may keep a count, or a cache,
-            as one worker was asked for: it tells if it does.
+        doubtful: user objects that nobody declared safe to share between threads. One
+            thread of a process uses them first, and then they are examined.
+        batches: collates the rows of a batch in the worker process that has made all of
+            them; None: they are collated in the trainer, if there is a collate_fn.
+        watched: user objects in which a worker may keep a count or a cache, because the
+            user asked for one worker: it reports changes.
     """
 
     operations: tuple[Operation, ...]
@@ -460,17 +460,17 @@ class Program:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """What is done to samples, and to batches, as the log names it."""
+        """The names, as in the log, of what is done to samples and batches."""
         stages = tuple(operation.stage for operation in self.operations)
         return (*stages, self.places) if self.places else stages
 
     def enter(self, number: int) -> None:
-        """Run in worker process `number` from here on."""
+        """Note that it runs in worker process `number` from now on."""
         for operation in self.operations:
             operation.enter(number)
 
     def leave(self) -> None:
-        """End this worker process' part."""
+        """End the part of this worker process."""
         for operation in self.operations:
             operation.leave()
 
@@ -487,11 +487,11 @@ class Program:
 
         Args:
             chunk: the rows.
-            inputs: their samples, as the segment before left them.
-            sink: takes the results; None: they are returned.
-            random: of the worker.
-            watch: of the samples.
-            clock: of the worker; None: its CPU time is read.
+            inputs: their samples, from the segment before.
+            sink: takes the results; None returns them.
+            random: generator of the worker.
+            watch: observes the samples.
+            clock: CPU clock of the worker; None: its CPU time is read every time.
         """
         clock, start_ns = clock or CpuClock(), time.perf_counter_ns()
         share = clock.begin()
@@ -511,40 +511,40 @@ class Program:
         share: float | None = None,
         watch: Watch | None = None,
     ) -> tuple[Work, Parts]:
-        """Do it to a chunk; return what became of it, and its parts as an `Outcome`.
+        """Run all operations on a chunk; return the work, and its parts for `Outcome`.
 
         Args:
             chunk: the rows.
-            inputs: their samples, as the segment before left them.
-            random: of the worker.
-            share: of each part's time that is taken to be on a CPU; None: measured.
-            watch: of the samples.
+            inputs: their samples, from the segment before.
+            random: generator of the worker.
+            share: assumed share of each part's time on a CPU; None measures it.
+            watch: observes the samples.
         """
         work = Work(chunk, random, inputs or [], watch=watch)
         if len(self.operations) == 1:
-            self.operations[0].run(work)  # what it takes is what all of it takes
+            self.operations[0].run(work)  # its cost is that of everything
             return work, ()
         return work, tuple(timed(each, work, share) for each in self.operations)
 
     def parted(self, parts: Parts, outcome: Outcome, made_ns: int) -> Parts:
-        """Return what each stage took, that of placing included; empty: there is one.
+        """Return the cost of each stage, including placing; empty if there is only one.
 
         Args:
-            parts: of the operations; empty: there is one.
-            outcome: of all of it.
-            made_ns: after so many nanoseconds the samples were made.
+            parts: of the operations; empty if there is only one.
+            outcome: of everything.
+            made_ns: the time after which the samples were made, in nanoseconds.
         """
         if not self.places:
             return parts
         placing_ns = outcome.run_ns - made_ns
-        computing_ns = min(placing_ns, outcome.cpu_ns)  # copies wait for nothing
+        computing_ns = min(placing_ns, outcome.cpu_ns)  # copies do not wait
         if not parts:
             nbytes = outcome.nbytes // max(outcome.done, 1)
             parts = ((made_ns, outcome.cpu_ns - computing_ns, nbytes),)
         return *parts, (placing_ns, computing_ns, 0)
 
     def finish(self, work: Work, sink: Sink | None) -> Outcome:
-        """Place what is left of the rows, or return it; their times are not known."""
+        """Place or return the remaining rows; their times are unknown."""
         outcome = Outcome(
             done=len(work.chunk),
             failures=work.failures or [],

@@ -1,7 +1,7 @@
-"""A generator of its own for every (seed, round, index, stage), and for nothing else.
+"""A separate generator for every (seed, round, index, stage).
 
 Philox 4x64 is counter-based: block `c` of the stream with key `k` is a function of (k,
-c) alone, so a stream is chosen by writing the counter, at no cost of seeding, and
+c) alone. A stream is chosen by writing the counter, without the cost of seeding, and
 streams that differ in any word above the lowest never meet (Salmon, Moraes, Dror, Shaw:
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Here:
 
@@ -11,16 +11,16 @@ streams that differ in any word above the lowest never meet (Salmon, Moraes, Dro
 
 from __future__ import annotations
 
-from numpy import random  # numpy loads it when first asked, maybe in a thread
+from numpy import random  # numpy loads it on first use, perhaps in a thread
 
 from ...errors import checked_seed
 
 
 class SampleRandom:
-    """One numpy `Generator`, set again to a sample's own stream for every sample.
+    """One numpy `Generator`, reset to a sample's own stream for every sample.
 
-    One worker owns it; it is not to be shared between threads. A generator it returned
-    is valid until the next call of `at`.
+    One worker owns it; threads must not share it. A generator that it returned is valid
+    until the next call of `at`.
     """
 
     __slots__ = ("_counter", "_generator", "_philox", "_seed", "_state")
@@ -29,14 +29,14 @@ class SampleRandom:
         self._seed = checked_seed(seed)
         self._philox = random.Philox(key=self._seed)
         self._generator = random.Generator(self._philox)
-        # A fresh state holds no leftover words: `buffer_pos` is at the buffer's end and
-        # `has_uint32` is 0. Writing it back whole therefore also forgets what the
-        # sample before left unread.
+        # A fresh state has no leftover words: `buffer_pos` is at the buffer's end and
+        # `has_uint32` is 0. Writing it back whole therefore also discards what the
+        # previous sample left unread.
         self._state = self._philox.state
         self._counter = self._state["state"]["counter"]
 
     def at(self, round_: int, index: int, stage: int) -> random.Generator:
-        """Return the generator at the start of the stream of one sample in one stage.
+        """Return the generator at the start of one sample's stream in one stage.
 
         Args:
             round_: epoch * repeats + pass, >= 0.

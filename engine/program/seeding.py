@@ -1,12 +1,12 @@
 """Sample seeding: functions that draw from the global generators, made repeatable.
 
 The generators of `random`, `numpy.random` and torch are set from a sample's own seed
-before it is made, so its bytes do not depend on who makes it, or after what. That takes
-some 6 us, so it is left out for data that draws nothing. Each lease is watched, which
-takes 12 us, and one in which something is drawn is made once more. A dataset that reads
-on, or counts, would give other samples then: if it is seen to, all its samples are
-seeded. A worker process begins as torch's data sets and `worker_init_fn` expect to find
-it: `WorkerStart`.
+before it is made, so its bytes do not depend on who makes it, or in which order. That
+takes some 6 us, so it is skipped for data that draws nothing. Each lease is observed,
+which takes 12 us, and one that draws something is made again. A dataset that reads on,
+or counts, would then return other samples: if it is seen to, all its samples are
+seeded. A worker process starts in the state that torch's data sets and
+`worker_init_fn` expect: `WorkerStart`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ States = tuple[Any, Any, torch.Tensor]
 
 
 def seed_global_generators(seed: int) -> None:
-    """Set the generators of `random`, numpy and torch (on the CPU) to 64 bits.
+    """Set the generators of `random`, numpy and torch (on the CPU) from 64 bits.
 
-    Python and numpy make the same words of the same two numbers (`init_by_array` of
+    Python and numpy make the same words from the same two numbers (`init_by_array` of
     Matsumoto and Nishimura). So numpy's are copied, which takes a tenth of the time.
     """
     random.seed(seed)
@@ -41,19 +41,19 @@ def seed_global_generators(seed: int) -> None:
     if made and words is not None and spare is not None and seed >> 32:
         memoryview(words).cast("B")[:-4] = made
         words[WORDS], spare[0] = WORDS, 0
-    else:  # Python takes one number where the upper half is 0
+    else:  # Python takes a single number if the upper half is 0
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 the global one
     torch.default_generator.manual_seed(seed)
 
 
 def mixed(numbers: Sequence[int]) -> int:
-    """Return 64 bits that depend on all of these numbers, each of 0 or more."""
+    """Return 64 bits that depend on all these numbers, each >= 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Put the global generators back after what is done within."""
+    """Restore the global generators at the end of the `with`."""
     known = states()
     try:
         yield
@@ -63,20 +63,20 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_by(*numbers: int) -> Iterator[None]:
-    """Seed the global generators by these numbers within; put them back after it."""
+    """Seed the global generators with these numbers; restore them at the end."""
     with undisturbed():
         seed_global_generators(mixed(numbers))
         yield
 
 
 def states() -> States:
-    """Return the whole states of the global generators."""
+    """Return the complete states of the global generators."""
     numpys = np.random.get_state(legacy=False)  # noqa: NPY002 the global one
     return random.getstate(), numpys, torch.default_generator.get_state()
 
 
 def restore(before: States) -> None:
-    """Put the global generators back."""
+    """Restore the states of the global generators."""
     python, numpys, torchs = before
     random.setstate(python)
     np.random.set_state(numpys)  # noqa: NPY002 the global one
@@ -87,11 +87,11 @@ Place = tuple[Any, Any, Any]
 
 
 def place() -> Place:
-    """Return what changes when anything is drawn; takes half a microsecond.
+    """Return values that change when anything is drawn; takes half a microsecond.
 
-    A Mersenne Twister counts the words of its state that are used up, and makes other
-    words once they all are. So the count and one word tell, and they are read where
-    they lie: Python, numpy and torch would copy the whole state.
+    A Mersenne Twister counts the used words of its state, and makes new words when they
+    are all used. So the count and one word are enough. They are read in place: Python,
+    numpy and torch would copy the whole state.
     """
     python, numpys, torchs = _PYTHON, _numpys(), _TORCH
     return (
@@ -108,14 +108,14 @@ def place() -> Place:
 
 
 class Undrawn:
-    """Notices what draws from the trainer's global generators, to put them back."""
+    """Notices draws from the trainer's global generators, and can undo them."""
 
     def __init__(self) -> None:
         self._place: Place | None = None
         self._states: States | None = None
 
     def look(self) -> None:
-        """Note where the generators are; cheap where nobody has drawn since."""
+        """Note the generators' states; cheap if nobody has drawn since."""
         now = place()
         if now != self._place:
             self._place, self._states = now, states()
@@ -126,22 +126,22 @@ class Undrawn:
         return place() != self._place
 
     def put_back(self) -> None:
-        """Put the generators back to where they were."""
+        """Restore the generators to the noted states."""
         assert self._states is not None
         restore(self._states)
 
 
 def keeps(thing: Any, before: dict[str, Any]) -> bool:
-    """Whether calls of a thing change it, so that one made twice is another."""
+    """Whether calls of a thing change it, so that a repeated call may differ."""
     return find_unsafe(thing, "it") is not None or changed(before, [thing]) is not None
 
 
 class SeededCalls:
-    """Calls what may draw, in the trainer, whose own draws it leaves undisturbed.
+    """Calls something that may draw, without disturbing the trainer's own draws.
 
-    Setting and putting back the generators takes 100 us. So calls are seeded until the
-    first has shown that it draws nothing, and again from one on that draws after all;
-    that one is made twice, and so all are seeded of what changes with each call.
+    Setting and restoring the generators takes 100 us. So calls are only seeded until
+    the first has shown that it draws nothing, and again from a call that does draw.
+    That call is made twice, so all calls are seeded if each changes the subject.
 
     Args:
         subject: what is called.
@@ -150,18 +150,18 @@ class SeededCalls:
     def __init__(self, subject: Any) -> None:
         self._subject = [subject]
         self._undrawn = Undrawn()
-        # Whether each call is seeded; None: the first, which is, will tell.
+        # Whether each call is seeded; None: the first one is, and will show.
         self._seeds: bool | None = None
         self.keeps: bool | None = None
         """Whether calls change the subject; None before the first."""
 
     def call(self, make: Callable[[], T], *seed: int, alone: bool = True) -> T:
-        """Return what `make` returns; what it draws depends on `seed` alone.
+        """Return the result of `make`; its draws depend on `seed` alone.
 
         Args:
             make: calls the subject.
             seed: of this call.
-            alone: whether no other thread may draw meanwhile, and be taken for it.
+            alone: whether no other thread may draw meanwhile, which would look alike.
         """
         undrawn = self._undrawn
         if self._seeds is False and alone:
@@ -182,11 +182,11 @@ class SeededCalls:
 
 
 WORDS = 624
-"""Of a Mersenne Twister's state."""
+"""Words of a Mersenne Twister's state."""
 BEFORE = 3
-"""Words that torch has before those: the first counts how many of them are left."""
+"""Words in torch's state before those: the first counts how many of them are left."""
 SPARE = BEFORE + WORDS + 5
-"""Where torch says if it has a normal number to spare, whose taking moves nothing."""
+"""Where torch notes a spare normal number, whose drawing moves nothing."""
 Words = ctypes.Array[ctypes.c_uint32]
 
 
@@ -196,7 +196,7 @@ _GENERATOR: Any = random._inst  # noqa: SLF001
 def _pythons() -> Words | None:
     """Return the state of Python's generator in place: the count, then the words.
 
-    None where it lies otherwise than in CPython (Modules/_randommodule.c).
+    None if its memory layout is not that of CPython (Modules/_randommodule.c).
     """
     generator, start = _GENERATOR, object.__basicsize__
     if type(generator) is not random.Random or (
@@ -214,8 +214,8 @@ def _address(generator: Any) -> int:
 def _torchs() -> Words | None:
     """Return the state of torch's generator in place, from the count on.
 
-    (ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.h.) None where a generator made
-    for this shows that it lies otherwise.
+    (ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.h.) None if a generator created
+    for this test shows another memory layout.
     """
     other = torch.Generator().manual_seed(1)
     torch.randn(1, generator=other)
@@ -280,7 +280,7 @@ _known: tuple[Any, Words | None] = (None, None)
 def _numpys() -> Words | None:
     """Return the state of numpy's global generator in place: the words, then the count.
 
-    (numpy/random/src/mt19937/mt19937.h.) None where it is no Mersenne Twister.
+    (numpy/random/src/mt19937/mt19937.h.) None if it is not a Mersenne Twister.
     """
     global _known  # noqa: PLW0603 the same one nearly always
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
@@ -295,9 +295,9 @@ def _numpys() -> Words | None:
 
 @dataclass(slots=True, eq=False)
 class SeededRead(Calling):
-    """Asks the dataset for the chunk's indices, each under its own seed.
+    """Reads the chunk's indices from the dataset, each under its own seed.
 
-    For one thread a process: the generators are the process's own.
+    For one thread per process: the generators belong to the process.
     """
 
     stage: str
@@ -306,23 +306,23 @@ class SeededRead(Calling):
     start: WorkerStart
     """What a worker process does first."""
     trainer: int = field(default_factory=os.getpid)
-    """The process whose generators belong to somebody else."""
+    """The process whose generators belong to the user's program."""
     seeds: bool | None = None
-    """Whether each sample is seeded; None: the first lease, which is, will tell."""
+    """Whether each sample is seeded; None: the first lease is, and will show."""
     number: int | None = None
-    """Of the worker process that has not begun."""
+    """Number of the worker process, until it has started."""
     undrawn: Undrawn = field(default_factory=Undrawn)
 
     def enter(self, number: int) -> None:
-        """This is worker process `number` from here on."""
+        """Note that this is worker process `number` from now on."""
         self.number = number
 
     def run(self, work: Work) -> None:
-        """Read; keep the trainer's generators as they are."""
+        """Read, leaving the trainer's generators as they are."""
         if self.number is not None:
             try:
                 self.start(self.number)
-            except Exception as error:  # noqa: BLE001 the trainer is to see it
+            except Exception as error:  # noqa: BLE001 the trainer raises it
                 work.fail_all(error, self.stage)
                 return
             self.number = None
@@ -337,7 +337,7 @@ class SeededRead(Calling):
             self._read_seeded(work)
 
     def _draws(self, work: Work) -> bool:
-        """Read unless something is drawn, and if it is, undo the draws."""
+        """Read and return False; if anything was drawn, undo that and return True."""
         self.undrawn.look()
         first = Work(work.chunk, work.random, [], watch=work.watch)
         Read(self.stage, self.get, self.get_many).run(first)
@@ -357,7 +357,7 @@ class SeededRead(Calling):
                 restore(known)
 
     def begin(self, work: Work) -> Calls:
-        """Ask for one sample after the other, each under its seed."""
+        """Request one sample after another, each under its seed."""
         pairs = zip(
             work.chunk.indices.tolist(), work.chunk.rounds.tolist(), strict=True
         )
@@ -376,20 +376,20 @@ def seeded(pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
 class WorkerStart:
     """What is done once in a worker process, before its first sample.
 
-    A worker that replaces another has the number of that one; the most there were at
-    once may grow while training runs, so `num_workers` is that when a worker began.
+    A worker that replaces another gets its number. The largest number of workers may
+    grow while training runs, so `num_workers` is the one when this worker started.
     """
 
     dataset: Any
     num_workers: int
-    """As the user asked for; 0 leaves it to the tuner."""
+    """As requested by the user; 0 leaves it to the tuner."""
     init: Callable[[int], Any] | None
     """`worker_init_fn`."""
 
     def __call__(self, number: int) -> None:
-        """Make this process worker `number`: `get_worker_info()` answers from here on.
+        """Make this process worker `number`, as `get_worker_info()` will report.
 
-        The process began with global generators of its own, from which a
+        The process started with its own global generators, from which a
         `worker_init_fn` derives its seeds.
 
         Raises:

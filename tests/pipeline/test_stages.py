@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "an unknown device": (
         lambda: DeviceStage.of("gpu"),
         "got 'gpu'",
-        "`device` must be one like",
+        "`device` must be one such as",
         '"cpu" or "cuda:0"',
     ),
     "a device before batches": (

@@ -181,7 +181,7 @@ def test_none_is_no_sample() -> None:
     (failure,) = outcome.failures
     assert (failure.row, failure.index) == (12, 2)
     assert isinstance(failure.error, SampleError)
-    assert "returned None, which is no sample" in str(failure.error)
+    assert "returned None, which is not a sample" in str(failure.error)
     assert "is a `return` missing?" in str(failure.error)
     assert "filter()" in str(failure.error)
 
@@ -326,7 +326,7 @@ def test_a_generator_that_raises_ends_its_epoch_with_the_error() -> None:
     first, last = outcome.failures
     assert (first.row, type(first.error), first.cut_short) == (2, OSError, False)
     assert (last.row, last.error, last.cut_short) == (3, first.error, True)
-    assert "gave nothing more after this error" in last.error.__notes__[-1]
+    assert "yielded nothing more after this error" in last.error.__notes__[-1]
     assert (outcome.ended, outcome.dropped) == (True, 1)
 
 
