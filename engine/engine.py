@@ -1,10 +1,10 @@
-"""The engine: makes a recipe live, owns every thread, process and slab of it.
+"""The engine: brings a recipe to life, and owns all its threads, processes and slabs.
 
     with Engine(recipe, byte_budget, step) as engine:  # compiled, forked, started
         in_flight, finished = engine.pop()        # in order; blocks until ready
 
-It holds no reference to the pipeline or to the trainer's iterator, and neither do its
-threads, so dropping an iterator is enough to close it (`Slot` in session.py).
+Neither it nor its threads refer to the pipeline or to the trainer's iterator. Dropping
+an iterator is therefore enough to close it (`Slot` in session.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .workers.process.fork_server import ForkServer
     from .workers.process.pool import ProcessPool
 
-# Worker processes need Linux: what makes them is loaded when the first one starts.
+# Worker processes need Linux: their modules are loaded when the first one starts.
 
 __all__ = [
     "Engine",
@@ -63,14 +63,14 @@ NO_SLAB = (
 )
 STUCK = (
     "the pipeline is closed, but %d of its threads are still in the functions they run "
-    "(%s). A thread cannot be interrupted, so each goes on until its function returns "
-    'or the program ends. Where a function may hang, use executor="process", whose '
+    "(%s). A thread cannot be interrupted, so each runs on until its function returns "
+    'or the program ends. If a function may hang, use executor="process", whose '
     "workers are killed"
 )
 CLOSE_S = 1.2
-"""How long all workers together may take to end, so that `close` takes 2 s at most."""
+"""How long all workers together may take to end, so that `close` takes at most 2 s."""
 STUCK_S = 0.5
-"""No thread holds a lock for long; one that does cannot go on."""
+"""No thread holds a lock for long, unless it is stuck."""
 
 
 class Engine:
@@ -81,10 +81,10 @@ class Engine:
         byte_budget: the bytes it may hold, shared with other pipelines.
         step: the first batch wanted.
         trainer: the instrument of whoever takes the batches.
-        slabs: where worker processes write; given where others know it, too.
+        slabs: memory that worker processes write to; passed if others use it, too.
 
     Raises:
-        BudgetError: from `pop`, when the budget cannot hold one batch.
+        BudgetError: from `pop`, if the budget cannot hold one batch.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Engine:
         )
 
     def __enter__(self) -> Self:
-        """Let the workers begin."""
+        """Start the workers."""
         for segment in self.segments:
             segment.start()
         return self
@@ -138,9 +138,13 @@ class Engine:
         self.close()
 
     def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Return the next batch in order; waits until it is ready.
+        """Return the next batch in order, waiting until it is ready.
 
-        While it waits, segments that run inline are worked on here.
+        While it waits, it works on inline segments.
+
+        Raises:
+            BudgetError: the budget cannot hold one batch.
+            PenstockError: the engine was closed.
         """
         engine_lock = self.engine_lock
         for segment in self.segments:
@@ -172,12 +176,12 @@ class Engine:
             with self.trainer.collating():
                 popped = popped[0], self._collate(popped[1])
         slab = getattr(popped[0].buffer, "slab", None)
-        if isinstance(slab, Slab):  # nobody writes it any more
+        if isinstance(slab, Slab):  # nobody writes to it any more
             self._slabs.hand_over(slab.key)
         return popped
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
-        """Run the user's `collate_fn`, its draws seeded by the batch, here and now."""
+        """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
         plan = gathered.plan
         seed = self.recipe.collate_seed
         alone = all(s.executor in ("inline", "process") for s in self.segments)
@@ -189,12 +193,12 @@ class Engine:
         return made
 
     def _let_collate(self) -> None:
-        """Collating keeps nothing: workers may do it who make whole batches."""
+        """Note that collating keeps no state, so workers may collate whole batches."""
         if self._placing.recipe.program.batches is not None:
             self._placing.connector.keeps_nothing()
 
     def _judge(self, at: int, made: Any) -> None:
-        """See, by what it made of a batch, whether an inline segment may go ahead."""
+        """Judge by its first batch whether an inline segment may work ahead."""
         segment, recipe = self.segments[at], self.segments[at].recipe
         collate = self.recipe.buffers.collate
         subjects = (collate,) if recipe.in_order else recipe.subjects
@@ -203,10 +207,10 @@ class Engine:
             segment.connector.keeps_nothing()
 
     def restart(self, step: int, skip: int = 0) -> None:
-        """Drop everything in flight and go on at `step`.
+        """Drop everything in flight and continue at `step`.
 
-        An iterable starts over and leaves out its first `skip` samples. Its reader has
-        a place in it, so what it still reads for the rows dropped must be read first.
+        An iterable starts over and skips its first `skip` samples. Its reader has a
+        place in it, so reads for dropped rows must end first.
         """
         reader = self.recipe.segments[0].program.operations[0]
         if isinstance(reader, ReadOn):
@@ -218,10 +222,10 @@ class Engine:
         self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch is about to be asked for.
+        """Prepare for an epoch that is about to be requested.
 
-        Where nothing is to outlive an epoch, none of the next one is begun, and workers
-        are forked again: they know the dataset as it is now.
+        If nothing may outlive an epoch, no batch of the next one has been started, and
+        workers are forked again, so that they have the present dataset.
         """
         if self.recipe.options.persistent_workers:
             return
@@ -235,16 +239,16 @@ class Engine:
     def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
 
-        Nothing drains. Only where it takes the first worker processes, all others pause
-        for as long as a fork takes: see `still`.
+        Nothing drains. Only the first worker processes make all others pause, for as
+        long as a fork takes: see `still`.
 
         Raises:
-            SpecError: the segment cannot travel to another process; it stays as it was.
+            SpecError: the segment cannot be sent to another process; it is unchanged.
         """
         if kind == "process" and self._fork_server is None:
             with self.still():
                 self._fork_server = self._fork()
-            if self.engine_lock.closed:  # by another thread, which may have found none
+            if self.engine_lock.closed:  # by another thread, before there was a server
                 self._end_fork_server()
                 self._check()
         segment.move(kind, workers)
@@ -261,7 +265,7 @@ class Engine:
 
     @property
     def resting(self) -> bool:
-        """Whether nobody is at work."""
+        """Whether nobody is working."""
         with self.engine_lock.lock:
             return not self._at_work()
 
@@ -278,9 +282,9 @@ class Engine:
         return self.engine_lock.head
 
     def close(self) -> None:
-        """Stop and join all workers, give back all memory.
+        """Stop and join all workers, and release all memory.
 
-        Idempotent in each of its steps: if Ctrl-C cuts it short, it is called again.
+        Idempotent in each of its steps: if Ctrl-C interrupts it, call it again.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -292,7 +296,7 @@ class Engine:
             stack.callback(self._end_fork_server)
             reader = self.recipe.segments[0].program.operations[0]
             if isinstance(reader, ReadOn):
-                stack.callback(reader.restart)  # lets go of the iterator
+                stack.callback(reader.restart)  # releases the iterator
             for segment in self.segments:
                 stack.callback(segment.close, until_s, stuck)
             with self.engine_lock.lock:
@@ -304,10 +308,10 @@ class Engine:
             LOGGER.warning(STUCK, len(stuck), ", ".join(names))
 
     def is_free(self) -> bool:
-        """Whether no thread is stuck within a lock of ours; if so, it may be this one.
+        """Whether no thread, this one included, is stuck holding a lock of ours.
 
-        The collector may run at any allocation, and with it finalisers, so one that
-        wants to close this engine may find itself within a call that holds its lock.
+        The garbage collector, and with it finalisers, may run at any allocation. So a
+        finaliser that closes this engine may run inside a call that holds its lock.
         """
         for lock in (
             self.engine_lock.lock,
@@ -321,10 +325,10 @@ class Engine:
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Let nobody work for a while.
+        """Keep everybody from working within the `with`.
 
-        A fork copies the locks of the user's functions as they are, and one that a
-        thread holds at that moment stays taken in the copy forever.
+        A fork copies the locks of the user's functions as they are. One that a thread
+        holds at that moment would stay locked in the copy forever.
         """
         try:
             while self._stop_all():
@@ -334,7 +338,7 @@ class Engine:
             self.resume()
 
     def _stop_all(self) -> bool:
-        """Give out no more work; return whether somebody is still at it."""
+        """Hand out no more work; return whether somebody is still working."""
         engine_lock = self.engine_lock
         with engine_lock.lock:
             self._check()
@@ -343,18 +347,18 @@ class Engine:
             return engine_lock.trainer_waits
 
     def _at_work(self) -> bool:
-        """Whether a worker has a lease or a batch in hand. The lock is held."""
+        """Whether a worker has a lease or a batch. The lock is held."""
         return any(segment.connector.busy for segment in self.segments)
 
     def _pause_source(self) -> bool:
-        """Give the source no more rows; return whether one is still being read."""
+        """Hand out no more rows of the source; return whether one is being read."""
         with self.engine_lock.lock:
             self._check()
             reading = self.engine_lock.trainer_waits = self.engine_lock.pause_source()
         return reading
 
     def _work_inline(self) -> bool:
-        """Work on one lease of a segment that is the trainer's own, the last first."""
+        """Work on one lease of the trainer's own segments, the last ones first."""
         for segment in reversed(self.segments):
             inline = segment.inline
             if inline is None:
@@ -373,11 +377,11 @@ class Engine:
         return False
 
     def _supply(self) -> None:
-        """Give workers who read from the trainer's own segments all they may take.
+        """Feed workers that read from the trainer's own segments all they may take.
 
-        Once before each batch that is ready is handed over: while the trainer computes,
-        nobody else would, and they would have nothing to do. A segment that is still
-        undecided may be slow, so the batch goes first.
+        This happens once before each ready batch is handed over: while the trainer
+        computes, nobody else would feed them. A segment that is still undecided may be
+        slow, so the batch goes first.
         """
         if len(self.segments) == 1:
             return
@@ -391,9 +395,9 @@ class Engine:
             pass
 
     def _resolve(self) -> None:
-        """Resolve `auto` for what was worked on last; a move takes as long as a fork.
+        """Resolve `auto` for the segment worked on last; a move takes a fork's time.
 
-        Not before a batch that is ready is handed over: it is the first, most likely.
+        Not while a ready batch waits to be handed over: it probably is the first.
         """
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
@@ -411,31 +415,31 @@ class Engine:
             note(segment, "inline", found.executor, "moved", found.reason)
 
     def _follow(self, segment: Segment) -> None:
-        """Give a segment the workers that its knob asks for; let the old ones go."""
+        """Give a segment the workers that its knob requests; let the old ones leave."""
         kind = segment.take_wanted()
         if kind is not None and kind != segment.executor:
             self._move_or_note(segment, kind)
         segment.settled()
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
-        """Move a segment; where it may not or cannot be done, leave it for good."""
+        """Move a segment; if it may not or cannot move, it stays for good."""
         why = segment.why_not()
         if segment.recipe.iterable and not segment.drew:
-            why = ""  # a thread goes on with the iterator that there is
+            why = ""  # a thread continues with the existing iterator
         if why:
             segment.movable = False
             note(segment, segment.executor, segment.executor, "stays", why)
             return False
         try:
             self.move(segment, kind)
-        except Exception as error:  # noqa: BLE001 what pickling the user's raises
+        except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             segment.movable = False
             note(segment, segment.executor, kind, "failed", str(error))
             return False
         return True
 
     def _on_work(self, segment: Segment) -> None:
-        """A segment may have work: if it is inline, the trainer has to do it."""
+        """React to possible work: if the segment is inline, the trainer must do it."""
         if segment.inline is not None:
             self._work_came = True
             self.engine_lock.wake_trainer()
@@ -459,9 +463,9 @@ class Engine:
             self._fork_server.close()
 
     def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
-        """Lend memory for a batch: shared, where processes write its rows.
+        """Lend memory for a batch: shared memory if processes write its rows.
 
-        Where no more is to be had the rows come through the pipes.
+        If there is no more of it, the rows travel through the pipes.
         """
         if self._placing.executor == "process":
             try:
@@ -473,7 +477,7 @@ class Engine:
         return self.recipe.buffers.lend(layout, rows)
 
     def _opened_late(self) -> Mapping[int, Finding]:
-        """Give processes to segments whose threads would share what is opened late."""
+        """Give processes to segments whose threads would share late-opened files."""
         whole = self.recipe
         fork = self._method == "fork"
         late = opened_late(whole, self._begun_at) if fork else {}
@@ -487,7 +491,7 @@ class Engine:
     def _fork(self) -> ForkServer:
         check(
             FORKS,
-            "worker processes need fork and memfd, so Linux; use"
+            "worker processes need fork and memfd, which only Linux has; use"
             ' executor="thread" or "inline"',
         )
         from .workers.process.fork_server import ForkServer
@@ -506,8 +510,8 @@ class Engine:
     def _method(self) -> StartMethod:
         """How worker processes start.
 
-        By fork where the user does not say, as torch's do, also where CUDA is in use;
-        but tensors of CUDA cannot be used after one.
+        By fork by default, like torch's, even if CUDA is in use; but not if the dataset
+        or a function holds CUDA tensors, which a forked process cannot use.
         """
         if (said := self.recipe.options.multiprocessing_context) is not None:
             return said
@@ -577,18 +581,18 @@ class Engine:
 
 
 def on_processes(segment: SegmentRecipe) -> SegmentRecipe:
-    """Return a segment whose threads would share what each process has of its own."""
+    """Return a segment whose threads would share what each process should own."""
     return replace(segment, executor="process", thread_safe=False)
 
 
 OPENED_LATE = (
-    "since the first sample {}, which threads must not share, and each process has"
-    " its own; say from_dataset(thread_safe=True) if threads may share it"
+    "since the first sample {}, which threads must not share, so each process has its"
+    " own; pass from_dataset(thread_safe=True) if threads may share it"
 )
 
 
 def note(
     segment: Segment, old: str, new: str, outcome: MoveOutcome, reason: str
 ) -> None:
-    """Remember a change of kind, or why there was none."""
+    """Record a change of kind, or the reason why there was none."""
     segment.moves.append(Move.now(segment.recipe.name, old, new, outcome, reason))

@@ -1,4 +1,4 @@
-"""The feed: the engine's end. Takes batches in order, and says what each one is."""
+"""The feed: the engine's end. Takes batches in order, and identifies each one."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from .program.seeding import SeededCalls
 from .recipe import Recipe
 
 NEAR = 16
-"""Samples before a tail that are tried where all of its own failed."""
+"""Samples before a tail that are tried if all of its own failed."""
 
 
 class Delivery(NamedTuple):
-    """One batch, and what it is; stamped and on its device once a run has it."""
+    """One batch and its plan; a run stamps it and copies it to the device."""
 
     data: Any
     plan: BatchPlan
 
 
 class Feed(Protocol):
-    """Hands over one epoch's batches after the other."""
+    """Hands over the batches of one epoch after another."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
 
         Raises:
             Exception: whatever the data set, a stage's function, a sampler or
-                collate_fn raised for this batch. A further call goes on with the batch
+                collate_fn raised for this batch. The next call continues with the batch
                 after it.
         """
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`; what is in flight for elsewhere is dropped."""
+        """Continue at `cursor`, dropping everything in flight for other positions."""
 
     @property
     def cursor(self) -> Cursor:
@@ -53,12 +53,12 @@ class Feed(Protocol):
 
 
 class Faults:
-    """The samples that failed and were replaced, held against a budget.
+    """Counts the samples that failed and were replaced against a budget.
 
     Args:
-        share: of an epoch's samples that may fail, 0 to 1; the next one is raised.
-        length: of an epoch; None where nobody knows: then the share is of what was read
-            so far, and of a thousand samples at least.
+        share: share of an epoch's samples that may fail, 0 to 1; one more raises.
+        length: length of an epoch; None if unknown: then the share is of the samples
+            read so far, and of at least a thousand.
     """
 
     def __init__(self, share: float, length: int | None) -> None:
@@ -68,7 +68,7 @@ class Faults:
         self._count = 0
 
     def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
-        """Note failures; raise the first one's exception if the budget is spent."""
+        """Count failures; raise the first one's exception if they exceed the budget."""
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
@@ -79,14 +79,14 @@ class Faults:
             add_note(
                 error,
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
-                f"the error budget allows {allowed}; mend them, leave them out "
+                f"the error budget allows {allowed}; repair them, leave them out "
                 "with select(), or raise batch(error_budget=...)",
             )
             raise error
 
 
 class Making(Protocol):
-    """What makes the batches of a plan, in order."""
+    """Makes the batches of a plan, in order."""
 
     recipe: Recipe
 
@@ -96,20 +96,20 @@ class Making(Protocol):
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch is about to be asked for."""
+        """Prepare for an epoch that is about to be requested."""
         ...
 
     def restart(self, step: int) -> None:
-        """Drop what is made ahead and go on at `step`."""
+        """Drop everything made ahead and continue at `step`."""
         ...
 
     def still(self) -> AbstractContextManager[None]:
-        """Let nobody work for a while."""
+        """Keep everybody from working within the `with`."""
         ...
 
 
 class PlannedBatches:
-    """Delivers the batches of a pipeline that are all known in its plan."""
+    """Delivers the batches of a pipeline whose plan knows all of them."""
 
     def __init__(self, engine: Making, cursor: Cursor) -> None:
         recipe = engine.recipe
@@ -128,7 +128,7 @@ class PlannedBatches:
         return self._start if last is None else self._plan.cursor_after(last)
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`; free when that is where the prefetching already is."""
+        """Continue at `cursor`; free if prefetching is already there."""
         self._engine.begin_epoch(cursor.epoch)
         if cursor.step != self._engine.head:
             self._engine.restart(cursor.step)
@@ -136,7 +136,7 @@ class PlannedBatches:
         self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
 
     def whole(self, data: Any, plan: BatchPlan) -> Delivery:
-        """Deliver a batch of which nothing failed."""
+        """Deliver a batch without failures."""
         self.left -= 1
         self._last = plan
         return Delivery(data, plan)
@@ -144,7 +144,7 @@ class PlannedBatches:
     def deliver(
         self, in_flight: InFlightBatch, finished: Finished | FailedBatch
     ) -> Delivery:
-        """Deliver what came of a batch; raise the error of one that cannot be had."""
+        """Deliver a batch, or raise its error if it could not be made."""
         self.left -= 1
         plan = in_flight.plan
         if isinstance(finished, FailedBatch) and finished.failures:
@@ -152,7 +152,7 @@ class PlannedBatches:
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
-            finally:  # the exception keeps this frame, which must not keep it in turn
+            finally:  # the exception holds this frame, so this must not hold it
                 del finished, in_flight
         plan = self._note(plan, finished)
         self._last = plan
@@ -163,15 +163,16 @@ class PlannedBatches:
     ) -> Finished | FailedBatch:
         """Fill an epoch's short tail whose rows all failed, from the batches before it.
 
-        It may have but one row, so that says little of the data; a regular batch that
-        fails whole is raised. Which sample fills it follows from the plan and the data.
+        A tail may have a single row, so its failure says little about the data; a
+        regular batch that fails completely is raised. The sample that fills it follows
+        from the plan and the data.
         """
         plan = in_flight.plan
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
         order = self._plan.order
-        with self._engine.still():  # nobody else is at the dataset meanwhile
+        with self._engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
                 sample = self._made(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
@@ -190,16 +191,16 @@ class PlannedBatches:
             return finished
         try:
             return Finished(worked(recipe, in_flight.plan, finished.data))
-        except Exception as error:  # noqa: BLE001 the trainer is to see it
+        except Exception as error:  # noqa: BLE001 the trainer raises it
             return FailedBatch(error)
 
     def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
-        """Make one sample as its workers would; None or nothing: it cannot be had."""
+        """Make one sample as its workers would; None or empty if that fails."""
         recipe = self._engine.recipe
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
         samples: list[Any] | None = None
         for segment in recipe.segments:
-            if segment.executor == "async":  # it takes their loop
+            if segment.executor == "async":  # it needs their event loop
                 return None
             if segment.per_batch:
                 continue
@@ -221,12 +222,12 @@ class Collating(Protocol):
     """Measures a trainer."""
 
     def collating(self) -> AbstractContextManager[object]:
-        """Measure what the trainer spends on putting samples together."""
+        """Measure the time that the trainer spends on collating."""
         ...
 
 
 class MakingBlocks(Making, Protocol):
-    """What makes the blocks of a plan, which are dealt into batches later."""
+    """Makes the blocks of a plan, which are dealt into batches later."""
 
     @property
     def trainer(self) -> Collating:
@@ -234,16 +235,16 @@ class MakingBlocks(Making, Protocol):
         ...
 
     def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Return the next block: what is left of its samples, by row."""
+        """Return the next block: its remaining samples, by row."""
         ...
 
     def restart(self, step: int, skip: int = 0) -> None:
-        """Go on at `step`; an iterable starts over and leaves out `skip` samples."""
+        """Continue at `step`; an iterable starts over and skips `skip` samples."""
         ...
 
 
 class PlannedFeed(PlannedBatches):
-    """The same of an engine, which has them ready."""
+    """Delivers the batches of an engine, which makes them ahead."""
 
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         super().__init__(engine, cursor)
@@ -256,9 +257,9 @@ class PlannedFeed(PlannedBatches):
 class RepackFeed:
     """The feed of a pipeline with a filter, or over an iterable.
 
-    The engine loads blocks of planned tickets; here the samples that survived are dealt
-    into batches of the size asked for, in ticket order. So batches do not depend on
-    where blocks begin, and a state needs nothing but the number of tickets used up.
+    The engine loads blocks of planned tickets. Here, the samples that survived are
+    dealt into batches of the requested size, in ticket order. So batches do not depend
+    on where blocks begin, and a state only needs the number of tickets used.
     """
 
     def __init__(self, engine: MakingBlocks, cursor: Cursor) -> None:
@@ -273,7 +274,7 @@ class RepackFeed:
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._tickets: list[int] = []
-        """Of the samples that are left over."""
+        """Tickets of the samples that are left over."""
         self._samples: list[Any] = []
         self._over = False
         self._clean = True
@@ -285,8 +286,7 @@ class RepackFeed:
         length = recipe.planned.order.epoch_length
         step, skip = place(self._plan, cursor)
         if recipe.iterable:
-            # An iterable has no index: what was read before is read again, and left
-            # out.
+            # An iterable has no index: what was read before is read again and skipped.
             if not (self._clean and cursor.position == 0):
                 self._engine.restart(step, cursor.position - skip)
         elif step != self._engine.head:
@@ -302,7 +302,7 @@ class RepackFeed:
         return self._engine.head
 
     def go_on_with(self, engine: MakingBlocks) -> None:
-        """Take the blocks from `block` on from another; what is left over is kept."""
+        """Take the blocks from `block` on from another maker; keep left-overs."""
         engine.begin_epoch(self.cursor.epoch)
         self._engine = engine
 
@@ -329,7 +329,7 @@ class RepackFeed:
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
-            finally:  # the exception keeps this frame, which must not keep it in turn
+            finally:  # the exception holds this frame, so this must not hold it
                 del finished, in_flight
         if finished.failures:
             self.faults.add(finished.failures, in_flight.plan)
@@ -377,16 +377,16 @@ class RepackFeed:
 
 
 def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
-    """Return the block that a cursor's tickets lie in, and how many of it are used.
+    """Return the block of a cursor's tickets, and how many of its tickets are used.
 
-    A block has as many tickets as a batch was asked to have samples.
+    A block has as many tickets as a batch was requested to have samples.
     """
     block, skip = divmod(cursor.position, plan.batch(0).n_rows)
     return plan.first_step(cursor.epoch) + block, skip
 
 
 class DrawnFeed:
-    """The feed of a `DrawnPlan`, which the face begins before each epoch."""
+    """The feed of a `DrawnPlan`, which the loader begins before each epoch."""
 
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         plan = engine.recipe.plan
@@ -397,7 +397,7 @@ class DrawnFeed:
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`, where the plan has begun."""
+        """Continue at `cursor`, where the plan has begun."""
         self._engine.begin_epoch(cursor.epoch)
         self._engine.restart(cursor.step)
         self._extend()
@@ -414,7 +414,7 @@ class DrawnFeed:
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
-            finally:  # the exception keeps this frame, which must not keep it in turn
+            finally:  # the exception holds this frame, so this must not hold it
                 del finished, in_flight
         if plan.exhausted and self._engine.head == plan.stop:
             stamp = stamp._replace(last=True)

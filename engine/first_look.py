@@ -1,14 +1,14 @@
-"""What a dataset holds once it has made samples, seen before one is made here.
+"""What a dataset holds once it has made samples, found out before one is made here.
 
-Many datasets open their file when they are first asked for a sample. Threads must not
-share that file, and a worker process must not inherit it. So before the engine begins,
-a child makes the first sample and another, says what is held then, and ends: this
-process has opened nothing. Where that shows a file, or anything else that has changed,
-the segment has processes for workers, each of which has its own, and works by itself.
+Many datasets open their file at their first sample. Threads must not share that file,
+and a worker process must not inherit it. So before the engine starts, a child process
+makes the first sample and another one, reports what is held then, and ends; this
+process has opened nothing. If the child finds a file, or anything else that changed,
+the segment gets worker processes, each with its own, working independently.
 
-Nobody looks where the sample would be missed: where it comes from an iterable, or where
-a dataset shares a queue or a counter with other processes. There, and where the child
-does not answer, threads look again after their first lease.
+Nobody looks if the sample would be missed: if it comes from an iterable, or if the
+dataset shares a queue or a counter with other processes. In these cases, and if the
+child does not answer, threads look again after their first lease.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ if TYPE_CHECKING:
     from .workers.process.pipe import Pipe
 
 WAIT_S = 5.0
-"""How long the child may take to answer: it may wait for a thread it does not have."""
+"""How long the child may take to answer: it may wait for a thread that it lacks."""
 END_S = 1.0
 
 
 def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     """Return what threads must not share once samples are made, by segment.
 
-    Only what each worker process has for itself, as it would with torch: a file, or
-    what was read last, but no generator, as each of their streams would have the same
-    draws.
+    This only includes what each worker process can own, as in torch: a file, or cached
+    data, but no generator, as all copies of a generator would draw the same values.
 
     Args:
-        recipe: of the pipeline; its workers are started by fork.
-        step: the first batch that is wanted.
+        recipe: of the pipeline; its workers start by fork.
+        step: the first batch wanted.
     """
     plan = recipe.plan
     doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
@@ -60,7 +59,7 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     look = partial(_look, segments, doubted, _samples(plan, step), recipe.seed)
     try:
         child = Child(*Child.fork(look))
-    except OSError:  # no more processes, or descriptors
+    except OSError:  # the process or descriptor limit is reached
         return {}
     try:
         with suppress(EOFError):
@@ -74,9 +73,9 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
 
 
 def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
-    """Yield the first sample that is wanted, and one from far away.
+    """Yield the first sample wanted, and one from far away.
 
-    What keeps a group of rows may hold the first one's already.
+    A dataset that caches a group of rows may already have all of the first group.
     """
     first = plan.batch(step)
     far = plan.batch_at(first.epoch, plan.steps_in(first.epoch) // 2)
@@ -92,7 +91,7 @@ OWN = (POSITION, HANDLE, SEEKS, STATE)
 
 def _is_doubted(segment: SegmentRecipe) -> bool:
     several = segment.num_parallel_workers > 1 and not segment.per_batch
-    # A worker process has threads, too, where it is to carry several leases.
+    # A worker process has threads, too, if it carries several leases.
     threads = segment.executor == "thread" or (
         segment.executor == "process" and segment.thread_safe
     )
@@ -109,7 +108,7 @@ def _look(
     seed: int,
     pipe: Pipe,
 ) -> None:
-    """Make these samples; tell what is held then, or has changed."""
+    """Make these samples; report what is held then, or has changed."""
     from .workers.process.worker import use_one_thread
 
     use_one_thread()

@@ -1,4 +1,4 @@
-"""The monitor: reads the counters of one engine, and has the GIL looked at."""
+"""The monitor: reads the counters of one engine, and triggers the GIL probe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .recipe import Recipe
 from .segment import Segment
 
 PROBE_AGAIN_S = 60.0
-"""What the GIL probe has seen is believed for so long."""
+"""How long a result of the GIL probe stays valid."""
 MIN_WAIT = 0.05
-"""Share of its time that the trainer waits from which the GIL is worth a look."""
+"""Share of its time that the trainer must wait for the GIL to be worth probing."""
 
 
 class Monitor:
@@ -37,13 +37,13 @@ class Monitor:
         self._trainer = trainer
         self._probe = probe
         self._probed_s = -PROBE_AGAIN_S
-        # As they were when the GIL was last looked at.
+        # The workers when the GIL was last probed.
         self._workers: tuple[tuple[str, int], ...] = ()
         self._waited = (0.0, 0.0)
 
     def read(self) -> Reading:
         """Return all totals as of now."""
-        # These are files: not to be read under the lock.
+        # These are files, and must not be read under the lock.
         queued = [
             segment.run_queue.look() + segment.connector.own_queue.seconds
             for segment in self._segments
@@ -72,9 +72,9 @@ class Monitor:
         )
 
     def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
-        """Have the probe look, now and then, where threads may be short of the GIL.
+        """Start the probe from time to time, if threads may be short of the GIL.
 
-        What it saw of other workers is forgotten.
+        Results from other workers are forgotten.
         """
         workers = tuple((s.executor, s.num_parallel_workers) for s in self._segments)
         if workers != self._workers:
@@ -118,7 +118,7 @@ class Monitor:
 
 
 def unmeasured(recipe: Recipe) -> Observation:
-    """Return the window of a pipeline that has not run yet: nothing happened in it."""
+    """Return the window of a pipeline that has not run yet: nothing happened."""
     nothing = WorkerReading()
     segments = tuple(
         SegmentReading(

@@ -1,9 +1,9 @@
-"""What several threads must not share, looked for in a dataset or a function.
+"""What several threads must not share, searched for in a dataset or a function.
 
-Types are known by name, so no library is loaded to look for its objects. None of the
-user's code runs: a property may open a file, a `__getattr__` may raise. So attributes
-are taken from where the interpreter keeps them, and containers are read by the built-in
-types' own methods. How much is looked at is bounded, however large the object is.
+Types are recognised by name, so no library is loaded to look for its objects. None of
+the user's code runs: a property may open a file, a `__getattr__` may raise. Attributes
+are read from where the interpreter keeps them, and containers by the built-in types'
+own methods. The search is bounded, however large the object is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TYPES: Mapping[str, str] = {
     "tables.Node": HANDLE,
     "sqlite3.Connection": HANDLE,
     "sqlite3.Cursor": HANDLE,
-    # Threads may share an environment if each begins transactions of its own, which
+    # Threads may share an environment if each begins its own transactions, which
     # cannot be seen from here.
     "lmdb.Environment": HANDLE,
     "lmdb.Transaction": HANDLE,
@@ -68,13 +68,13 @@ TYPES: Mapping[str, str] = {
     "imageio.Reader": POSITION,
     "imageio.PluginV3": POSITION,
 }
-"""The package and the name of a class (where in the package changes), and why."""
+"""Package and name of a class (its module within the package may change), and why."""
 
 NAMELESS = {
     f"builtins.{name}": f"lmdb.{name}"
     for name in ("Environment", "Transaction", "Cursor")
 }
-"""lmdb's types in C do not say whose they are."""
+"""lmdb's C types do not name their package."""
 
 ITERATORS = frozenset(
     (
@@ -88,7 +88,7 @@ ITERATORS = frozenset(
             if isinstance(each, type) and issubclass(each, Iterator)
         ),
     )
-) - {itertools.count, itertools.repeat}  # a step of these is one, whoever takes it
+) - {itertools.count, itertools.repeat}  # one step of these is atomic
 
 
 GLOBAL_STREAMS = (
@@ -96,11 +96,11 @@ GLOBAL_STREAMS = (
     getattr(np.random.mtrand, "_rand", None),
     torch.default_generator,
 )
-"""The generators that `random`, numpy and torch keep for everybody."""
+"""The global generators of `random`, numpy and torch."""
 BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
-"""Packages whose objects lead to other processes."""
+"""Packages whose objects connect to other processes."""
 LOOKED = 3
-"""How deep a snapshot looks: a cache in a dataset within a subset is at 3."""
+"""Depth of a snapshot: a cache in a dataset within a subset is at 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class Finding:
 
 
 def find_unsafe(thing: Any, name: str) -> Finding | None:
-    """Return what is nearest to `thing`, called `name`, of what threads must not share.
+    """Return the object nearest to `thing`, called `name`, that threads must not share.
 
-    None if nothing known is found; that it is safe is not proved by that.
+    None if nothing known is found, which does not prove that it is safe.
     """
     for part in walk(thing, name):
         why = _why(part.thing)
@@ -137,9 +137,9 @@ def leads_away(things: Iterable[Any]) -> bool:
 
 
 def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
-    """Return which part of `thing` is a tensor on a device of this kind, and which.
+    """Return the path and device of a tensor in `thing` on a device of this kind.
 
-    None if there is none a few levels deep.
+    None if there is none within a few levels.
     """
     for part in walk(thing, name):
         if isinstance(part.thing, torch.Tensor) and part.thing.device.type == kind:
@@ -148,11 +148,11 @@ def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device]
 
 
 def snapshot(things: Iterable[Any]) -> dict[str, Any]:
-    """Return what tells whether objects have changed, by path: no deeper than `LOOKED`.
+    """Return a summary of objects by path, which `changed` compares; `LOOKED` deep.
 
-    What functions and methods take from around them counts as what they hold.
-    Numbers and text by value, containers by their length, arrays and tensors by where
-    they lie and how often they were written, everything else by identity.
+    Closures and globals that functions use count as parts of them. Numbers and text are
+    recorded by value, containers by length, arrays and tensors by their address and
+    write count, everything else by identity.
     """
     found: dict[str, Any] = {}
     level: list[Named] = [(str(at), thing) for at, thing in enumerate(things)]
@@ -178,15 +178,15 @@ class WorkedOut(NamedTuple):
 
 
 def _is_cached(thing: Any, step: str) -> bool:
-    """Whether an attribute is what a `functools.cached_property` has worked out."""
+    """Whether an attribute is the value of a `functools.cached_property`."""
     owners = (owner.__dict__.get(step[1:]) for owner in type(thing).__mro__)
     return step[:1] == "." and any(type(each) is cached_property for each in owners)
 
 
 def memory_of(made: Any, things: Iterable[Any]) -> str | None:
-    """Return where in `things` the memory is that an array in `made` lies in.
+    """Return where in `things` the memory is that an array in `made` lies in, or None.
 
-    What makes its results in memory that it keeps will write over them. None: nowhere.
+    If a function keeps the memory of its results, it will overwrite them.
     """
     spans = [span for part in walk(made, "") if (span := _span(part.thing))]
     for part in chain.from_iterable(walk(thing, "") for thing in things):
@@ -197,7 +197,7 @@ def memory_of(made: Any, things: Iterable[Any]) -> str | None:
 
 
 def _span(thing: Any) -> tuple[int, int] | None:
-    """Return the addresses of an array's memory; None where it has none here."""
+    """Return the addresses of an array's memory; None if it has none here."""
     if is_a(thing, torch.Tensor):
         if thing.device.type != "cpu" or thing.layout is not torch.strided:
             return None
@@ -211,11 +211,11 @@ def _span(thing: Any) -> tuple[int, int] | None:
 
 
 def changed(before: dict[str, Any], things: Iterable[Any]) -> str | None:
-    """Return the path of what is another than it was, without the number before it.
+    """Return the path of something that changed, without the leading number, or None.
 
-    A `functools.cached_property` that was worked out meanwhile is no change, as any
-    copy of the object would work out the same. `before` takes it in, so a later change
-    of it is seen.
+    A new value of a `functools.cached_property` is not a change, as any copy of the
+    object would compute the same. It is added to `before`, so that a later change of it
+    is noticed.
     """
     after = snapshot(things)
     fresh = [
@@ -236,17 +236,17 @@ def changed(before: dict[str, Any], things: Iterable[Any]) -> str | None:
 
 
 def _held(thing: Any) -> Iterable[Named]:
-    """Return what an object holds, and what its code takes from around it."""
+    """Return what an object holds, and what its code uses from around it."""
     return _parts(thing) if WHOLE.isdisjoint(type(thing).__mro__) else ()
 
 
 def _summary(thing: Any) -> Any:
     kind = type(thing)
     if kind in PLAIN:
-        # NaN is no other than it was.
+        # By `repr`, so that NaN equals itself.
         return thing if kind in (int, bool, str) else repr(thing)[:64]
     if kind is torch.Tensor:
-        return id(thing), thing._version  # noqa: SLF001 torch's count of writes in place
+        return id(thing), thing._version  # noqa: SLF001 torch's count of in-place writes
     if kind in BARE:
         return id(thing), len(thing)
     return id(thing)
@@ -255,7 +255,7 @@ def _summary(thing: Any) -> Any:
 def _why(thing: Any) -> str | None:
     kind = type(thing)
     if any(thing is each for each in GLOBAL_STREAMS):
-        return None  # seeded, or watched, wherever they are drawn from
+        return None  # seeded, or observed, wherever they are drawn from
     if kind in ITERATORS:
         return ITERATOR
     if kind is types.FunctionType:
@@ -266,28 +266,28 @@ def _why(thing: Any) -> str | None:
 
 
 def _seeks(function: types.FunctionType) -> bool:
-    """Whether it calls `os.lseek`, other than of a file that it opens and closes.
+    """Whether it calls `os.lseek`, except on a file that it opens and closes itself.
 
-    A bare descriptor is a number like any other, so what is done with it tells.
+    A bare descriptor is a number like any other, so its use is what shows.
     """
     names = set(_part_names(function.__code__))
     return "lseek" in names and "close" not in names
 
 
 def _names(kind: type) -> Iterator[str]:
-    """Yield `package.Name` of a class and of those it is derived from."""
+    """Yield `package.Name` of a class and its base classes."""
     for each in kind.__mro__:
         name = f"{str(each.__module__).partition('.')[0]}.{each.__name__}"
         yield NAMELESS.get(name, name)
 
 
 def _is_read(file: Any) -> bool:
-    """Whether an open file is one to read from; asks nothing of the user's own types.
+    """Whether a file is open for reading; calls no code of the user's own types.
 
-    A stream that is only written to is left out: all of a process share stderr.
+    A stream that is only written to does not count: a whole process shares stderr.
     """
     kind = type(file)
-    with suppress(ValueError):  # closed, or taken apart
+    with suppress(ValueError):  # closed or detached
         if kind is io.TextIOWrapper:
             return _is_read(file.buffer)
         if kind in (io.BufferedReader, io.BufferedRandom):
@@ -305,26 +305,25 @@ def _type_name(thing: Any) -> str:
 
 
 CHANGES = (
-    "`{}` changes while samples are made, and each worker would change a copy of its"
-    " own; set the number of workers yourself if that is as good"
+    "`{}` changes while samples are made, and each worker would change its own copy;"
+    " set the number of workers yourself if that is acceptable"
 )
 WATCHES = (
     "`sampler{}` changes while batches are made, and with workers it would be asked"
-    " ahead of time; set num_workers yourself if that is as good"
+    " ahead of time; set num_workers yourself if that is acceptable"
 )
 DREW = (
-    "it draws from a global random generator, and each worker would draw from one of"
-    " its own; draw from `rng`, or set the number of workers yourself if that is as"
-    " good"
+    "it draws from a global random generator, and each worker would draw from its own;"
+    " draw from `rng`, or set the number of workers yourself if that is acceptable"
 )
 MEMBERS = 32
-"""Of a container, from its start: what these are, the others are most likely too."""
+"""Members examined of a container, from its start: the others are probably alike."""
 ATTRIBUTES = 256
-"""Of an instance."""
+"""Attributes examined of an instance."""
 DEPTH = 10
-"""A file in a list of readers of a dataset within a dataset is at 5."""
+"""Levels examined: a file in a list of readers, in a dataset in a dataset, is at 5."""
 MAX_PARTS = 500
-"""In a whole walk: a few milliseconds."""
+"""Objects examined in one walk: a few milliseconds."""
 
 PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
@@ -341,21 +340,21 @@ WHOLE: frozenset[type] = PLAIN | {
     logging.Logger,  # leads to the streams of the whole process, each behind a lock
     logging.LoggerAdapter,
     logging.Handler,
-    # Values, though they remember what they have worked out of themselves:
+    # Values, although they cache results about themselves:
     pathlib.PurePath,
     enum.Enum,
 }
 ITERABLE = (list, tuple, deque, set, frozenset)
 BARE = frozenset((*ITERABLE, dict))
-"""Whose objects have no attributes."""
+"""Types whose objects have no attributes."""
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
-"""Methods by which a worker enters an object of the user's."""
+"""Methods through which a worker enters a user's object."""
 
 Named = tuple[str, Any]
 
 
 class ObjectPart(NamedTuple):
-    """Something that a walk came by."""
+    """An object that a walk reached."""
 
     path: str
     """`dataset.readers[0].file`"""
@@ -363,11 +362,11 @@ class ObjectPart(NamedTuple):
 
 
 def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
-    """Yield `thing`, here called `name`, and all it is made of, the nearest first.
+    """Yield `thing`, here called `name`, and everything it consists of, nearest first.
 
     Every object comes once, so cycles end.
     """
-    seen = {id(thing): thing}  # kept alive, or a new object may get its id
+    seen = {id(thing): thing}  # keeps them alive: a new object could reuse an id
     level = [ObjectPart(name, thing)]
     for _ in range(DEPTH):
         yield from level
@@ -379,7 +378,7 @@ def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
 
 
 def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
-    """Yield and note the parts that are new, while there is room for more."""
+    """Yield and record the parts that are new, while there is room for more."""
     for step, part in parts_of(thing):
         if len(seen) >= MAX_PARTS:
             return
@@ -391,8 +390,8 @@ def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
 def parts_of(thing: Any) -> Iterator[Named]:
     """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
 
-    What a function takes from around it comes as `.<closure>.x`, `.<globals>.x` and
-    `.<defaults>.x`. Numbers and text are left out; arrays, tensors, classes and modules
+    What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
+    `.<defaults>.x`. Numbers and text are left out. Arrays, tensors, classes and modules
     have no parts.
     """
     if WHOLE.isdisjoint(type(thing).__mro__):
@@ -400,7 +399,7 @@ def parts_of(thing: Any) -> Iterator[Named]:
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Do as `isinstance`, which also asks `__class__`, that may be a property."""
+    """Do as `isinstance`, but without asking `__class__`, which may be a property."""
     return issubclass(type(thing), kinds)
 
 
@@ -431,26 +430,26 @@ def _members(thing: Any) -> Iterable[Named]:
 
 
 def _first(thing: Any) -> list[Any]:
-    """Return the first members, past any `__iter__` of a subclass."""
+    """Return the first members, bypassing any `__iter__` of a subclass."""
     kind = next(each for each in type(thing).__mro__ if each in ITERABLE)
-    with suppress(RuntimeError):  # another thread has changed it meanwhile
+    with suppress(RuntimeError):  # another thread changed it meanwhile
         return list(islice(kind.__iter__(thing), MEMBERS))
     return []
 
 
 def _items(mapping: dict[Any, Any], most: int) -> list[tuple[Any, Any]]:
-    with suppress(RuntimeError):  # another thread has changed it meanwhile
+    with suppress(RuntimeError):  # another thread changed it meanwhile
         return list(islice(dict.items(mapping), most))
     return []
 
 
 def _key(key: Any) -> str:
-    """Print a key; of the user's own types only the name, as `__repr__` is theirs."""
+    """Print a key; of the user's types only the name, as `__repr__` is user code."""
     return f"{key!r:.60}" if type(key) in PLAIN else f"<{type(key).__name__}>"
 
 
 def _attributes(thing: Any) -> Iterator[Named]:
-    """Yield what stands in `__dict__` and in slots."""
+    """Yield what is in `__dict__` and in slots."""
     for name, value in _items(_dict_of(thing), ATTRIBUTES):
         yield f".{name}", value
     for owner in type(thing).__mro__:
@@ -459,7 +458,7 @@ def _attributes(thing: Any) -> Iterator[Named]:
 
 
 def _dict_of(thing: Any) -> dict[Any, Any]:
-    """Return its `__dict__`, past a property of that name."""
+    """Return its `__dict__`, bypassing a property of that name."""
     for owner in type(thing).__mro__:
         descriptor = owner.__dict__.get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType:
@@ -486,16 +485,16 @@ def _entries(thing: Any) -> Iterator[Named]:
         method = next((each[name] for each in owners if name in each), None)
         if type(method) is types.FunctionType:
             yield f".{name}", method
-            if not str(method.__module__).startswith("torch."):  # whose are many
+            if not str(method.__module__).startswith("torch."):  # which has many
                 further = set(_part_names(method.__code__)).difference(names)
                 names += sorted(further)
 
 
 def _around(function: types.FunctionType) -> Iterator[Named]:
-    """Yield what a function's code uses that is neither its argument nor its own."""
+    """Yield what a function's code uses that is neither an argument nor local."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # empty: not assigned yet
+        with suppress(ValueError):  # an empty cell: not assigned yet
             yield f".<closure>.{name}", cell.cell_contents
     for at, value in enumerate(function.__defaults__ or ()):
         yield f".<defaults>[{at}]", value
@@ -503,14 +502,14 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
         yield f".<defaults>.{name}", value
     for name in dict.fromkeys(_part_names(function.__code__)):
         value = function.__globals__.get(name)
-        # A function of another module is that module's matter, as the module itself is.
+        # A function of another module is that module's own business, as the module is.
         around = function.__globals__
         if not (type(value) is types.FunctionType and value.__globals__ is not around):
             yield f".<globals>.{name}", value
 
 
 def _part_names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that code may look up, that of inner functions included."""
+    """Yield the names that code may look up, including those of inner functions."""
     yield from code.co_names
     for inner in code.co_consts:
         if type(inner) is types.CodeType:

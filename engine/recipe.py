@@ -26,19 +26,19 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Options:
-    """What holds for all stages of a pipeline; it changes no byte of any batch."""
+    """Options of the whole pipeline; none changes a byte of any batch."""
 
     host: Host = "auto"
-    """Where the engine and its threads run: beside the trainer, or in a child."""
+    """Where the engine and its threads run: in the trainer's process, or in a child."""
     persistent_workers: bool = True
-    """Whether worker processes, and what is prefetched, outlive an epoch."""
+    """Whether worker processes, and prefetched batches, outlive an epoch."""
     multiprocessing_context: StartMethod | None = None
-    """How worker processes start; None: by fork, or forkserver where the dataset or
+    """How worker processes start; None: by fork, or by forkserver if the dataset or
     functions hold tensors on a CUDA device."""
     name: str = ""
-    """Of the pipeline, in the log; empty: as the variable that it is stored in."""
+    """Name of the pipeline in the log; empty: the variable that it is stored in."""
     cache: Literal["auto"] | None = None
-    """Whether a cache may be placed between two epochs, where it pays."""
+    """Whether a cache may be placed between two epochs, if that pays."""
 
     def __post_init__(self) -> None:
         check(
@@ -58,7 +58,7 @@ class Options:
         check(
             self.cache in (None, "auto"),
             f"`cache` must be 'auto' or None, got {self.cache!r}; for a cache of your"
-            " own say .cache(...) where it is to be",
+            " own, call .cache(...) where you want it",
         )
 
     def __repr__(self) -> str:
@@ -66,10 +66,14 @@ class Options:
 
 
 def check_name(name: Any) -> None:
-    """Raise `SpecError` unless a pipeline may be called so in the log."""
+    """Check a name for a pipeline in the log.
+
+    Raises:
+        SpecError: it is not printable text.
+    """
     check(
         isinstance(name, str) and name.isprintable(),
-        f"`name` must be a str that can be printed, got {name!r}",
+        f"`name` must be a printable str, got {name!r}",
     )
 
 
@@ -81,12 +85,12 @@ class SegmentRecipe:
     """One segment, ready to be built."""
 
     name: str
-    """`Map(ID:2) decode`: what its worker count is logged under."""
+    """`Map(ID:2) decode`: the operator that its worker count is logged under."""
     queue_name: str
-    """What its prefetch size is logged under: the stage that fills the queue."""
+    """The operator that its prefetch size is logged under: it fills the queue."""
     program: Program
     executor: Executor
-    """`auto`: inline until it shows that it costs enough to be worth a thread."""
+    """`auto`: inline until it proves to be worth workers."""
     num_parallel_workers: int
     bounds: tuple[int, int]
     prefetch_size: int
@@ -94,32 +98,32 @@ class SegmentRecipe:
     thread_safe: bool = True
     """Whether several threads of one process may work on it."""
     timeout_s: float | None = None
-    """How long one sample may take."""
+    """Limit for one sample, in seconds; None means no limit."""
     movable: bool = False
-    """Whether it may be moved to another executor than it starts with: `auto`."""
+    """Whether it may move to another executor than it starts with: `auto`."""
     subjects: tuple[Any, ...] = ()
-    """The dataset and functions it works with: where they change while they are read,
-    the segment stays where it is."""
+    """The dataset and functions it works with: if they change while being used, the
+    segment stays where it is."""
     storable: tuple[int | None, ...] = ()
-    """Of each operation: the samples that a cache behind it would hold; None where each
-    epoch has others."""
+    """For each operation, the samples that a cache after it would hold; None if they
+    differ between epochs."""
     per_batch: bool = False
-    """Whether it works on whole batches, behind those that work on samples."""
+    """Whether it works on whole batches, after the segments that work on samples."""
     in_order: bool = False
-    """Whether it has to work on one batch after the other, in the trainer's thread."""
+    """Whether it must work on one batch after another, in the trainer's thread."""
 
     @property
     def iterable(self) -> bool:
-        """Whether one worker reads it from its beginning to its end: an iterable."""
+        """Whether one worker reads it from start to end: an iterable."""
         return isinstance(self.program.operations[0], ReadOn)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecipe:
-    """How samples are dealt into batches where the plan does not say."""
+    """How samples are dealt into batches if the plan does not decide that."""
 
     size: int | None
-    """Samples a batch; None: a schedule says."""
+    """Samples in a batch; None: a schedule decides."""
     drop_last: bool
     error_budget: float
     """Share of an epoch's samples that may be substituted, 0 to 1."""
@@ -136,7 +140,7 @@ class Recipe:
     batch: BatchRecipe
     seed: int
     repack: bool
-    """Batches are made from what a filter or an iterable leaves, at run time."""
+    """Whether batches are formed at run time, from what a filter or iterable leaves."""
     iterable: bool
     device: DeviceStage | None
     options: Options
@@ -144,24 +148,24 @@ class Recipe:
     """Cores that its workers may keep busy together."""
     caches: tuple[Cache, ...] = ()
     data: str | None = None
-    """Which data set it is, if that is known."""
+    """Identity of the data set, if known."""
     batch_work: tuple[SegmentRecipe, ...] = ()
-    """What is done to whole batches: the last of `segments`, unless batches are made at
-    run time. Then it is done by whoever makes them."""
+    """Work on whole batches: the last of `segments`, unless batches are formed at run
+    time. In that case, whoever forms them does it."""
 
     @property
     def direct(self) -> bool:
-        """Whether the trainer alone makes the batches, to begin with."""
+        """Whether the trainer alone makes the batches at first."""
         first, *others = self.segments
         alone = first.executor in ("auto", "inline") and not others
-        # What reads an iterable takes its place along, as another process could not.
+        # A thread takes over the place in an iterable; another process could not.
         follows = first.thread_safe or not self.iterable
         return alone and follows and self.options.host != "process"
 
     def collating(self) -> Recipe:
         """Return the recipe with a `collate_fn` that worker processes call.
 
-        Each makes whole batches then, as torch's do. So where one segment makes them.
+        Each then makes whole batches, as torch's do. This needs a single segment.
         """
         segment, *others = self.segments
         alone = all(other.per_batch for other in others)
@@ -172,7 +176,7 @@ class Recipe:
 
     @property
     def collate_seed(self) -> int:
-        """What keys the draws of a `collate_fn` now, beside epoch and batch."""
+        """Seed of a `collate_fn`'s draws now, together with epoch and batch."""
         return self.plan.seed if isinstance(self.plan, DrawnPlan) else self.seed
 
     def facts(self) -> dict[str, int | str]:
@@ -192,7 +196,11 @@ class Recipe:
         return state if self.data is None else {**state, "data": self.data}
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
-        """Return the cursor in `state`; StateError if it does not belong here."""
+        """Return the cursor in `state`.
+
+        Raises:
+            StateError: the state belongs to another plan or data set, or is damaged.
+        """
         plan = self.planned
         saved = state.get("data") if isinstance(state, Mapping) else None
         if None not in (saved, self.data) and saved != self.data and not override:
@@ -203,8 +211,8 @@ class Recipe:
 
 
 OTHER_DATA = (
-    "the state belongs to another data set (its files, or its fingerprint, are not"
-    " those of this one); build the pipeline on the data it was saved with, or go on in"
-    " this one from the same position of the epoch with load_state_dict(state,"
+    "the state belongs to another data set (its files, or its fingerprint, differ from"
+    " this one's); build the pipeline on the data it was saved with, or continue this"
+    " one from the same position of the epoch with load_state_dict(state,"
     " override=True)"
 )

@@ -1,4 +1,4 @@
-"""A run: an engine, wherever it lives, from the first batch to its close."""
+"""A run: an engine, wherever it runs, from the first batch to its close."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from .workers.process.handover import dumps
 if TYPE_CHECKING:
     from .to_device.lane import Lane
 
-# What CUDA takes is loaded where there is such a device to copy to.
+# CUDA modules are loaded only if there is such a device to copy to.
 
 
 NAME = "Pipeline"
-"""What the log calls the engine as a whole."""
+"""The name of the engine as a whole in the log."""
 WARM_STEPS = 5
-"""After so many the first step, for which workers had to begin, is left out."""
+"""After this many steps, the first one, which had to start workers, is left out."""
 HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
-"""Between two of them, at least."""
+"""Minimum time between two of them."""
 PAUSE_S = 1.0
-"""Longer between two epochs, and the trainer did something else than training."""
+"""A longer pause between two epochs means that the trainer did something else."""
 
 
 class Run:
     """What iterating a pipeline starts, and keeps between epochs.
 
-    `next` and `begin` belong to the trainer's thread; `observe`, `knobs` and `steps` to
-    the tuner's; `close` may be called from any.
+    `next` and `begin` belong to the trainer's thread, and `observe`, `knobs` and
+    `steps` to the tuner's; any thread may call `close`.
     """
 
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
@@ -58,7 +58,7 @@ class Run:
         self._trainer = TrainerMeter()
         self._caches = recipe.caches
         for cache in self._caches:
-            cache.open()  # before any process forks: they are to find it
+            cache.open()  # before any process forks, so that all find it
         self._recipe, self._byte_budget = recipe, byte_budget
         self.host: Host
         alone = recipe.direct and self._lane is None
@@ -70,16 +70,16 @@ class Run:
             self.host = TrainerHost(recipe, byte_budget, cursor, self._trainer)
         (first, *_) = recipe.segments
         self._direct = recipe if alone and first.executor == "auto" else None
-        """What the trainer may make batches from, or workers, as the knob says."""
+        """The recipe from which either the trainer or workers make batches."""
         self._workers: Kind | None = None
-        """What the knob asks for; None: nothing new."""
+        """The workers that the knob requests; None: no change."""
         self._s_per_row = 0.0
-        """Seconds that a sample took the trainer; 0 while that is not known."""
+        """Seconds that a sample took the trainer; 0 if unknown."""
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
-        # The host that the knob asks for; the trainer's thread moves the engine.
+        # The host that the knob requests; the trainer's thread moves the engine.
         self._wanted = self._kind
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
@@ -89,7 +89,7 @@ class Run:
         self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
         self._warm = (-1, -1), self._before
-        """How it stood when the first batch was given, which workers were begun for."""
+        """State at the first batch, for which workers had to start."""
 
     @property
     def cursor(self) -> Cursor:
@@ -97,7 +97,7 @@ class Run:
         return self.host.cursor if self._lane is None else self._lane.cursor(self.host)
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at `cursor`; free where that is what has been prefetched."""
+        """Continue at `cursor`; free if prefetching is already there."""
         self.contention.reset()
         if self._lane is not None:
             self._lane.drop()
@@ -108,7 +108,11 @@ class Run:
         self._note(reading)
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, stamped; None at its end. Measured."""
+        """Return the next batch of the epoch, stamped; None at its end. Measured.
+
+        Raises:
+            Exception: as `Feed.next`.
+        """
         trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
         if not isinstance(host, DirectHost):
@@ -142,7 +146,7 @@ class Run:
         return delivery
 
     def _follow(self, data: Any) -> None:
-        """Move the engine where a knob asks for it; else measure what it costs."""
+        """Move the engine if a knob requests it; otherwise measure what it costs."""
         host, kind = self.host, self._workers
         if isinstance(host, DirectHost):
             kind = kind or host.found()
@@ -167,14 +171,14 @@ class Run:
                 self._settle_in(host)
 
     def _settle_in(self, host: Host) -> None:
-        """The engine is another one from here on."""
+        """Replace the engine by another one."""
         self.host = host
         self._moved += 1
-        if self._closed:  # by another thread, which may have closed the one before
+        if self._closed:  # by another thread, which may have closed the old one
             host.close()
 
     def _hand_to(self, host: DirectHost, direct: Recipe, kind: Kind) -> None:
-        """Have workers make the batches from here on; stay where they cannot."""
+        """Let workers make the batches from now on; stay if they cannot."""
         self._workers = None
         if kind == "inline":
             return
@@ -185,7 +189,7 @@ class Run:
             return
         segment = replace(direct.segments[0], executor=kind)
         self._recipe = replace(direct, segments=(segment,))
-        if host.collate_moves:  # those that it has now, or is moved to
+        if host.collate_moves:  # the processes it has now, or moves to later
             self._recipe = self._recipe.collating()
         self._s_per_row = host.s_per_row
         try:
@@ -205,11 +209,11 @@ class Run:
         if begun.recipe.program.batches is not None:
             begun.connector.keeps_nothing()
         if direct.iterable:
-            self._direct = None  # its place is with its reader
+            self._direct = None  # its reader has the place in it
         self._settle_in(workers)
 
     def _take_back(self, host: Host) -> None:
-        """Have the trainer make the batches again."""
+        """Let the trainer make the batches again."""
         self._workers = None
         if self._direct is None or not isinstance(host, TrainerHost):
             return
@@ -224,11 +228,11 @@ class Run:
         )
 
     def _moved_host(self, data: Any) -> Host:
-        """Return the engine in its other home, the one before it closed.
+        """Return the engine in its other host, with the previous one closed.
 
         Raises:
-            SpecError: batches like `data` cannot be handed over, or the work is not to
-                leave this process.
+            SpecError: batches like `data` cannot be sent, or the work must not leave
+                this process.
         """
         before, trainer = self.host, self._trainer
         if isinstance(before, TrainerHost):
@@ -244,7 +248,7 @@ class Run:
         else:
             after = TrainerHost(self._recipe, self._byte_budget, before.cursor, trainer)
         with ExitStack() as undo:
-            undo.callback(after.close)  # also where Ctrl-C comes in between
+            undo.callback(after.close)  # even if Ctrl-C interrupts
             before.close()
             undo.pop_all()
         return after
@@ -259,19 +263,19 @@ class Run:
 
     @property
     def _now(self) -> tuple[int, int]:
-        """Changes when all counters start over, as the engine is another one."""
+        """Changes when all counters restart, because the engine is a new one."""
         return self._moved, self.host.era
 
-    # The tuner's side: this is the plant it tunes
+    # The tuner's side: the plant that it tunes
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is on trial, so that contention may be measured."""
+        """Whether no trial is running, so that contention may be measured."""
         return self.contention.armed
 
     @calm.setter
     def calm(self, calm: bool) -> None:
-        """Let it be measured, or not; only an engine that may move is."""
+        """Allow measuring or not; only an engine that may move is measured."""
         self.contention.armed = calm and self._movable
 
     @property
@@ -281,7 +285,7 @@ class Run:
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if the trainer is elsewhere.
 
-        None also where the engine is a new one, whose counters start from zero.
+        None also if the engine is a new one, whose counters start from zero.
         """
         before, self._before = self._before, self.read()
         if self._era != self._now:
@@ -312,9 +316,9 @@ class Run:
     def _with_executor(
         self, direct: Recipe, knobs: tuple[Knob, ...]
     ) -> tuple[Knob, ...]:
-        """Return the knobs, the one for the executor being able to say `inline`, too.
+        """Return the knobs, with `inline` among the choices for the executor.
 
-        There is none while it is not known what workers would make of the data.
+        There is no such knob while it is unknown what workers would make of the data.
         """
         host, (recipe,) = self.host, direct.segments
         if isinstance(host, DirectHost) and host.undecided:
@@ -362,12 +366,12 @@ class Run:
             readings.append(self.host.read())
         before = [at for at, _ in history if at != era]
         if before and readings[0].trainer.steps == readings[-1].trainer.steps:
-            era = before[-1]  # the engine has just moved: nothing is known where it is
+            era = before[-1]  # the engine has just moved: nothing is known there yet
             readings = [reading for at, reading in history if at == era]
         first, last = readings[0], readings[-1]
         settled = next(each for each in readings if staff(each) == staff(last))
         if last.trainer.steps - settled.trainer.steps >= WARM_STEPS:
-            first = settled  # what was seen with other workers is no longer so
+            first = settled  # observations with other workers no longer hold
         begun, warm = self._warm
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
         if begun == era and known and first.trainer.steps < warm.trainer.steps:
@@ -379,7 +383,7 @@ class Run:
         return self._whole(self.host.read())
 
     def _whole(self, reading: Reading) -> Reading:
-        """Return a reading of the host with what is known here."""
+        """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
         return replace(
@@ -393,7 +397,7 @@ class Run:
         )
 
     def is_free(self) -> bool:
-        """Whether no thread is stuck in a lock of ours; if so, it may be this one."""
+        """Whether no thread, this one included, is stuck holding a lock of ours."""
         return self.host.is_free()
 
     def close(self) -> None:
@@ -417,7 +421,7 @@ class Run:
 
 
 def staff(reading: Reading) -> list[tuple[str, int, int]]:
-    """Return who works in each segment, and how far ahead."""
+    """Return each segment's executor, worker count and prefetch size."""
     return [
         (each.executor, each.num_parallel_workers, each.prefetch_size)
         for each in reading.segments
@@ -425,7 +429,7 @@ def staff(reading: Reading) -> list[tuple[str, int, int]]:
 
 
 def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
-    """Return how batches get to a device: over a lane, at once, or not at all."""
+    """Return how batches get to a device: over a lane, directly, or not at all."""
     if stage is None:
         return None, None
     if stage.device.type != "cuda":
@@ -441,20 +445,23 @@ def process_host(
     """Start an engine in a child of the trainer.
 
     Raises:
-        SpecError: this system has no fork or no memfd; or as building the engine does.
+        SpecError: this system has no fork or no memfd, or building the engine failed.
     """
-    check(FORKS, 'host="process" needs fork and memfd, so Linux; use host="trainer"')
+    check(
+        FORKS,
+        'host="process" needs fork and memfd, which only Linux has; use host="trainer"',
+    )
     from .host.process import ProcessHost
 
     return ProcessHost(recipe, byte_budget, cursor, trainer)
 
 
 def may_move(recipe: Recipe) -> bool:
-    """Whether this pipeline's engine may live in either process.
+    """Whether this pipeline's engine may run in either process.
 
     Every segment's workers may then be anywhere, as with `executor="auto"`: functions
     and dataset hold nothing that only the trainer's process has, and no place in a
-    stream, which worker processes that start afresh would read from its beginning.
+    stream, which fresh worker processes would read from the start.
     """
     anywhere = all(
         s.movable or (s.executor == "process" and s.thread_safe)
@@ -464,7 +471,11 @@ def may_move(recipe: Recipe) -> bool:
 
 
 def check_handover(data: Any) -> None:
-    """Raise `SpecError` unless a batch can come from another process."""
+    """Check that a batch can come from another process.
+
+    Raises:
+        SpecError: it cannot.
+    """
     try:
         dumps(data)
     except Exception as error:
@@ -476,7 +487,11 @@ def check_handover(data: Any) -> None:
 def check_stateless(
     segments: Iterable[Segment], before: dict[str, Any], collate: list[Any]
 ) -> None:
-    """Raise `SpecError` if what the user's objects hold has changed in this process."""
+    """Check that the user's objects have not changed in this process.
+
+    Raises:
+        SpecError: one has.
+    """
     reasons = [segment.why_not() for segment in segments]
     if (path := changed(before, collate)) is not None:
         reasons.append(f"`collate_fn{path}` changes while batches are made")
@@ -485,7 +500,7 @@ def check_stateless(
 
 
 def _as_now(segments: Sequence[Segment]) -> tuple[SegmentRecipe, ...]:
-    """Return recipes that begin where these segments are now."""
+    """Return recipes that start in the present state of these segments."""
     return tuple(
         replace(
             segment.recipe,

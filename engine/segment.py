@@ -1,4 +1,4 @@
-"""A segment at run time: its connector, the workers it has now, and its two knobs."""
+"""A segment at run time: its connector, its present workers, and its knobs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def make_pool(
     children: Callable[[], WorkerPool],
     kind: Kind,
 ) -> WorkerPool:
-    """Make the pool of one kind; it has no workers yet.
+    """Create a pool of one kind, without workers yet.
 
     Args:
         connector: where they take their leases.
         recipe: of the segment.
-        seed: of the samples' random streams.
-        children: makes a pool of processes, which share what the engine owns.
-        kind: of the workers.
+        seed: seed of the samples' random streams.
+        children: creates a pool of processes, which share what the engine owns.
+        kind: kind of the workers.
     """
     program = recipe.program
     match kind:
@@ -51,20 +51,20 @@ def make_pool(
 
 
 def as_inline(pool: WorkerPool) -> Inline | None:
-    """Return the pool if it is the trainer itself."""
+    """Return the pool if it is the trainer itself, otherwise None."""
     return pool if isinstance(pool, Inline) else None
 
 
 MakePool = Callable[[Kind], WorkerPool]
-"""Makes the pool of one kind for this segment."""
+"""Creates the pool of one kind for this segment."""
 
 MAX_MOVES = 16
-"""That are remembered."""
+"""Moves that are remembered."""
 SURE_LOOKS = 3
-"""That found no change, before the only worker that was asked for may get company."""
+"""Checks without a change before a single requested worker may get company."""
 ALONE = (
-    "one worker was asked for and stays alone, as `{}` changes there while samples are"
-    " made, and each other worker would change a copy of its own"
+    "one worker was requested and stays alone, because `{}` changes there while samples"
+    " are made, and each other worker would change its own copy"
 )
 MAX_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
@@ -73,9 +73,9 @@ MAX_PREFETCH = 128
 class Segment:
     """One segment of a running engine.
 
-    Its workers may be exchanged for others of another kind while it runs: the new ones
-    take leases from the same connector, the old ones leave after those they have. Only
-    the trainer's thread does that; knobs may be turned by another.
+    Its workers may be replaced by another kind while it runs: the new ones take leases
+    from the same connector, and the old ones leave after finishing theirs. Only the
+    trainer's thread does this; other threads may set knobs.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Segment:
         self.drew = False
         """Whether it was seen, inline, to draw from a global generator."""
         self.reused: str | None = None
-        """Where it keeps the memory that its batches lie in."""
+        """Where it keeps the memory that its batches lie in, if it reuses that."""
         self.file: str | None = None
-        """That its first samples were read from, inline, and that is open still."""
+        """A still open file that its first samples were read from, inline."""
         self.movable = (
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
-        """Whether it may be moved between threads and processes."""
+        """Whether it may move between threads and processes."""
         moves = self.undecided or recipe.movable
         looks = moves or recipe.program.watched or recipe.per_batch
         self._before = snapshot(recipe.subjects) if looks else None
-        # The kind asked for by the knob; the trainer's thread moves it.
+        # The kind that the knob requests; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
         # Guards `_pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
@@ -112,19 +112,19 @@ class Segment:
         self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
-        """The latest from one kind of workers to another, and why."""
+        """The latest moves between kinds of workers, and their reasons."""
         connector.lone.on_change = self._stay_alone
         self._tell_core()
 
     @property
     def executor(self) -> str:
-        """The kind of workers it has now."""
+        """The present kind of its workers."""
         return self._pool.executor
 
     def why_not(self) -> str:
-        """Say why workers elsewhere would make other samples; empty: nothing.
+        """Return why workers elsewhere would make other samples; empty if unknown.
 
-        By what was seen of those made in this process.
+        Judged by the samples made in this process.
         """
         if self.drew:
             return DREW
@@ -136,37 +136,37 @@ class Segment:
 
     @property
     def moving(self) -> bool:
-        """Whether another kind is asked for, or workers of the one before are left."""
+        """Whether another kind is requested, or workers of the previous one remain."""
         return self._wanted is not None or bool(self._leaving)
 
     @property
     def beginning(self) -> int:
-        """Workers of which it is not known yet how fast they work."""
+        """Workers whose speed is not known yet."""
         return self._pool.statistics().beginning
 
     @property
     def num_parallel_workers(self) -> int:
-        """Workers asked for; inline has one, the trainer."""
+        """Number of requested workers; inline there is one, the trainer."""
         return 1 if self._pool.executor == "inline" else self._asked
 
     @property
     def prefetch_size(self) -> int:
-        """Batches it may work ahead of its reader."""
+        """Batches it may work ahead of its consumer."""
         return 1 if self.inline else self._prefetch
 
     def start(self) -> None:
-        """Let the workers begin."""
+        """Start the workers."""
         self._pool.resize(self._asked)
 
     def _set_workers(self, count: int) -> None:
-        """Ask for `count` workers; takes hold while work goes on."""
+        """Request `count` workers; takes effect while work goes on."""
         with self._lock:
             self._asked = count
             self._pool.resize(count)
         self._tell_core()
 
     def _set_prefetch(self, batches: int) -> None:
-        """Let it work so many batches ahead."""
+        """Let it work this many batches ahead."""
         self._prefetch = batches
         self._tell_core()
 
@@ -174,8 +174,8 @@ class Segment:
         """Give the work to workers of another kind; returns at once, nothing drains.
 
         Args:
-            kind: of the new workers.
-            workers: how many; None: as many as were asked for.
+            kind: kind of the new workers.
+            workers: their number; None keeps the requested number.
         """
         with self._lock:
             before, self._pool = self._pool, self._make_pool(kind)
@@ -188,7 +188,7 @@ class Segment:
         self._tell_core()
 
     def settled(self) -> bool:
-        """Whether all workers of the kind before have left; forgets those that did."""
+        """Whether all workers of the previous kind have left; forgets those."""
         for pool in [pool for pool in self._leaving if not pool.statistics().alive]:
             pool.close()
             self._leaving.remove(pool)
@@ -198,8 +198,8 @@ class Segment:
         """Stop the workers and wait for them. The engine lock is closed already.
 
         Args:
-            until_s: when to give up, by the monotonic clock.
-            stuck: takes the names of threads that have not ended by then.
+            until_s: when to stop waiting, on the monotonic clock.
+            stuck: receives the names of threads that have not ended by then.
         """
         for pool in (self._pool, *self._leaving):
             stuck += pool.close(until_s)
@@ -242,7 +242,7 @@ class Segment:
             )
 
     def _is_alone(self) -> bool:
-        """Whether the only worker that was asked for is to have no company, or yet."""
+        """Whether a single requested worker must stay alone, at least for now."""
         if not self.recipe.program.watched:
             return False
         if self.executor == "process":
@@ -250,14 +250,14 @@ class Segment:
         return self._before is not None and bool(self.why_not())
 
     def _stay_alone(self, path: str) -> None:
-        """The data changes in its only worker: it gets no company, or loses it."""
+        """Keep the only worker alone, because the data changes in it."""
         kind, name = self.executor, self.recipe.name
         self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(path)))
         if self._asked > 1:
             self._set_workers(1)
 
     def take_wanted(self) -> Kind | None:
-        """Return the kind that the knob asks for, once; None: it asks for none."""
+        """Return the kind that the knob requests, once; None if there is no request."""
         with self._lock:
             wanted, self._wanted = self._wanted, None
         return wanted
@@ -270,9 +270,9 @@ class Segment:
         with self.connector.engine_lock.lock:
             far = self.executor == "process"
             workers = self.num_parallel_workers
-            if far:  # as many leases again, or half as many, wait at their children
+            if far:  # half as many leases, or as many again, wait at their children
                 workers += -(-workers // 2)
-            # Inline the trainer works on demand: one batch, the one it asks for.
+            # Inline, the trainer works on demand, on the batch it asks for.
             lease_ns = FAR_LEASE_NS if far else LEASE_NS
             inline = self.inline is not None
             self.connector.resize(workers, self.prefetch_size, lease_ns, inline=inline)

@@ -109,8 +109,8 @@ def test_it_loses_its_company_where_the_data_begins_to_keep_a_count(
         assert train(lambda: workers(face).value == 1)
         seen = face.stats().segments[0]
         assert seen.moves[-1].line == (
-            f"{seen.name}: executor process stays: one worker was asked for and stays"
-            " alone, as `.calls` changes there while samples are made, and each other"
-            " worker would change a copy of its own."
+            f"{seen.name}: executor process stays: one worker was requested and stays"
+            " alone, because `.calls` changes there while samples are made, and each"
+            " other worker would change its own copy."
         )
         assert workers(face).set(3) == 1
