@@ -92,11 +92,7 @@ class Layout(ABC):
         """
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        """Return the batch of these samples, which must be complete.
-
-        Raises:
-            Misfit: a sample does not match the layout.
-        """
+        """Return the batch of these samples, all there. Raises like `write`."""
         memory = self.open(len(samples), allocate)
         self.write(memory, 0, samples)
         return self.seal(memory)
