@@ -73,7 +73,7 @@ def check_name(name: Any) -> None:
     """
     check(
         isinstance(name, str) and name.isprintable(),
-        f"`name` must be a printable str, got {name!r}",
+        f"`name` must be a str of printable characters, got {name!r}",
     )
 
 
