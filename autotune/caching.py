@@ -1,7 +1,7 @@
-"""Where a cache would pay: what it would spare, what it would need, and which is best.
+"""Where a cache would pay: what it would save and need, and which place is best.
 
-A sample that is found needs none of the worker-seconds spent up to there. Where there
-is room for a share of the samples only, that share is found (see
+A sample that is found needs none of the worker-seconds spent before the cache. If there
+is only room for a share of the samples, that share is found (see
 `penstock.cache.memory`), so the gain is in proportion.
 """
 
@@ -15,15 +15,14 @@ from . import phrases
 from .window import wait_share
 
 CACHE_WORTH = 0.1
-"""Share of the work on a sample that a cache must spare to be worth a word."""
+"""Share of the work on a sample that a cache must save to be worth mentioning."""
 FINDING_S = 50e-6
 FOUND_BYTES_PER_S = 1e9
-"""What finding a sample takes, at most: so long, and so long for its bytes."""
+"""Finding a sample takes at most this long, plus its bytes at this rate."""
 WAITING = 0.02
 """Share of the step that a trainer must wait for a cache to be worth its memory."""
 ROOM, RECORD_BYTES = 1.1, 256
-"""Bytes of a cache for each byte of its samples, and for each sample: what records have
-around them."""
+"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +30,22 @@ class CachePoint:
     """A place for a cache."""
 
     part: str
-    """The operation that it would be behind, as `Map(ID:1) decode`."""
+    """The operation that it would follow, such as `Map(ID:1) decode`."""
     spared_s: float
-    """Worker-seconds that a sample takes up to there."""
+    """Worker-seconds per sample up to that operation."""
     whole_s: float
-    """Worker-seconds that it takes altogether."""
+    """Worker-seconds per sample in total."""
     sample_bytes: float
     samples: int
 
     @property
     def need_bytes(self) -> float:
-        """What all samples take."""
+        """Bytes of all samples."""
         return self.sample_bytes * self.samples
 
     @property
     def line(self) -> str:
-        """What it would spare, and take."""
+        """What it would save and need, in one line."""
         return (
             f"a cache behind {self.part} would spare {phrases.ms(self.spared_s)} of"
             f" {phrases.ms(self.whole_s)} ms of work a sample, and need"
@@ -56,18 +55,18 @@ class CachePoint:
 
     @property
     def room_bytes(self) -> int:
-        """What a cache must have to hold them all."""
+        """Bytes that a cache for all samples must have."""
         return int(ROOM * self.need_bytes) + RECORD_BYTES * self.samples
 
     def gain_s(self, room_bytes: float) -> float:
-        """Return the worker-seconds a sample that so many bytes would spare."""
+        """Return the worker-seconds per sample that a cache of this size would save."""
         found_s = FINDING_S + self.sample_bytes / FOUND_BYTES_PER_S
         share = min(1.0, ratio(room_bytes, self.room_bytes))
         return share * (self.spared_s - found_s)
 
 
 def cache_points(observation: Observation) -> tuple[CachePoint, ...]:
-    """Return each place where a cache is worth a thought."""
+    """Return every place where a cache is worth considering."""
     parts = [part for segment in observation.segments for part in segment.parts]
     whole_s = sum(part.run_s_per_row for part in parts)
     points = []
@@ -84,12 +83,12 @@ def cache_points(observation: Observation) -> tuple[CachePoint, ...]:
 def point(
     part: PartObservation, spared_s: float, whole_s: float, samples: int
 ) -> CachePoint:
-    """Return the place behind an operation."""
+    """Return the place after an operation."""
     return CachePoint(part.name, spared_s, whole_s, part.bytes_per_row, samples)
 
 
 def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoint]:
-    """Return the places that would shorten the trainer's wait, the best one first.
+    """Return the places that would shorten the trainer's wait, the best first.
 
     Args:
         observation: of a time in which nothing was cached.

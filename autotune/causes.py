@@ -1,6 +1,6 @@
-"""What holds a trainer up: one cause of a few, and what would help, in pasteable words.
+"""What holds a trainer up: one of a few causes, and what would help, as code to paste.
 
-Pure. Each rule looks at the same window; the first that is true of it speaks.
+Pure. All rules look at the same window; the first one that applies gives the cause.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from .policies.case import CPU_USED, QUEUED
 from .window import demand_rows_per_s, outbox, wait_share
 
 COMPUTES = 0.75
-"""CPU as a share of the run time above which a part computes."""
+"""CPU share of its run time above which an operation computes."""
 SHORT = 0.2
-"""Share of the time of a source's workers that they wait for bytes from which the
-memory budget is what binds, and that workers wait at a bound from which that is."""
+"""Share of the time of a source's workers that they wait for bytes above which the
+memory budget binds; likewise for the time that workers wait at a bound."""
 BUSY = 0.8
-"""Share of its workers' time from which a segment is short of them."""
+"""Share of its workers' time above which a segment has too few of them."""
 ENOUGH = 1.2
-"""So many times more workers than there are may be needed, for all that is known."""
+"""This many times the present workers may be needed, given the uncertainty."""
 MOSTLY = 0.5
 READY = 0.95
-"""Share of the time with a batch ready from which loading is not what is waited for."""
+"""Share of the time with a batch ready above which loading is not the cause."""
 HELD_BACK = 0.5
 """Share of the window with nothing to hand over above which the trainer is starved."""
 GIL_HELD = 0.6
-"""Share of moments with the GIL held from which it is the cause named: the tuner turns
-to it later, where it is certain."""
+"""Share of moments with the GIL held above which it is named as the cause. The tuner
+acts on it later, when it is certain."""
 MIN_GROWTH = 0.05
-"""Of the trainer's own part of a step from which it is worth a word."""
+"""Relative growth of the trainer's own part of a step that is worth mentioning."""
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
-"""Within such a window the run queue was looked at twice, so its waits are known."""
+"""A window this long contains two measurements of the run queue, so waits are known."""
 SHORT_READ_S = 0.000_05
-"""Of a sample: a disk takes longer, and what memory holds of a file computes."""
+"""Seconds per sample: a disk takes longer; reading cached file data is computing."""
 COLLATE = "Batch("
-"""What the names of parts and segments that collate begin with."""
+"""Prefix of the names of parts and segments that collate."""
 DEVICE = "to_device"
 FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
-"""No more are advised at once, whatever a trainer that takes no time could use."""
+"""Most workers advised at once, whatever a trainer that takes no time could use."""
 COUNTLESS = 1000
-"""Workers, from which on a need says only that the trainer does next to nothing."""
+"""Workers above which a need only says that the trainer does next to nothing."""
 MAX_ADVICE = 3
 TUNE = "ps.set_enable_autotune(True)"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What binds."""
+    """The cause of the trainer's wait."""
 
     text: str
     """In one sentence."""
     advice: tuple[str, ...] = ()
-    """Next things to do, as code; empty where nothing is justified."""
+    """What to do next, as code; empty if nothing is justified."""
     stage: str | None = None
-    """The operator to blame, if not the longest of the busiest segment."""
+    """The operator responsible, if not the longest of the busiest segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One window of a trainer that waits, and the segment whose workers are busiest."""
+    """One window of a waiting trainer, and the segment whose workers are busiest."""
 
     seen: Observation
     segment: SegmentObservation
     budget: Budget | None
     tuned: bool
-    """Whether the autotuner is at work: what it does by itself is not advised."""
+    """Whether the autotuner is running: what it does by itself is not advised."""
 
     @property
     def part(self) -> PartObservation:
@@ -93,12 +93,12 @@ class Window:
 
     @property
     def name(self) -> str:
-        """Of that operation, as people call it."""
+        """Short name of that operation."""
         return phrases.short_name(self.part.name)
 
     @property
     def needed(self) -> float:
-        """Workers that keep up with the trainer: demand times seconds a sample."""
+        """Workers that keep up with the trainer: demand times seconds per sample."""
         return demand_rows_per_s(self.seen) * self.segment.run_s_per_row
 
     @property
@@ -113,33 +113,33 @@ class Window:
 
     @property
     def busy_cores(self) -> float:
-        """Cores that loading keeps busy: hand-overs included, where nothing else is.
+        """Cores that loading keeps busy, including hand-overs if nothing else runs.
 
-        What the engine's process does besides its workers may be the trainer's own, but
-        for as long as that waits.
+        What the engine's process does besides its workers may be the trainer's own
+        work, except while the trainer waits.
         """
         waits = wait_share(self.seen) >= MOSTLY
         return max(self.seen.cpu_cores, self.seen.used_cores if waits else 0.0)
 
     @property
     def cores_used(self) -> bool:
-        """Whether all cores there are keep busy with loading."""
+        """Whether loading keeps all cores busy."""
         budget = self.budget
         return budget is not None and self.busy_cores >= CPU_USED * budget.cpu_cores
 
     @property
     def torchs(self) -> bool:
-        """Whether the words are those of torch's loader."""
+        """Whether to use the words of torch's loader."""
         return self.seen.face == "DataLoader"
 
 
 def seconds_of(
     observation: Observation, segment: SegmentObservation
 ) -> Callable[[PartObservation], float]:
-    """Return what tells how long an operation takes a sample.
+    """Return a function that tells how long an operation takes per sample.
 
-    What gets back the GIL from threads that compute waits for milliseconds, however
-    little it does: so there it is the time on a CPU.
+    An operation that gets the GIL back from computing threads waits for milliseconds,
+    however little it does. In that case its time on a CPU is used.
     """
     held = observation.gil_held
     threads = segment.executor == "thread" and segment.num_parallel_workers > 1
@@ -151,7 +151,7 @@ def seconds_of(
 def busiest(observation: Observation) -> SegmentObservation:
     """Return the segment whose workers are busiest.
 
-    What the trainer does itself it waits for, all of it, however long it is away.
+    The trainer waits for all of the work it does itself, however long it is away.
     """
 
     def busy(segment: SegmentObservation) -> tuple[float, float]:
@@ -165,7 +165,7 @@ def busiest(observation: Observation) -> SegmentObservation:
 
 
 def of_trainer(observation: Observation) -> Cause:
-    """Return what there is to say where loading keeps up."""
+    """Return the cause if loading keeps up."""
     found = observation.contention
     text = f"the trainer: loading keeps up with it (wait {_percent(observation)}%)"
     if found is None or not found.certain or found.growth < MIN_GROWTH:
@@ -178,7 +178,7 @@ def of_trainer(observation: Observation) -> Cause:
 
 
 def of_wait(window: Window) -> Cause:
-    """Return what a trainer waits for."""
+    """Return the cause of a trainer's wait."""
     causes = (rule(window) for rule in RULES)
     return next((each for each in causes if each), None) or _of_work(window)
 
@@ -204,7 +204,7 @@ def _of_device(window: Window) -> Cause | None:
 
 
 def _of_collate(window: Window) -> Cause | None:
-    """Of collating in the trainer's thread; in workers it is a part like others."""
+    """Collating in the trainer's thread; in workers it is a part like any other."""
     trainer, segments = window.seen.trainer, window.seen.segments
     if ratio(trainer.collate_s, trainer.wait_s) < MOSTLY:
         return None
@@ -272,8 +272,8 @@ def _of_gil(window: Window) -> Cause | None:
     if not _gil_is_held(window) or segment.num_parallel_workers == 1:
         return None
     held = 100 * (window.seen.gil_held or 0.0)
-    # Threads only copy rows into the batch: they wait for the GIL there, and hold it in
-    # what they read and compute.
+    # In the batch, threads only copy rows. They wait for the GIL there, but hold it
+    # while they read and compute.
     holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
     holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
     return Cause(
@@ -291,7 +291,7 @@ def _gil_is_held(window: Window) -> bool:
 
 
 def _of_processes(window: Window) -> tuple[str, ...]:
-    """Advise worker processes, where cores are free and the tuner found no worse."""
+    """Advise worker processes, if cores are free and the tuner found nothing worse."""
     segment = window.segment
     tried = window.tuned and any("process" in (m.old, m.new) for m in segment.moves)
     if tried or window.cores_used or window.queued >= QUEUED:
@@ -324,7 +324,7 @@ def _of_others(window: Window) -> Cause | None:
 
 
 def _of_first_batches(window: Window) -> Cause | None:
-    """Of loops that are so short that what each begins with is most of the wait."""
+    """Loops so short that their first batches make up most of the wait."""
     trainer = window.seen.trainer
     if window.segment.executor == "inline" or not trainer.wait_s:
         return None
@@ -338,7 +338,7 @@ def _of_first_batches(window: Window) -> Cause | None:
 
 
 def _of_unevenness(window: Window) -> Cause | None:
-    """Enough workers on the average, but those of the last batches wait for one row."""
+    """Enough workers on average, but those of the last batches wait for one row."""
     segment, seen = window.segment, window.seen
     held = ratio(segment.wait_credit_s - segment.wait_memory_s, segment.worker_s)
     busy = ratio(segment.run_s, segment.worker_s)
@@ -415,7 +415,7 @@ def _spent(window: Window) -> str:
 
 
 def _takes_turns(window: Window) -> bool:
-    """Whether what blocks a thread is the GIL: no read waits for so short a time."""
+    """Whether threads are blocked by the GIL: no read waits for so short a time."""
     part = window.part
     blocked_s = part.run_s_per_row - part.cpu_s_per_row
     threads = window.segment.executor == "thread"
@@ -423,7 +423,7 @@ def _takes_turns(window: Window) -> bool:
 
 
 def _on_whom(window: Window) -> str:
-    """Say who does it, and how many of them the trainer needs."""
+    """Describe who does the work, and how many the trainer needs."""
     segment, needed = window.segment, window.needed
     workers = segment.num_parallel_workers
     if segment.iterable:
@@ -459,7 +459,7 @@ def _starved(window: Window) -> str:
 
 
 def _of_workers(window: Window) -> tuple[str, ...]:
-    """Advise the tuner, or as many workers as there are cores and bounds for."""
+    """Advise the tuner, or as many workers as cores and bounds allow."""
     segment, budget = window.segment, window.budget
     if window.tuned or segment.iterable:
         return ()
@@ -477,7 +477,7 @@ def _of_workers(window: Window) -> tuple[str, ...]:
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:
-    """Advise one pass over each image, where images are decoded, then cropped."""
+    """Advise one pass over each image, if images are decoded and then cropped."""
     folder = window.seen.segments[0].name.startswith("Folder(")
     if not folder or window.torchs or window.name != "decode" or not window.computes:
         return ()

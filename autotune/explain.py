@@ -38,16 +38,16 @@ Verdict = Literal["input-bound", "balanced", "not input-bound"]
 INPUT_BOUND = 0.10
 """Exposed wait above this share of the step: the trainer is starved."""
 NOT_INPUT_BOUND = 0.03
-"""Below this share there is nothing to gain worth the trouble."""
+"""Below this share there is nothing to gain that is worth the trouble."""
 MAX_HEADSPACE = 1000.0
-"""Stands for all that is more, as of a trainer that does nothing."""
+"""Stands for anything larger, such as for a trainer that does nothing."""
 MAX_NAMED = 3
 """Operations named in the verdict line."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One segment's line: shares are of its workers' time, 0 to 1."""
+    """One segment's line. Shares are of its workers' time, 0 to 1."""
 
     name: str
     num_parallel_workers: int
@@ -56,33 +56,33 @@ class StageReport:
     items_per_s: float
     cpu: float
     blocked: float
-    """Inside the functions, but on no CPU: I/O, the GIL, locks, the run queue."""
+    """Inside the functions, but not on a CPU: I/O, the GIL, locks, the run queue."""
     queued: float
     """The part of that in the run queue: no core was free."""
     waiting_for_input: float
     held_back: float
-    """By the bound of what reads it, or by the memory budget."""
+    """By the bound of its reader, or by the memory budget."""
     input_utilization: float
     output_utilization: float
     wait_share: float
-    """The part of the exposed wait it accounts for, as a share of the step."""
+    """The part of the exposed wait that it accounts for, as a share of the step."""
     parts: tuple[tuple[str, float], ...] = ()
-    """Its operations, where there are several, and the part of that of each."""
+    """Its operations, if there are several, and how each contributes to that part."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Printed):
-    """The verdict over one window. `print` it for the whole picture."""
+    """The verdict on one window. `print` it for the whole table."""
 
     verdict: Verdict
     """`input-bound` above 10 % exposed wait, `not input-bound` below 3 %."""
     bottleneck: str | None
-    """The operator that holds training up; None where the trainer does itself."""
+    """The operator that holds training up; None if it is the trainer itself."""
     cause: str
     """What binds, in one sentence."""
     headspace: float
-    """Training is at most so many times faster if loading were free: `step / (step -
-    wait)`, at most 1000; 1 before the first step."""
+    """Training would be at most this many times faster if loading were free: `step /
+    (step - wait)`, at most 1000; 1 before the first step."""
     wait_share: float
     """Exposed wait as a share of the step, 0 to 1."""
     trainer: TrainerObservation
@@ -90,13 +90,13 @@ class Explanation(Printed):
     stages: tuple[StageReport, ...]
     """In the order of the data, source first."""
     advice: tuple[str, ...]
-    """Next things to do, as code; empty where nothing is justified."""
+    """What to do next, as code; empty if nothing is justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
     copy_share: float = 0.0
-    """What bringing batches to the device accounts for, as a share of the step."""
+    """Share of the step spent copying batches to the device."""
     face: Face = "Pipeline"
-    """In whose words the advice is."""
+    """The API whose words the advice uses."""
 
     @property
     def line(self) -> str:
@@ -120,7 +120,7 @@ class Explanation(Printed):
         return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
 
     def scalars(self) -> dict[str, float]:
-        """Its figures by name, as loggers of metrics take them."""
+        """Its figures by name, in the form that metric loggers take."""
         found = {
             "wait_share": self.wait_share,
             "headspace": self.headspace,
@@ -133,7 +133,7 @@ class Explanation(Printed):
         return found
 
     def to_dict(self) -> dict[str, object]:
-        """All of it as JSON can hold it."""
+        """All of it as JSON values."""
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -168,31 +168,31 @@ class Explanation(Printed):
 
 
 def verdict_of(share: float) -> Verdict:
-    """The verdict on an exposed wait of this share of the step, 0 to 1."""
+    """Return the verdict on an exposed wait of this share of the step, 0 to 1."""
     if share > INPUT_BOUND:
         return "input-bound"
     return "not input-bound" if share < NOT_INPUT_BOUND else "balanced"
 
 
 def headspace_of(share: float) -> float:
-    """How many times faster training is at most, if it waits for such a share."""
+    """Return how many times faster training could be if it waits for this share."""
     return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
 def explain(
     observation: Observation, budget: Budget | None = None, *, tuned: bool = False
 ) -> Explanation:
-    """Say what holds training up in this window.
+    """Explain what holds training up in this window.
 
-    A segment with `n` workers that each need `E` seconds for a sample puts out one
-    every `E / n` seconds. Where the trainer waits, the segment with the busiest workers
-    is the bottleneck, and the wait is laid on the segments by how much their `E / n`
-    exceeds the trainer's own seconds a sample.
+    A segment with `n` workers that each need `E` seconds per sample produces one every
+    `E / n` seconds. If the trainer waits, the segment with the busiest workers is the
+    bottleneck, and the wait is distributed over the segments by how much their `E / n`
+    exceeds the trainer's own seconds per sample.
 
     Args:
         observation: the window.
-        budget: what the pipeline may use; where given, used-up cores are named.
-        tuned: whether the autotuner is at work already.
+        budget: what the pipeline may use; if given, used-up cores are named.
+        tuned: whether the autotuner is already running.
     """
     share = wait_share(observation)
     trainer = observation.trainer
@@ -236,14 +236,14 @@ def of_torchs(
     *,
     tunable: bool,
 ) -> Explanation:
-    """Say what is known where torch's own workers load: how long the trainer waits.
+    """Explain what is known if torch's own workers load: how long the trainer waits.
 
     Args:
-        trainer: what was measured, since the loop began.
-        name: of the data set, as a stage.
-        workers: how many there are.
-        executor: of what kind.
-        why: they load, and not penstock.
+        trainer: what was measured since the loop began.
+        name: name of the data set, as a stage.
+        workers: their number.
+        executor: their kind.
+        why: the reason why they load, and not penstock.
         tunable: whether penstock would, with autotune on.
     """
     share = trainer.wait_share
@@ -272,9 +272,9 @@ def of_torchs(
 
 
 def bottleneck_phrase(observation: Observation) -> str | None:
-    """The log's sentence on the bottleneck, if it has too few workers.
+    """Return the log's sentence on the bottleneck, if it has too few workers.
 
-    None, too, where the trainer does so little itself that no number would do.
+    None also if the trainer does so little itself that no number would be enough.
     """
     worst = busiest(observation)
     window = Window(observation, worst, None, tuned=True)
@@ -295,7 +295,7 @@ def bottleneck_phrase(observation: Observation) -> str | None:
 
 
 def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
-    """Yield what MindSpore's rules say of a decision's operator, where it is true.
+    """Yield what MindSpore's rules say about a decision's operator, if it is true.
 
     For more workers: its input is full and its output empty, or its workers are nearly
     always on a CPU. For a longer queue: its workers are seldom on one.
@@ -321,7 +321,7 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
         ratio(s.run_s_per_row, s.num_parallel_workers) for s in observation.segments
     ]
     late = [max(0.0, seconds - gap_s) for seconds in spent]
-    # Where no segment alone is slower than the trainer, unevenness is to blame: of all.
+    # If no segment alone is slower than the trainer, unevenness of all is the cause.
     weights = late if sum(late) > 0 else spent
     return tuple(
         StageReport(
@@ -347,7 +347,7 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
 def _parts(
     observation: Observation, segment: SegmentObservation, share: float
 ) -> tuple[tuple[str, float], ...]:
-    """Lay a segment's share of the wait on its operations, where it has several."""
+    """Distribute a segment's share of the wait over its operations, if several."""
     if len(segment.parts) < 2:
         return ()
     taken_s = seconds_of(observation, segment)

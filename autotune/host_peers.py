@@ -1,14 +1,14 @@
-"""The tuners of one host: how many share its cores, and who needs them most.
+"""The tuners of one host: how many share its cores, and which need them most.
 
 While its trainer is in its loop, each tuner keeps one small file in a folder of this
-user's own. It tells its pid, when that process began, the cores it may run on, how many
-it keeps busy and how long its trainer waits. Whoever looks counts those that live and
-removes the files of those that do not. There is no lock and no server: a file is
-replaced whole, and one that cannot be read is nobody's.
+user's own. The file holds its pid, the start time of that process, the cores it may run
+on, how many it keeps busy, and how long its trainer waits. A tuner that looks counts
+the live ones and removes the files of dead ones. There is no lock and no server: files
+are replaced as a whole, and unreadable ones are ignored.
 
-A core that all want is shared by weight: the more a rank's trainer waits, the more it
-gets, since a step of all ranks takes as long as that of the slowest. What others leave
-idle of theirs, anybody may have.
+A core that all want is shared by weight. The more a rank's trainer waits, the more it
+gets, since a step of all ranks takes as long as the slowest one's. What others leave
+idle, anybody may use.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ import psutil
 
 from ..system.resources import Budget
 
-# Tells the tuners of one process apart.
+# Distinguishes the tuners of one process.
 _numbers = itertools.count()
 
 SUSPENDED_S = 30.0
-"""Who has not looked for so long does not train now: validation between two epochs."""
+"""A tuner that has not looked for this long is not training now."""
 HELP = 3.0
-"""So much more weighs a trainer that only waits than one that never does."""
+"""How much more a trainer that only waits weighs than one that never does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One tuner, as its file tells."""
+    """One tuner, as described by its file."""
 
     pid: int
     began_s: float
-    """When its process did: pids are used again."""
+    """When its process started: pids are reused."""
     cores: frozenset[int]
     wait_share: float
     load: float = 1.0
-    """Share of these cores that it keeps busy; all of them until that is known."""
+    """Share of these cores that it keeps busy; 1 until known."""
 
     @property
     def weight(self) -> float:
-        """Of its claim to a core."""
+        """Weight of its claim to a core."""
         return 1.0 + HELP * min(1.0, max(0.0, self.wait_share))
 
     @property
     def lives(self) -> bool:
-        """Whether its process is still the one that wrote it."""
+        """Whether its process is still the one that wrote the file."""
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(self.pid).create_time() == self.began_s)
         return False
@@ -65,8 +65,8 @@ class HostPeers:
     """This tuner among those of the host, as a `with`.
 
     Args:
-        place: the folder; None: it is alone.
-        cores: it may run on; None: those of this process.
+        place: the folder; None means that it is alone.
+        cores: cores it may run on; None means those of this process.
     """
 
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
@@ -88,12 +88,12 @@ class HostPeers:
         self.close()
 
     def share(self, budget: Budget, wait_share: float, used_cores: float) -> Budget:
-        """Tell how things stand here; return this tuner's part of a budget.
+        """Publish this tuner's state; return its part of a budget.
 
         Args:
             budget: what all of them may use.
-            wait_share: how long the trainer waits of its step, 0 to 1.
-            used_cores: that loading keeps busy here.
+            wait_share: share of its step that the trainer waits, 0 to 1.
+            used_cores: cores that loading keeps busy here.
         """
         load = used_cores / budget.cpu_cores
         self._me = replace(self._me, wait_share=wait_share, load=load)
@@ -106,7 +106,7 @@ class HostPeers:
         return replace(budget, cpu_cores=share * budget.cpu_cores, whole_machine=False)
 
     def rest(self) -> None:
-        """The trainer is out of its loop: until it is back, others may have all."""
+        """Note that the trainer left its loop: others may use all until it returns."""
         if self._file is not None and self._there:
             self._there = False
             with contextlib.suppress(OSError):
@@ -120,13 +120,13 @@ class HostPeers:
             self._file = None
 
     def _part(self, core: int, others: list[Peer]) -> float:
-        """What is left of a core by others, each of whom has a claim by its weight."""
+        """Return what others leave of a core; each has a claim by its weight."""
         here = [other for other in others if core in other.cores]
         whole = self._me.weight + sum(other.weight for other in here)
         return 1.0 - sum(min(other.load, other.weight / whole) for other in here)
 
     def _others(self) -> Iterator[Peer]:
-        """Those that live and are not suspended; the files of the dead are removed."""
+        """Yield the live tuners that are not suspended; remove files of dead ones."""
         if self._file is None:
             return
         for path in self._file.parent.glob("*.json"):
@@ -155,7 +155,7 @@ class HostPeers:
             partial.write_text(json.dumps(row))
             partial.replace(self._file)
             self._there = True
-        except OSError:  # a full disk, or the folder is gone: it is alone from here
+        except OSError:  # a full disk, or the folder is gone: it is alone from now on
             self.close()
 
     def __repr__(self) -> str:
@@ -163,14 +163,14 @@ class HostPeers:
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since a file was written."""
+    """Return the seconds since a file was written."""
     with contextlib.suppress(OSError):
         return time.time() - path.stat().st_mtime
     return float("inf")
 
 
 def _read(path: Path) -> Peer | None:
-    """Return what a file tells; None where it tells nothing that can be understood."""
+    """Return the content of a file, or None if it cannot be understood."""
     try:
         row = json.loads(path.read_text())
         cores = frozenset(map(int, row["cores"]))

@@ -1,9 +1,9 @@
 """The autotune log: sentences for people, rows for programs, a file for the result.
 
 Sentences go to the logger `penstock.autotune`. With a prefix, each decision, outcome
-and situation is also a row of `<prefix>_<rank>.jsonl`, written as it falls, and at the
-end `<prefix>_<rank>.json` says which values were found. Several pipelines share them:
-each line, row and result says whose it is.
+and situation is also a row of `<prefix>_<rank>.jsonl`, written at once, and at the end
+`<prefix>_<rank>.json` has the values that were found. Several pipelines share them:
+each line, row and result names its pipeline.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ REMARK = "Written by penstock's autotune: the values in force at the end of the 
 UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 
-# Files of this process: a further loop, or another pipeline, goes on in them.
+# Files of this process: a further loop, or another pipeline, continues in them.
 _begun: set[Path] = set()
 # By result file and pipeline: what was found, and how often it helped.
 _found: dict[Path, dict[str, tuple[Saved, int]]] = {}
-# Names of the pipelines that are being tuned.
+# Names of the pipelines being tuned.
 _tuned: set[str] = set()
 VERDICT_S = 60.0
-"""The verdict is repeated after so long."""
+"""The verdict is repeated after this long."""
 VERDICT_CHANGE_S = 5.0
-"""It may change after so long, twice as long after each change, and half as long again
-where it stays."""
+"""It may change after this long, twice as long after each change, and half as long
+again while it stays."""
 FEW_STEPS, FEW_STEPS_S = 4, 2.0
-"""Fewer steps than these, in less time than this, change no verdict."""
+"""Fewer steps than this, in less time than this, change no verdict."""
 FREE_BYTES = 4_000_000
-"""Of rows that are written whenever they come."""
+"""Bytes of rows that are always written."""
 BYTES_PER_S = 450
-"""From then on, for all pipelines: windows beyond it are left out where nothing was
-decided on them. So a day takes 45 MB at most."""
+"""Beyond them, for all pipelines together: windows on which nothing was decided are
+left out above this rate. A day therefore takes at most 45 MB."""
 
 
 class Released:
-    """What was given back since the last time it was told."""
+    """What was released since it was last logged."""
 
     def __init__(self) -> None:
         self.workers = 0
@@ -101,9 +101,9 @@ class Spoken:
 
 
 class AutotuneLog:
-    """Owns the two files of one rank. One thread writes to it: the tuner's.
+    """Owns the two files of one rank. Only the tuner's thread writes to it.
 
-    A disk that takes no more ends the files with one warning, never the training.
+    A full disk ends the files with one warning, never the training.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class AutotuneLog:
         *,
         quiet: bool = False,
     ) -> None:
-        """Open the files, if there are to be any.
+        """Open the files, if a prefix is given.
 
         Args:
-            prefix: of their paths; None: no files.
-            rank: whose they are.
-            name: of the pipeline that is tuned; one that is tuned at the same time and
-                has the same name gets a number.
-            quiet: tell people nothing, as in a simulation.
+            prefix: of their paths; None means no files.
+            rank: the rank they belong to.
+            name: name of the tuned pipeline; if another one is being tuned under the
+                same name, it gets a number.
+            quiet: log nothing for people, as in a simulation.
         """
         self._quiet = quiet
         self.name = _free(name)
@@ -129,16 +129,16 @@ class AutotuneLog:
         self._result = None if prefix is None else place
         self._rows: TextIO | None = None
         self._time_s: float | None = None
-        """Of the latest row: sentences belong to the row before."""
+        """Time of the latest row: sentences belong to the row before."""
         self._kept = 0
         self._written = 0
         self._begun_s: float | None = None
-        """When the first window was seen."""
+        """Time of the first window."""
         self._passed: Row | None = None
-        """The latest window, where it was left out."""
+        """The latest window, if it was left out."""
         if prefix is not None:
             try:
-                # Line by line: a run that is killed leaves its rows behind.
+                # Line-buffered, so that a run that is killed leaves its rows behind.
                 path = Path(f"{prefix}_{rank}.jsonl").absolute()
                 if path not in _begun:
                     path.unlink(missing_ok=True)
@@ -159,14 +159,14 @@ class AutotuneLog:
         return f"<AutotuneLog {self._result or 'without files'}>"
 
     def say(self, sentence: str) -> None:
-        """One line for people."""
+        """Log one line for people."""
         self._catch_up()
         if not self._quiet:
             LOGGER.info("%s", _named(self.name, sentence))
         self._write({"event": "said", "time_s": self._time_s, "text": sentence})
 
     def situation(self, situation: Situation) -> None:
-        """What a policy was told: enough to ask it again."""
+        """Write a policy's input: enough to ask the policy again."""
         if self._rows is None:
             return
         now_s = situation.observation.time_s
@@ -177,24 +177,24 @@ class AutotuneLog:
             self._catch_up()
 
     def decision(self, decision: Decision, time_s: float) -> None:
-        """A change is applied."""
+        """Log a change that is applied."""
         self.say(decision.reason)
         self.say(phrases.request(decision))
         self._write(decision.to_row(time_s))
 
     def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
-        """What a change did."""
+        """Log what a change did."""
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))
         self._write(outcome.to_row(time_s))
 
     def moved(self, move: Move) -> None:
-        """The engine moved something by itself, or could not."""
+        """Log that the engine moved something by itself, or could not."""
         self.say(move.line)
         self._write({"event": "executor", **asdict(move)})
 
     def verdict(self, explanation: Explanation, time_s: float) -> None:
-        """Who waits for whom, now and then."""
+        """Log who waits for whom, from time to time."""
         self.say(explanation.line)
         row = {"time_s": time_s, "event": "verdict", "line": explanation.line}
         self._write({**row, **explanation.to_dict()})
@@ -202,20 +202,20 @@ class AutotuneLog:
             tell_verdict(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
-        """What is known of a loop that torch's own workers loaded."""
+        """Write what is known of a loop that torch's own workers loaded."""
         row = {"time_s": time.perf_counter(), "event": "torch"}
         self._write({**row, "line": explanation.line, **explanation.to_dict()})
 
     def failed(self, error: Exception) -> None:
-        """The tuner broke: tuning ends, training does not."""
+        """Log a failure of the tuner: tuning ends, training does not."""
         LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
-        """Say which values are in force at the end, and write them down.
+        """Log and write the final values.
 
         Args:
             saved: the values.
-            unjudged: changes among them of which nobody knows yet whether they help.
+            unjudged: changes among them that have not been verified yet.
         """
         for line in _summary(saved.knobs):
             self.say(line)
@@ -233,7 +233,7 @@ class AutotuneLog:
             self._give_up(error)
 
     def close(self) -> None:
-        """Close the files; doing so twice is allowed."""
+        """Close the files. Idempotent."""
         _tuned.discard(self.name)
         rows, self._rows = self._rows, None
         if rows is not None:
@@ -269,7 +269,7 @@ class AutotuneLog:
 
 
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
-    """Say a line of the tuning's kind where no tuner runs yet: what is about to run."""
+    """Log a line about what is going to run, before a tuner exists."""
     LOGGER.log(level, _named(pipeline, text))
 
 
@@ -278,10 +278,10 @@ def _named(pipeline: str, sentence: str) -> str:
 
 
 class Shown(logging.Handler):
-    """Writes lines to stderr, whatever that is now, above a progress bar of tqdm's."""
+    """Writes lines to the present stderr, above any progress bar of tqdm."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one."""
+        """Write one line."""
         try:
             line = self.format(record)
             bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
@@ -294,7 +294,7 @@ class Shown(logging.Handler):
 
 
 def show_by_default(rank: int = 0) -> None:
-    """Show the log on stderr, if nobody has set logging up and this is rank 0."""
+    """Show the log on stderr, if logging is not configured and this is rank 0."""
     if rank == 0 and not LOGGER.hasHandlers():
         shown = Shown()
         shown.setFormatter(logging.Formatter("[autotune] %(message)s"))
@@ -303,7 +303,7 @@ def show_by_default(rank: int = 0) -> None:
 
 
 def _free(name: str) -> str:
-    """Return a name that no other pipeline is tuned under now."""
+    """Return a name under which no other pipeline is being tuned."""
     free, number = name, 1
     while free in _tuned:
         number += 1
@@ -326,7 +326,7 @@ def _text(found: Mapping[str, tuple[Saved, int]]) -> str:
 
 
 def _summary(knobs: Values) -> list[str]:
-    """One line an operator, with all its knobs."""
+    """Return one line per operator, with all its knobs."""
     by_operator: dict[str, list[str]] = {}
     for (operator, name), value in knobs.items():
         by_operator.setdefault(operator, []).append(f"{name}: {value}")
@@ -334,7 +334,7 @@ def _summary(knobs: Values) -> list[str]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all: whoever reads it never meets half of it."""
+    """Write a file completely or not at all, so that readers never see half of it."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w") as file:
         file.write(text)

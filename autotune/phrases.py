@@ -1,7 +1,7 @@
 """The sentences of the autotune log, each a function of measured numbers.
 
-Who knows MindSpore's log finds its phrases here unchanged. They are evidence: a caller
-uses one only where its numbers say so.
+Users of MindSpore find its log's phrases here unchanged. They are evidence: a caller
+uses one only if its numbers support it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from .situation import Decision, DecisionOutcome
 
 TENS_FROM = 20
-"""From here on a tenth of a worker is not worth saying."""
+"""From this number on, a tenth of a worker is not worth mentioning."""
 ROUND_FROM = 100
 FEW_MS = 0.1
 MIB = 1 << 20
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def slow(operator: str, feeding: float, output: float, threshold: float) -> str:
-    """What feeds it is full, what it fills is empty: utilisations, 0 to 1."""
+    """Its input is full and its output is empty: utilisations, 0 to 1."""
     return (
         f"Op ({operator}) is slow, input connector utilization={feeding:.6f}, output"
         f" connector utilization={output:.6f}, diff={feeding - output:.6f}"
@@ -91,7 +91,7 @@ def cpu_over_budget(operator: str, cores: float, budget: float) -> str:
 
 
 def request(decision: Decision) -> str:
-    """A knob is turned."""
+    """A knob is set."""
     return (
         f'Added request to change "{decision.knob}" of Operator: {decision.operator}'
         f" From old value: [{decision.old}] to new value: [{decision.new}]."
@@ -156,7 +156,7 @@ def short_name(operator: str) -> str:
 
 
 def peak(operator: str, run_s: float, old: int, new: int) -> str:
-    """More workers did not bring what they should: others are tried."""
+    """More workers did not bring what they should: other numbers are tried."""
     return (
         f"Op ({operator}) takes {ms(run_s)} ms a sample with {old} workers,"
         f" which may get in each other's way: trying {new}."
@@ -200,7 +200,7 @@ def contention(loading_s: float, paused_s: float) -> str:
 
 
 def regime(name: str) -> str:
-    """What is loaded from here on has been loaded before."""
+    """The batches from here on are of a regime that was loaded before."""
     return f"The plan goes over to {name}: what served them best before is restored."
 
 

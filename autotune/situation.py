@@ -1,7 +1,7 @@
-"""What a policy sees and what it answers, and their form in the JSON log.
+"""The input and output of a policy, and their form in the JSON log.
 
-A policy decides on its situation and nothing else, so a log's situations put to the
-same policy again give the same decisions.
+A policy decides on its situation and nothing else, so repeating a log's situations to
+the same policy yields the same decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, object]
 
 
 CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
-"""Kinds of workers, by what they take of the machine."""
+"""Kinds of workers, by the resources they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +40,37 @@ class Decision:
     old: Value
     new: Value
     rule: str
-    """The rule of the policy that asked for it, in one word."""
+    """The rule of the policy that requested it, in one word."""
     reason: str
-    """What was seen, as a sentence of the log."""
+    """The observation behind it, as a sentence of the log."""
     expected: float
-    """Samples a second after it, as a multiple of those before; 1 where something is
-    given back."""
+    """Expected samples per second, as a multiple of the present; 1 if something is
+    released."""
     evidence: Mapping[str, float] = field(default_factory=dict)
     """The numbers behind the reason, as measured."""
     forced: bool = False
-    """True where a budget demands it: measured, but never rolled back."""
+    """True if a budget demands it: measured, but never rolled back."""
 
     @property
     def key(self) -> tuple[str, KnobName]:
-        """Which knob it sets."""
+        """The knob that it sets."""
         return (self.operator, self.knob)
 
     @property
     def added(self) -> int:
-        """By how much it raises a number; 0 for a kind."""
+        """How much it raises a number; 0 for a kind."""
         old, new = self.old, self.new
         return new - old if isinstance(old, int) and isinstance(new, int) else 0
 
     @property
     def frees(self) -> bool:
-        """Whether it gives something back: fewer of something, or a cheaper kind."""
+        """Whether it releases something: fewer of something, or a cheaper kind."""
         if self.old in CHEAPER and self.new in CHEAPER:
             return CHEAPER.index(self.new) < CHEAPER.index(self.old)
         return self.added < 0 or self.new == "trainer"
 
     def to_row(self, time_s: float) -> Row:
-        """The decision as a row of the JSON log."""
+        """Return the decision as a row of the JSON log."""
         return {
             "time_s": time_s,
             "event": "decision",
@@ -91,16 +91,16 @@ class Measure:
     """How training went over some windows."""
 
     rows_per_s: float
-    """Samples a second, loaded and trained on."""
+    """Samples per second, loaded and trained on."""
     wait_share: float
     """Exposed wait as a share of the step, 0 to 1."""
     step_s: float
-    """Seconds a step takes, wait included; 0 where none was finished."""
+    """Seconds of a step, including the wait; 0 if none was finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionOutcome:
-    """What a decision did, and whether it stands."""
+    """What a decision did, and whether it stays."""
 
     decision: Decision
     kept: bool
@@ -108,10 +108,10 @@ class DecisionOutcome:
     before: Measure
     after: Measure
     in_step: bool = False
-    """Whether the trainer may have waited for others, so that its rate tells little."""
+    """Whether the trainer may have waited for others, so that its rate says little."""
 
     def to_row(self, time_s: float) -> Row:
-        """The outcome as a row of the JSON log."""
+        """Return the outcome as a row of the JSON log."""
         return {
             "time_s": time_s,
             "event": "outcome",
@@ -131,7 +131,7 @@ KnobKey = tuple[str, KnobName]
 
 @dataclass(frozen=True, slots=True)
 class KnobView:
-    """What a policy may know of a knob: nothing that could turn it."""
+    """What a policy may know about a knob: nothing that could set it."""
 
     value: int
     """0 for a kind."""
@@ -141,11 +141,11 @@ class KnobView:
     kind: str = ""
     """The value of a knob that is one of a few kinds."""
     choices: tuple[str, ...] = ()
-    """Of these."""
+    """The possible kinds."""
 
     @classmethod
     def of(cls, knob: Knob) -> KnobView:
-        """The knob as it stands now."""
+        """Return the present state of a knob."""
         value = knob.value
         if isinstance(value, str):
             return cls(0, 0, 0, knob.tunable, value, knob.choices)
@@ -154,16 +154,16 @@ class KnobView:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One window, the knobs and limits, and what came of earlier decisions."""
+    """One window, the knobs and limits, and the results of earlier decisions."""
 
     observation: Observation
     knobs: Mapping[KnobKey, KnobView]
     budget: Budget
     outcomes: tuple[DecisionOutcome, ...] = ()
-    """Of the decisions verified since the policy was last asked."""
+    """Outcomes of the decisions verified since the policy was last called."""
 
     def to_row(self) -> Row:
-        """The situation as a row of the JSON log; what caches did decides nothing."""
+        """Return it as a row of the JSON log, without caches, which decide nothing."""
         return {
             "time_s": self.observation.time_s,
             "event": "observation",
@@ -178,7 +178,7 @@ class Situation:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Situation:
-        """The situation that `to_row` wrote down."""
+        """Return the situation that `to_row` wrote."""
         return cls(
             observation=_observation(row["observation"]),
             knobs={

@@ -1,9 +1,9 @@
-"""A trial: what a change of knobs did, and whether it may stand. Pure.
+"""A trial: what a change of knobs did, and whether it may stay. Pure.
 
-The objective is the cost of a sample to the trainer (`window.cost_s`), and after it the
-fewest resources. So a change that spends something must gain, and one that gives back
-must cost nothing. Costs are compared window by window against their own noise, which
-also says how many windows are evidence.
+The objective is the cost of a sample to the trainer (`window.cost_s`), and after that
+the fewest resources. So a change that spends something must gain, and one that releases
+something must cost nothing. Costs are compared window by window against their own
+noise, which also determines how many windows are evidence.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from .situation import Decision, DecisionOutcome
 from .window import cost_s, measured, sustained_rows, wait_share, whole
 
 WORSE = 0.05
-"""A sample may cost so much more before a change counts as harmful."""
+"""Relative cost increase above which a change counts as harmful."""
 STANDARD_ERRORS = 2.0
 GAIN = 0.03
-"""What a change that spends must gain at least, or `GAIN_SHARE` of what it promised."""
+"""Minimum gain of a change that spends, or `GAIN_SHARE` of what it promised."""
 GAIN_SHARE = 0.3
 MIN_SHARE = 0.1
-"""Where much was promised, so much of it must come: four times the workers for a few
+"""If much was promised, this share of it must come: four times the workers for a few
 percent are not worth it."""
 PRIOR_SD = 0.02
-"""Noise of one window, relative, before there are windows to tell: counts as
-`PRIOR_WINDOWS` of them."""
+"""Relative noise of one window before any were measured; counts as `PRIOR_WINDOWS`
+windows."""
 PRIOR_WINDOWS = 2
 COUNTING = 0.3
-"""Part of a counted row that may fall into the window before or after, and of its
-time."""
+"""Part of a counted row, and of its time, that may fall into the window before or
+after."""
 MIN_FOR_WORSE = 2
-"""One bad window may be a hiccup."""
+"""A single bad window may be a hiccup."""
 MIN_FOR_RELEASE = 3
-"""Full connectors hide for a moment what was taken away."""
+"""Full connectors hide for a moment that something was released."""
 MAX_WINDOWS = 4
 MAX_FILLING = 12
-"""The same while connectors fill: what goes into them is not in what comes out."""
+"""The same while connectors fill: what goes into them does not come out yet."""
 FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
 ALL = 0.99
-"""Share of a step that nothing is left of."""
+"""Largest share of a step that a wait may take, so that something is left of it."""
 EASE_SHARE = 0.02
-"""After a release the trainer may wait so long a share of its step."""
+"""Share of its step that the trainer may wait after a release."""
 AIM = 0.1
-"""The standard error, relative, of what is decided on."""
+"""Targeted relative standard error of the numbers that decisions rest on."""
 MAX_NOISE_WINDOWS = 12
 JUMP = 0.15
-"""Difference between two windows, relative, from which the load may have changed."""
+"""Relative difference between two windows that may mean a change of load."""
 JUMP_ERRORS = 3.0
 """The same in standard errors."""
 REMEMBERED = 16
-"""Differences."""
+"""Differences that are remembered."""
 PRIOR = 2
-"""Differences of nothing that are taken for seen, before there are many."""
+"""Differences of zero that are assumed before there are many."""
 
 
 class Verdict(Enum):
-    """What a trial has come to."""
+    """The conclusion of a trial."""
 
     MORE = "more"
-    """Not yet to be told from noise."""
+    """Not yet distinguishable from noise."""
     KEEP = "keep"
     ROLL_BACK = "roll back"
 
@@ -77,14 +77,14 @@ class Trial:
     """At least one window under the old values."""
     after: tuple[Observation, ...] = ()
     in_step: bool = False
-    """Whether the trainer may wait for others: its own part of a step holds that."""
+    """Whether the trainer may wait for others: its own part of a step includes that."""
 
     def seen(self, window: Observation) -> Trial:
-        """The trial with one more window under the new values."""
+        """Return the trial with one more window under the new values."""
         return replace(self, after=(*self.after, window))
 
     def outcomes(self, *, kept: bool) -> tuple[DecisionOutcome, ...]:
-        """What each decision has come to; it needs a window on both sides."""
+        """Return the outcome of each decision; needs a window on both sides."""
         before, after = measured(self.before), measured(self.after)
         return tuple(
             DecisionOutcome(decision, kept, before, after, self.in_step)
@@ -95,7 +95,7 @@ class Trial:
         """Judge by the windows seen so far.
 
         Args:
-            least: how many are evidence; only harm may be clear before.
+            least: how many are evidence; only harm may be clear earlier.
         """
         if any(decision.forced for decision in self.decisions):
             return Verdict.KEEP
@@ -120,7 +120,7 @@ class Trial:
             as_good = loss <= max(EASE_SHARE, min(error, WORSE))
             return Verdict.KEEP if as_good else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
-        # Both ask for it: the mean may hide that the stock ran out in the end.
+        # Both are required: the mean may hide that the stock ran out in the end.
         eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
         return Verdict.KEEP if eased else Verdict.ROLL_BACK
 
@@ -132,11 +132,11 @@ class Trial:
         return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK
 
     def _own_gain(self) -> float:
-        """What the step would gain if it were not for others.
+        """Return what the step would gain if it were not for others.
 
-        Ranks that step together wait for the slowest. Where all are as short of data,
-        none gains by having more, until all have: the wait of each goes over to its own
-        part of the step, and that counts as gained.
+        Ranks that step together wait for the slowest. If all are equally short of data,
+        none gains by growing before all have: the wait of each moves to its own part of
+        the step, and counts as gained.
         """
         if not self.in_step:
             return 0.0
@@ -144,15 +144,15 @@ class Trial:
         return 1.0 / (1.0 - min(spared, ALL)) - 1.0
 
     def _filling(self) -> bool:
-        """Whether segments were at different speeds in the last window."""
+        """Whether segments ran at different speeds in the last window."""
         rows = [segment.rows for segment in self.after[-1].segments]
         return max(rows) > (1.0 + FILLING) * min(rows)
 
     def _cost_change(self) -> tuple[float, float]:
-        """How much more a sample costs, relative, and the standard error of that."""
+        """Return the relative increase of a sample's cost, and its standard error."""
         before = [cost_s(window) for window in self.before]
         after = [cost_s(window) for window in self.after]
-        # Taken as a whole: a single window may cut a step in two.
+        # Taken as a whole, as a single window may cut a step in two.
         base = cost_s(whole(self.before))
         change = cost_s(whole(self.after)) / base - 1.0
         rows = sustained_rows(whole(self.after)) / len(after)
@@ -164,7 +164,7 @@ class Trial:
 
 
 def _scatter(values: list[float]) -> float:
-    """Sum of squared distances from the mean."""
+    """Return the sum of squared distances from the mean."""
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values)
 
@@ -173,9 +173,9 @@ class Noise:
     """Estimates the noise of a window's cost from windows as they come.
 
     One sample in a hundred that takes fifty times as long makes one half second twice
-    as slow as the next. What two windows in a row differ by tells their noise without a
-    trend (J. von Neumann, 1941: the mean square successive difference), and the mean of
-    `n` is noisy by a square root of `n` less.
+    as slow as the next. The difference of two successive windows shows their noise
+    without a trend (J. von Neumann, 1941: the mean square successive difference), and
+    the mean of `n` windows has a noise smaller by a factor of the square root of `n`.
     """
 
     def __init__(self) -> None:
@@ -183,11 +183,11 @@ class Noise:
         self._squares: deque[float] = deque(maxlen=REMEMBERED)
 
     def see(self, window: Observation) -> bool:
-        """One more window under the values of the one before.
+        """Add one more window under the same values.
 
         Returns:
-            Whether it differs from that by more than noise: the load has changed, and
-            this window may show some of either.
+            whether it differs from the previous one by more than noise: the load has
+            changed, and this window may show some of both.
         """
         cost = cost_s(window)
         if not isfinite(cost):
@@ -201,17 +201,17 @@ class Noise:
         return difference**2 > max(JUMP**2, known)
 
     def cut(self) -> None:
-        """Something is changed: the next window has none before it."""
+        """Note a change: the next window has no predecessor."""
         self._last = None
 
     @property
     def windows(self) -> int:
-        """How many windows are evidence, at least one."""
+        """Number of windows that are evidence, at least one."""
         return max(1, min(MAX_NOISE_WINDOWS, ceil(self._variance / AIM**2)))
 
     @property
     def _variance(self) -> float:
-        """Of one window, relative."""
+        """Relative variance of one window."""
         return sum(self._squares) / 2.0 / (PRIOR + len(self._squares))
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""The loop: observe, decide, apply, verify, keep or roll back, and say so.
+"""The loop: observe, decide, apply, verify, keep or roll back, and log it.
 
-`Tuner.step` is one turn of it, without a thread or a clock: a live pipeline's thread
-calls it, and so may a simulator, as often as it says. `TunerThread` is that thread.
+`Tuner.step` is one iteration, without a thread or a clock: a live pipeline's thread
+calls it, or a simulator, as often as it returns. `TunerThread` is that thread.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ M = TypeVar("M")
 CONTROL_S = 0.5
 """Between two looks, while there may be something to do."""
 CALM_CONTROL_S = 2.0
-"""Between two looks, once nothing was done for `CALM_WINDOWS` windows."""
+"""Between two looks, after `CALM_WINDOWS` windows without a decision."""
 CALM_WINDOWS = 20
 REST_CONTROL_S = 6.0
-"""The same after `REST_WINDOWS`: a day's log of two stages stays under 50 MB."""
+"""The same after `REST_WINDOWS`: a day's log of two stages stays below 50 MB."""
 REST_WINDOWS = 300
 SPOKEN = 10, 5.0
-"""Steps and seconds that a verdict speaks of, if as many were seen since the last
-change: short epochs begin with a wait, and end without one."""
+"""Steps and seconds that a verdict covers, if that many passed since the last change:
+short epochs begin with a wait, and end without one."""
 BASE_WINDOWS = 4
-"""Windows before a change that it is compared with, at most, if noise needs no more."""
+"""Most windows before a change to compare it with, unless noise requires more."""
 MAX_SETTLE_S = 10.0
-"""After a change; else one window, or as long as a row takes."""
+"""Longest time to settle after a change; usually one window, or a row's duration."""
 MAX_BEGIN_S = 60.0
-"""A worker that has shown nothing after so long is not waited for."""
+"""A worker that has done nothing for this long is not waited for."""
 
 
 class Plant(Protocol):
     """What is tuned: a live pipeline, or a simulated one."""
 
     calm: bool
-    """Written by the tuner: whether nothing is on trial, so that instruments which
-    disturb the pipeline may be used."""
+    """Set by the tuner: whether no trial is running, so that instruments which disturb
+    the pipeline may be used."""
 
     @property
     def steps(self) -> int:
@@ -69,16 +69,16 @@ class Plant(Protocol):
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if nothing moved or it is paused.
 
-        Its segments are at least one. The trainer's wait and own time are best those of
-        the steps it counts: a cut step makes short windows of slow steps uneven.
+        It has at least one segment. The trainer's wait and own time should be those of
+        the steps it counts: a step cut in two makes short windows of slow steps uneven.
         """
 
     def knobs(self) -> tuple[Knob, ...]:
-        """Return all knobs, of pinned stages too."""
+        """Return all knobs, including those of pinned stages."""
 
 
 class Tuner(Generic[M]):
-    """Carries one policy: it alone turns knobs, and no two trials overlap.
+    """Runs one policy. It alone sets knobs, and no two trials overlap.
 
     Not thread-safe: one thread calls `step`, then `finish`.
     """
@@ -94,17 +94,17 @@ class Tuner(Generic[M]):
         host_peers: HostPeers | None = None,
         found: Mapping[str, Values] | None = None,
     ) -> None:
-        """Begin with nothing known but what was found before.
+        """Start with no knowledge except what was found before.
 
         Args:
             plant: what to tune.
             policy: what decides.
             budget: what the plant may use.
-            log: where it is told; the caller closes it.
-            interval_steps: training steps between two decisions at least; 0: as soon as
-                there is evidence.
-            host_peers: with whom the budget's cores are shared; None: with nobody.
-            found: values that served other regimes best, by an earlier run.
+            log: where it logs; the caller closes it.
+            interval_steps: minimum training steps between two decisions; 0 decides as
+                soon as there is evidence.
+            host_peers: tuners to share the budget's cores with; None: nobody.
+            found: values that served other regimes best in an earlier run.
         """
         self._plant = plant
         self._policy = PerRegime(policy, found)
@@ -151,7 +151,7 @@ class Tuner(Generic[M]):
             self._host_peers.rest()
         elif seen.window_s > 0:
             self._tell_moves(seen)
-            if seen.trainer.away_s:  # nobody can tell how it went before and after
+            if seen.trainer.away_s:  # before and after cannot be compared
                 self._gathered, self._settling = None, True
                 self._settled_s = max(self._settled_s, seen.time_s)
                 return CONTROL_S
@@ -165,10 +165,10 @@ class Tuner(Generic[M]):
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self, recent: Callable[[], Observation] | None = None) -> None:
-        """Say and write how it ended, and which values are in force.
+        """Log and write how it ended, and the final values.
 
         Args:
-            recent: what was seen last, also of loops that were too short for a window.
+            recent: returns the last window, even of loops too short for a regular one.
         """
         seen, last = self._seen, None if recent is None else recent()
         if last is not None:  # the engine may have moved after the last look
@@ -181,7 +181,7 @@ class Tuner(Generic[M]):
         self._log.result(self.found(), () if trial is None else trial.decisions)
 
     def found(self) -> Saved:
-        """Return what an equal pipeline may begin with."""
+        """Return the values for an equal pipeline to start with."""
         views = self._views().items()
         values = {key: view.value for key, view in views if not view.kind}
         known = self._memory.known.items()
@@ -191,7 +191,7 @@ class Tuner(Generic[M]):
         return Saved(values, dict(self._staff), regimes, self._budget.cpu_cores)
 
     def _on_window(self, window: Observation) -> None:
-        """One window of evidence: settle, verify, or decide."""
+        """Handle one window of evidence: settle, verify, or decide."""
         self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
@@ -209,7 +209,7 @@ class Tuner(Generic[M]):
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
             return
-        # Nothing was changed here: so it was elsewhere; but by host peers all the time.
+        # Nothing changed here, so it changed elsewhere; host peers do all the time.
         if jumped and self._base and not self._shared:
             self._quiet, self._base = 0, ()
             self._noise.cut()
@@ -223,14 +223,14 @@ class Tuner(Generic[M]):
 
     @property
     def _shared(self) -> bool:
-        """Whether others are at work on these cores, perhaps in step with this one."""
+        """Whether others work on these cores, perhaps in step with this one."""
         return self._share.cpu_cores < self._budget.cpu_cores
 
     def _replaced(self, window: Observation) -> bool:
-        """Whether workers of another kind came that nobody here asked for.
+        """Whether workers of another kind appeared that nobody here requested.
 
-        The engine resolves `auto` by itself, and it gives up what cannot be moved.
-        Nobody can tell then what did what: the values stand, but for those of a trial
+        The engine resolves `auto` by itself, and it gives up what cannot be moved. The
+        effects cannot be separated then, so the values stay, except those of a trial
         that failed.
         """
         before, self._staff = dict(self._staff), staff(window)
@@ -250,12 +250,12 @@ class Tuner(Generic[M]):
         return moved or failed
 
     def _entered(self, window: Observation) -> bool:
-        """Whether the plan has gone over to another regime."""
+        """Whether the plan has entered another regime."""
         before, self._regime = self._regime, window.regime
         return before not in ("", window.regime)
 
     def _enter(self, window: Observation) -> None:
-        """Another regime: what is known of it is in force at once, if anything is."""
+        """Enter another regime: apply its known values at once, if there are any."""
         if self._trial is not None:
             self._restore(self._trial)
         self._trial = None
@@ -266,7 +266,7 @@ class Tuner(Generic[M]):
             self._base = ()
 
     def _verify(self, trial: Trial) -> bool:
-        """Judge the trial; True where it is over and the new values stand."""
+        """Judge the trial; True if it is over and the new values stay."""
         verdict = trial.verdict(self._noise.windows)
         self._trial = trial if verdict is Verdict.MORE else None
         if verdict is Verdict.MORE:
@@ -326,7 +326,7 @@ class Tuner(Generic[M]):
             self._log.say(phrase)
 
     def _settle(self, window: Observation) -> None:
-        """Wait for the next window, and until rows in hand now have gone through."""
+        """Wait for the next window, and until rows in progress have gone through."""
         self._settling = True
         self._plant.calm = False
         longest_s = max(segment.run_s_per_row for segment in window.segments)
@@ -336,7 +336,7 @@ class Tuner(Generic[M]):
         self._noise.cut()
 
     def _speak(self, window: Observation) -> None:
-        """Tell the verdict, if it is news or long ago."""
+        """Log the verdict, if it is new or the last one was long ago."""
         self._seen = window
         if self._verdict.due(window):
             self._tell_verdict(window)
@@ -346,7 +346,7 @@ class Tuner(Generic[M]):
         self._log.verdict(explanation, window.time_s)
 
     def _tell_moves(self, window: Observation) -> None:
-        """Write down the segments' moves that are news."""
+        """Log the segments' moves that are new."""
         moves = [move for segment in window.segments for move in segment.moves]
         moves += window.moves
         for move in sorted(moves, key=lambda move: move.time_s):
@@ -371,8 +371,8 @@ class Tuner(Generic[M]):
 class TunerThread(Generic[M]):
     """Runs a tuner beside the training, as a `with`.
 
-    It owns one daemon thread, which alone touches the tuner until it is joined.
-    Whatever breaks in the tuner ends the tuning with one warning; training goes on.
+    It owns one daemon thread, which alone touches the tuner until it is joined. A
+    failure of the tuner ends the tuning with one warning; training goes on.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class TunerThread(Generic[M]):
         return f"<TunerThread {state} {self._tuner!r}>"
 
     def close(self) -> None:
-        """Stop tuning and wait for it; doing so twice is allowed."""
+        """Stop tuning and wait for the thread. Idempotent."""
         self._closing.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

@@ -22,13 +22,13 @@ from .situation import Decision, Measure
 
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
-"""Counting rows is then right to one in eight; most windows hold many more."""
+"""With this many rows, the count is accurate to one in eight; most have more."""
 PATIENCE_S = 2.0
 """After so long one finished row must do: a decision may not take forever."""
 HELD_BACK = 0.5
-"""Share of its workers' time from which on a segment is held back."""
+"""Share of its workers' time above which a segment counts as held back."""
 STARVING_SHARE = 0.1
-"""Above this wait the rate is read from the segments' rows."""
+"""Above this wait, the rate is read from the segments' rows."""
 
 
 def outbox(observation: Observation) -> ConnectorObservation:
@@ -37,10 +37,10 @@ def outbox(observation: Observation) -> ConnectorObservation:
 
 
 def wait_share(observation: Observation) -> float:
-    """Exposed wait as a share of the step, 0 to 1.
+    """Return the exposed wait as a share of the step, 0 to 1.
 
-    Where the trainer's clock shows nothing of the window yet, because it is within
-    one long step, the share of the window with nothing to hand over.
+    If the trainer's clock shows nothing of the window yet, because it lies within one
+    long step, return the share of the window with nothing to hand over.
     """
     trainer = observation.trainer
     if trainer.wait_s + trainer.gap_s > 0:

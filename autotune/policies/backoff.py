@@ -1,9 +1,9 @@
-"""Backoffs: values that were tried and did not do, remembered under the load they met.
+"""Backoffs: values that were tried without success, remembered under the load they met.
 
-They keep a policy from trying the same again and again. A hold ends when the load has
-clearly changed; until then the value may be tried once more after a minute, after a
-second failure two minutes later, then four: the tuner settles, yet one noisy trial is
-not forever.
+They keep a policy from trying the same value again and again. A backoff ends when the
+load has clearly changed. Until then, the value may be tried once more after a minute,
+after a second failure two minutes later, then four. So the tuner settles, yet a single
+noisy trial does not last forever.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .curve import faster
 BACKOFF_S = 60.0
 MAX_DOUBLINGS = 10
 DRIFT = 1.5
-"""A load so many times larger or smaller is another load (Cachew's constant)."""
+"""A load this many times larger or smaller is another load (Cachew's constant)."""
 LEARNING = 0.25
-"""Weight of the latest window in a load: one that holds a slow sample shows a load
-that is soon gone again; one twice as large is known for another in a few."""
+"""Weight of the latest window in a load. A window with a slow sample shows a load that
+soon passes; one twice as large is recognised as another load within a few windows."""
 INSATIABLE = 0.9
-"""Share of its step that a trainer waits, from which what it could take is noise."""
+"""Share of its step that a trainer waits above which its demand is only noise."""
 TRAINER, RATE = "", "rate"
-"""In place of an operator."""
+"""Stand in for an operator's name."""
 
 Loads = dict[str, float]
-"""Worker-seconds a sample takes, by operator; samples a second that the trainer would
-take, and that it gets: less than a change was compared with, and that lived on what was
-in stock."""
+"""Worker-seconds of a sample, by operator; also the samples per second that the trainer
+would take and those it gets. A rate below the one a change was compared with lived on
+what was in stock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +43,47 @@ class Backoff:
     """True: no more than `limit`; False: no less."""
     limit: int
     tried: int
-    """What did not do: what lies between it and `limit` is not known."""
+    """The value that failed; those between it and `limit` are unknown."""
     loads: tuple[tuple[str, float], ...]
-    """The trainer's and the operator's, as they were, and the rate that was
-    to last: without the change, or with it where it was kept."""
+    """The loads of the trainer and the operator at the time, and the rate that was to
+    last: without the change, or with it if it was kept."""
     until_s: float
     failures: int = 1
 
     def forbids(self, value: int) -> bool:
-        """Whether it speaks against this value."""
+        """Whether it rules out this value."""
         return value > self.limit if self.upward else value < self.limit
 
     def refutes(self, value: int) -> bool:
-        """Whether this value, or one nearer to what does, was tried in vain."""
+        """Whether this value, or one nearer to a good one, was tried in vain."""
         return value >= self.tried if self.upward else value <= self.tried
 
     def stands(self, loads: Loads) -> bool:
-        """Whether the loads are what they were."""
+        """Whether the loads are still the same."""
         return not any(drifted(then, loads.get(name, 0.0)) for name, then in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoffs:
-    """All that stand now."""
+    """All backoffs in force."""
 
     all: tuple[Backoff, ...] = ()
     loads: tuple[tuple[str, float], ...] = ()
-    """As they are now, smoothed."""
+    """The present loads, smoothed."""
     now_s: float = 0.0
 
     def without(self, operators: Iterable[str]) -> Backoffs:
-        """The holds but those on these operators."""
+        """Return the backoffs except those on these operators."""
         gone = set(operators)
         return replace(self, all=tuple(h for h in self.all if h.key[0] not in gone))
 
     def learned(
         self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
     ) -> Backoffs:
-        """Backoffs after these outcomes; those made under other conditions are gone.
+        """Return the backoffs after these outcomes, without those of other loads.
 
-        Rolled back: the old value was the limit. Kept and more, and faster for it:
-        less than this was too little.
+        After a rollback, the old value was the limit. If more was kept because it was
+        faster, less than this was too little.
         """
         loads = smoothed(dict(self.loads), loads_of(seen))
         moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
@@ -91,7 +91,7 @@ class Backoffs:
             (backoff.key, backoff.upward): backoff
             for backoff in self.all
             if backoff.stands(loads)
-            # A gain elsewhere moves the bottleneck, perhaps to where more gained none.
+            # A gain elsewhere moves the bottleneck, perhaps to where more was useless.
             and not (backoff.upward and moved - {backoff.key})
         }
         for outcome in outcomes:
@@ -105,15 +105,15 @@ class Backoffs:
         return Backoffs(tuple(kept.values()), tuple(loads.items()), seen.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
-        """Whether no hold speaks against it."""
+        """Whether no backoff rules out this value."""
         return not any(backoff.forbids(value) for backoff in self._on(key))
 
     def refutes(self, key: KnobKey, value: int) -> bool:
-        """Whether it, or one that changes less, was tried in vain."""
+        """Whether this value, or one that changes less, was tried in vain."""
         return any(backoff.refutes(value) for backoff in self._on(key))
 
     def most(self, key: KnobKey, upper: int) -> int:
-        """Return the most that is allowed, of `upper`."""
+        """Return the largest allowed value up to `upper`."""
         return min(
             [upper, *(backoff.limit for backoff in self._on(key) if backoff.upward)]
         )
@@ -126,12 +126,12 @@ NO_BACKOFFS = Backoffs()
 
 
 def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
-    """Return the hold that follows from an outcome, if one does."""
+    """Return the backoff that follows from an outcome, if any."""
     decision = outcome.decision
     if decision.forced or (outcome.kept and not gained(outcome)):
         return None
     if outcome.kept and not (outcome.in_step or faster(outcome)):
-        return None  # what lived on stock, or on luck, does not speak against less
+        return None  # a rate from stock, or from luck, is no argument against less
     if isinstance(decision.old, str) or isinstance(decision.new, str):
         return None  # a kind: see kinds.py
     about = (TRAINER, decision.operator)
@@ -148,7 +148,7 @@ def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None
 
 
 def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
-    """The same has failed again: it is held for twice as long."""
+    """Return the backoff after a repeated failure: it lasts twice as long."""
     failures = min(known.failures + 1, MAX_DOUBLINGS)
     nearer = min if backoff.upward else max
     return replace(
@@ -170,7 +170,7 @@ def drifted(then: float, now: float) -> bool:
 
 
 def loads_of(seen: Observation) -> Loads:
-    """Return the loads of one window: a segment's queue has its segment's."""
+    """Return the loads of one window; a segment's queue has its segment's load."""
     insatiable = wait_share(seen) > INSATIABLE
     loads = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
     loads[RATE] = ratio(1.0, cost_s(seen))
@@ -181,7 +181,7 @@ def loads_of(seen: Observation) -> Loads:
 
 
 def smoothed(before: Loads, now: Loads) -> Loads:
-    """Return the loads with a window more; one that tells nothing changes none."""
+    """Return the loads updated by a window; one without information changes none."""
     loads = dict(before)
     for name, load in now.items():
         known = before.get(name, load)

@@ -1,23 +1,22 @@
-"""`bottleneck_law`: what is possible, who is short of workers for it, and by how many.
+"""`bottleneck_law`: what is possible, which segments lack workers for it, and how many.
 
-Operational analysis (P. Denning and J. Buzen, 1978) answers that in closed form. A row
-takes a segment `S` worker-seconds, `C` of them on a CPU, so with `n` workers it puts
-out at most `n / S` rows a second, all segments together at most `cores / sum(C)`, and
-the trainer takes at most `rows / gap`. Nothing is gained beyond the least of these. A
-rate `X` keeps `X S` workers busy (Little's law), and so that is what each segment gets,
-with some to spare: usually right after one or two seconds of watching.
+Operational analysis (P. Denning and J. Buzen, 1978) answers this in closed form. A row
+takes `S` worker-seconds in a segment, `C` of them on a CPU. With `n` workers, a segment
+therefore produces at most `n / S` rows per second, all segments together at most
+`cores / sum(C)`, and the trainer takes at most `rows / gap`. Nothing is gained beyond
+the smallest of these. A rate `X` keeps `X S` workers busy (Little's law), so each
+segment gets that many and some to spare: usually right after one or two seconds.
 
-The law does not know what is not linear: a lock, a disk or the GIL makes `S` grow with
-`n`, and then fewer workers may be faster. Each change is verified (trial.py), and what
-rate came of which number is remembered. Where workers brought much less than they
-should, the best number is looked for between those tried, as for any curve with one
-peak.
+The law does not know about nonlinear effects: a lock, a disk or the GIL makes `S` grow
+with `n`, and fewer workers may then be faster. Each change is verified (trial.py), and
+the rate for each number is remembered. If workers brought much less than they should,
+the best number is searched for between those tried, as for any curve with one peak.
 
-In order: mend what breaks the budget; where the trainer waits, try another kind of
-workers if measurements speak for it (kinds.py), else add by the law, with rows ahead
-for workers that mostly wait; else look for the peak, or widen the queues that hold
-workers back; and give back what does nothing, by Little's law, also while the trainer
-waits for something else.
+In order: correct anything over budget. If the trainer waits, try another kind of
+workers if measurements favour it (kinds.py), or else add workers by the law, with rows
+ahead for workers that mostly wait, or else search for the peak, or widen queues that
+hold workers back. Finally release what does nothing, by Little's law, even while the
+trainer waits for something else.
 """
 
 from __future__ import annotations
@@ -40,34 +39,34 @@ WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment."""
 BUSY_SHARE = 0.85
-"""Workers are to be busy so much of the time: the rest is for uneven work."""
+"""Share of the time that workers should be busy: the rest is for uneven work."""
 WORTH_MUCH = 1.06
-"""The same where little CPU is left, of which the rest may not be had."""
+"""The same if little CPU is left, which may not be available."""
 SATURATED = 0.8
-"""Share of their time that a segment's workers are busy where it holds others up."""
+"""Share of their time that a segment's workers are busy if it holds others up."""
 EFFICIENT = 0.3
-"""Share of the rate it should have brought below which growth met a limit."""
+"""Share of the expected rate below which growth has met a limit."""
 CPU_SPENT = 0.95
-"""Share from which on no number of workers could make more of it."""
+"""CPU share above which no number of workers could get more out of it."""
 CPU_HEAVY = 0.75
-"""Share from which on it may be, if workers did not hinder each other."""
+"""CPU share above which they might, if workers did not hinder each other."""
 CROWD = 2.0
-"""Workers a core from which on they may."""
+"""Workers per core above which they may hinder each other."""
 EASE_WINDOWS = 2
 PATIENCE_WINDOWS = 3
-"""That the GIL probe has to look before more threads are tried."""
+"""Windows to wait for the GIL probe before more threads are tried."""
 CHEAPER = 1.5
-"""So many times less CPU a row may take at most where fewer workers crowd the caches
-and the cores less: who needs more cores than these could keep busy is not tried."""
+"""How much less CPU a row may take, at most, if fewer workers crowd caches and cores
+less. A number that needs more cores even then is not tried."""
 HELD_BACK = 0.1
-"""Share of a segment's workers' time."""
+"""Share of a segment's workers' time above which they count as held back."""
 MAX_PREFETCH = 16
 ROWS_EACH = 4
-"""Rows ahead for each worker where rows mostly wait."""
+"""Rows ahead for each worker if rows mostly wait."""
 WAIT_TOLERATED = 0.02
-"""Below this share of the step there is nothing worth adding for."""
+"""Below this share of the step, nothing is worth adding for."""
 EMPTY = 0.02
-"""Share of the time with no batch ready from which on the trainer can starve."""
+"""Share of the time with no batch ready above which the trainer may starve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +74,22 @@ class LawMemory:
     """What the policy remembers from one window to the next."""
 
     at_ease: int = 0
-    """Windows in a row in which the trainer did not wait."""
+    """Successive windows in which the trainer did not wait."""
     hungry: int = 0
-    """Windows in a row in which it did."""
+    """Successive windows in which it did."""
     backoffs: Backoffs = NO_BACKOFFS
     curves: tuple[tuple[str, Curve], ...] = ()
-    """What came of which number of workers, by operator."""
+    """Measured rates by number of workers, for each operator."""
     staff: tuple[tuple[str, str], ...] = ()
-    """Kinds of workers, by operator: what came of one says nothing of another."""
+    """Kinds of workers, by operator: results of one say nothing about another."""
     kinds: Kinds = NO_KINDS
-    """What came of other kinds of workers, and of another host."""
+    """Results of other kinds of workers, and of another host."""
     waited: int = 0
-    """Windows in a row in which the GIL had yet to be looked at."""
+    """Successive windows in which the GIL had yet to be probed."""
 
 
 class BottleneckLaw:
-    """Jumps to what the law says, then looks for what it does not know."""
+    """Jumps to what the law says, then searches for what it does not know."""
 
     name = "bottleneck_law"
 
@@ -100,7 +99,7 @@ class BottleneckLaw:
     def decide(
         self, situation: Situation, memory: LawMemory
     ) -> tuple[tuple[Decision, ...], LawMemory]:
-        """Mend what breaks the budget, else add, else look, else give back."""
+        """Correct anything over budget, or add, or search, or release."""
         kinds = memory.kinds.learned(situation.outcomes, situation.observation)
         workers = staff(situation.observation)
         new = {name for name, _ in set(workers) - set(memory.staff)}
@@ -133,7 +132,7 @@ class BottleneckLaw:
 
 
 def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]:
-    """Feed a trainer that waits: by another kind of workers, or by more of them."""
+    """Feed a trainer that waits: with another kind of workers, or with more of them."""
     situation = case.situation
     if known.hungry < 2 and not starving(situation.observation):
         return (), replace(known, waited=0)
@@ -151,17 +150,17 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
 
 @dataclass(frozen=True, slots=True)
 class _Law(Case):
-    """One situation, and what the law says of it."""
+    """One situation, and what the law says about it."""
 
     curves: Mapping[str, Curve]
 
     def starved(self) -> bool:
-        """Whether the trainer waits, and not for the hand-over of what is there."""
+        """Whether the trainer waits for loading, not for the hand-over of batches."""
         seen = self.situation.observation
         return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
 
     def improved(self) -> tuple[Decision, ...]:
-        """What may make the trainer wait less, or spare what does not."""
+        """Return changes that may shorten the trainer's wait, or release something."""
         return (
             self.thinned()
             or self.jump()
@@ -174,13 +173,13 @@ class _Law(Case):
 
     @property
     def rate(self) -> float:
-        """Rows a second now."""
+        """Present rows per second."""
         return ratio(1.0, cost_s(self.situation.observation))
 
     def possible(self) -> float:
-        """Rows a second that CPU, GIL, trainer and bounded segments allow.
+        """Rows per second that CPU, GIL, trainer and bounded segments allow.
 
-        Where workers wait in turns for a core, or at the GIL, more of them bring
+        If workers take turns waiting for a core, or at the GIL, more of them bring
         nothing, whoever uses the rest.
         """
         seen, rate = self.situation.observation, self.rate
@@ -197,7 +196,7 @@ class _Law(Case):
         return min(demand, cpu, none_left, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
-        """Workers a segment may have."""
+        """Largest number of workers that a segment may have."""
         knob = self.knob(segment.name, WORKERS)
         if knob is None:
             return segment.num_parallel_workers
@@ -206,7 +205,7 @@ class _Law(Case):
     # What to add
 
     def thinned(self) -> tuple[Decision, ...]:
-        """Fewer where many more compute than there are cores, and none knows better."""
+        """Reduce workers if many more compute than there are cores."""
         segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
@@ -250,7 +249,7 @@ class _Law(Case):
     def _further_ahead(
         self, segment: SegmentObservation, workers: int
     ) -> Iterator[Decision]:
-        """Rows ahead for so many workers to have some each, where rows mostly wait.
+        """Raise the rows ahead so that each worker has several, if rows mostly wait.
 
         Fewer hand-overs then carry as many rows (`lease_rows` in core.py).
         """
@@ -268,7 +267,7 @@ class _Law(Case):
     def _wider(
         self, segment: SegmentObservation, knob: KnobView, wanted: int
     ) -> tuple[int, float]:
-        """How many batches ahead may be had of those wanted, and for how many bytes."""
+        """Return how many of the wanted batches ahead are possible, and their bytes."""
         new = min(wanted, knob.upper, MAX_PREFETCH)
         nbytes = (new - knob.value) * self.batch_bytes(segment)
         held_bytes = self.situation.observation.held_bytes
@@ -308,7 +307,7 @@ class _Law(Case):
         )
 
     def search(self) -> Iterator[Decision]:
-        """Try the number of workers that tells most about where the peak is."""
+        """Try the number of workers that reveals most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
         if segment is None or knob is None or cpu_bound(self.situation, CPU_SPENT):
@@ -332,7 +331,7 @@ class _Law(Case):
         )
 
     def wider_queues(self) -> Iterator[Decision]:
-        """Twice as many batches ahead where workers are held back and none is busy."""
+        """Double the batches ahead if workers are held back and none is busy."""
         if self._bottleneck() is not None:
             return
         for segment in self.situation.observation.segments:
@@ -350,15 +349,15 @@ class _Law(Case):
                     *key, knob.value, new, "held_back", reason, expected, evidence
                 )
 
-    # What to give back
+    # What to release
 
     def spared(self) -> tuple[Decision, ...]:
-        """Workers that the rate of now does not keep busy; where CPU binds, half."""
+        """Release workers that the present rate does not keep busy."""
         idle = tuple(self.idle_workers())
         return idle or tuple(self._crowded())
 
     def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
-        """More workers on the CPU than there are cores, all busy waiting for one."""
+        """Reduce workers that crowd the CPU and mostly wait for a core."""
         segment = self._bottleneck()
         if segment is None or not cpu_bound(self.situation, share):
             return
@@ -378,7 +377,7 @@ class _Law(Case):
 
 
 def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
-    """Return the curves that agree with what is seen."""
+    """Return the curves that agree with the present window."""
     rate = ratio(1.0, cost_s(seen))
     counts = {segment.name: segment.num_parallel_workers for segment in seen.segments}
     return {

@@ -1,4 +1,4 @@
-"""A case: one situation, and the questions that any policy asks of it."""
+"""A case: one situation, and the questions that any policy asks about it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from ..window import outbox, wait_share
 from .backoff import Backoffs
 
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
-"""MindSpore's thresholds: of what feeds an operator and what it fills, and of its
-workers' time on a CPU."""
+"""MindSpore's thresholds: the difference between an operator's input and output, and
+its workers' share of time on a CPU."""
 WAIT_TOLERATED = 0.03
-"""Below this share of the step there is nothing worth adding for."""
+"""Below this share of the step, nothing is worth adding for."""
 WAIT_NONE = 0.01
-"""Below this share something may be given back."""
+"""Below this share, something may be released."""
 EMPTY_NEVER = 0.002
-"""Share of the time with no batch ready, below which there always was one."""
+"""Share of the time with no batch ready below which there always was one."""
 EASE_UTILIZATION = 0.5
 RELEASED_SHARE = 0.75
-"""Of the workers in excess: what is left of them is for work that comes in bursts."""
+"""Share of the excess workers to release: the rest is for work that comes in bursts."""
 BUSY_SHARE = 0.8
-"""Workers are to be busy so much of the time: the rest is for uneven work."""
+"""Share of the time that workers should be busy: the rest is for uneven work."""
 PREFETCH_KEPT = 0.8
 MIN_PREFETCH = 2
 CPU_EXCEEDED = 1.1
-"""The budget with the noise of a measured core count."""
+"""The budget with a margin for the noise of a measured core count."""
 GIL_BOUND = 0.8
-"""Share of moments with the GIL held from which threads that compute get no further."""
+"""Share of moments with the GIL held above which computing threads gain nothing."""
 QUEUED = 0.25
-"""Share of their run time that workers wait for a core from which more of them only
-wait."""
+"""Share of their run time that workers wait for a core above which additional ones
+would only wait, too."""
 CPU_USED = 0.85
-"""Share of the budget from which on CPU is what binds."""
+"""Share of the budget above which CPU is what binds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One situation, with what any policy asks of it, or does about it."""
+    """One situation, with what any policy asks about it, or does about it."""
 
     situation: Situation
     backoffs: Backoffs
@@ -50,12 +50,12 @@ class Case:
         """Whether the trainer finds its batches ready."""
         seen = self.situation.observation
         ready = outbox(seen)
-        # Where one is always there, it is the hand-over that is waited for.
+        # If one is always there, the trainer waits for the hand-over.
         fed = wait_share(seen) < WAIT_NONE or ready.empty < EMPTY_NEVER
         return seen.trainer.steps > 0 and fed and ready.utilization >= EASE_UTILIZATION
 
     def within_budget(self) -> Iterator[Decision]:
-        """Take a worker from the segment that uses most of too many cores."""
+        """Remove a worker from the segment that uses most of too many cores."""
         seen, limit = self.situation.observation, self.situation.budget.cpu_cores
         if self.situation.budget.whole_machine or self.fits(seen.cpu_cores):
             return
@@ -77,10 +77,10 @@ class Case:
             return
 
     def idle_workers(self) -> Iterator[Decision]:
-        """Most of what each segment has beyond its busy workers and their reserve.
+        """Release most of each segment's workers beyond the busy ones and a reserve.
 
-        Where the trainer lives on what is in stock, those count as busy that will have
-        to make as much as it takes.
+        If the trainer lives on stock, the workers that will have to produce what it
+        takes count as busy.
         """
         seen = self.situation.observation
         for segment in seen.segments:
@@ -99,7 +99,7 @@ class Case:
                 yield release(key, knob.value, fewer, reason, evidence)
 
     def idle_queues(self) -> Iterator[Decision]:
-        """A fifth of the batches each segment prefetches."""
+        """Release a fifth of the batches that each segment prefetches."""
         for segment in self.situation.observation.segments:
             key: KnobKey = (segment.queue_name, "prefetch_size")
             knob = self.knob(*key)
@@ -112,17 +112,17 @@ class Case:
                 yield release(key, knob.value, fewer, reason, {"utilization": level})
 
     def fits(self, cores: float) -> bool:
-        """Whether the budget has so many cores, but for the noise of measuring them."""
+        """Whether the budget has this many cores, apart from measurement noise."""
         return cores <= CPU_EXCEEDED * self.situation.budget.cpu_cores
 
     def expected(self, factor: float) -> float:
-        """A gain of `factor`, but no more than loading for free would bring."""
+        """Return a gain of `factor`, limited to what free loading would bring."""
         seen = self.situation.observation
         gap = 1.0 - wait_share(seen) if seen.trainer.steps else 0.0
         return min(factor, 1.0 / gap) if gap > 0 else factor
 
     def batch_bytes(self, segment: SegmentObservation) -> float:
-        """Bytes one more prefetched batch will hold, by those that wait now."""
+        """Return the bytes of one more prefetched batch, judged by those that wait."""
         seen = self.situation.observation
         rows = ratio(segment.output.capacity, segment.prefetch_size)
         if segment.output.occupancy >= 1.0:
@@ -133,19 +133,19 @@ class Case:
         return rows * ratio(seen.held_bytes, waiting)
 
     def knob(self, *key: *KnobKey) -> KnobView | None:
-        """Return a knob, if there is one that may be turned."""
+        """Return a knob if it exists and may be tuned."""
         knob = self.situation.knobs.get(key)
         return knob if knob is not None and knob.tunable else None
 
     def allowed(self, key: KnobKey, value: int) -> bool:
-        """Whether no hold speaks against it."""
+        """Whether no backoff rules out this value."""
         return self.backoffs.allows(key, value)
 
 
 def release(
     key: KnobKey, old: int, new: int, reason: str, evidence: dict[str, float]
 ) -> Decision:
-    """Return the decision to give back what does nothing."""
+    """Return the decision to release what does nothing."""
     return Decision(*key, old, new, "release", reason, 1.0, evidence)
 
 

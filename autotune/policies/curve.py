@@ -1,4 +1,4 @@
-"""What rate came of which number of workers, and which number to try next. Pure."""
+"""The rate for each number of workers tried, and which number to try next. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ WORKERS: KnobName = "num_parallel_workers"
 WORTH = 1.03
 """A rate that promises less is not worth a change."""
 AS_GOOD = 0.97
-"""A rate that is so near to the best one counts as it."""
+"""A rate this close to the best one counts as equal to it."""
 DRIFT = 1.2
-"""A rate so many times higher or lower than the same number brought is of another load:
-or what was measured then lived on what was in stock."""
+"""A rate this many times higher or lower than measured for the same number is of
+another load, or the measured one lived on stock."""
 LINEAR = 0.8
-"""Part of what more workers should bring, from which none is in another's way."""
+"""Share of the expected gain from more workers above which none hinders another."""
 FINE = 1.25
-"""Numbers nearer to each other are as good as each other, for all that can be told."""
+"""Numbers closer than this factor cannot be told apart by measurement."""
 
 Curve = tuple[tuple[int, float], ...]
-"""(workers, rows a second) as measured, by workers."""
+"""(workers, rows per second) as measured, by workers."""
 
 
 def remembered(
     curves: dict[str, Curve], outcomes: tuple[DecisionOutcome, ...]
 ) -> dict[str, Curve]:
-    """Add what came of changes of workers; elsewhere a gain makes curves obsolete."""
+    """Add the results of changed worker counts; a gain elsewhere drops a curve."""
     moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
     if any(o.kept and faster(o) for o in outcomes):
         curves = {name: curve for name, curve in curves.items() if name in moved}
@@ -43,12 +43,12 @@ def remembered(
 
 
 def faster(outcome: DecisionOutcome) -> bool:
-    """Whether the rate grew by what is worth a change."""
+    """Whether the rate grew by enough to be worth a change."""
     return outcome.after.rows_per_s > WORTH * outcome.before.rows_per_s
 
 
 def is_steady(curve: Curve, workers: int, rate: float) -> bool:
-    """Whether what is known of so many workers is what is seen of them now."""
+    """Whether the remembered rate of this many workers agrees with the present one."""
     then = dict(curve).get(workers, rate)
     return rate <= 0 or then <= 0 or 1 / DRIFT <= rate / then <= DRIFT
 
@@ -76,10 +76,11 @@ def probe(
 ) -> int | None:
     """Return the number to try next: within the wider gap beside the best one.
 
-    A curve with one peak has it between the neighbours of the best point. Where nothing
-    is known yet, a quarter: who begins with too many may be far beyond the peak. If it
-    `waits`, mostly, and each worker brought its share, no fewer are tried: workers that
-    compute may crowd each other even so, while others make the rate grow.
+    A curve with one peak has it between the neighbours of the best point. If nothing is
+    known yet, a quarter is tried: a run that starts with too many may be far beyond the
+    peak. If a segment mostly `waits`, and each worker brought its share, no fewer are
+    tried. Computing workers may crowd each other even then, while others make the rate
+    grow.
     """
     if len(curve) < 2:
         fewer = max(lower, workers // 4)
@@ -89,7 +90,7 @@ def probe(
     best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
     if best < workers:
         return best
-    if best > workers:  # it was not worth as much as it took: what about less?
+    if best > workers:  # it was not worth what it took: what about less?
         half_way = round(sqrt(workers * best))
         return half_way if half_way not in rates else best
     below = max((c for c in rates if c < best), default=lower)
@@ -104,7 +105,7 @@ def probe(
         between.append(min(upper, best + max(1, best // 2)))
     if below == lower and not (waits and linear(rates, min(rates), best)):
         between.append(lower)
-    if rates[most] == peak:  # little by little it still grows
+    if rates[most] == peak:  # it still grows slowly
         between.append(min(upper, most + max(1, most // 2)))
     found = [count for count in between if count not in rates]
     return found[0] if found else None

@@ -1,13 +1,13 @@
-"""Threads or processes, and where the engine lives: what follows from measurements.
+"""Threads or processes, and where the engine runs: conclusions from measurements.
 
-Threads cost less: one copy of the data, rows written in place. Processes have a GIL
-each. So a segment on threads is tried on processes where three things are measured
-together: the trainer waits for data, cores stand idle, and the GIL is held nearly
-always, or workers that compute are blocked part of the time. A segment on processes is
-tried on threads where nothing is known of them. The engine is tried in a process of its
-own where the trainer's own part of a step takes longer while it loads.
+Threads cost less: one copy of the data, with rows written in place. Processes have
+their own GIL. So a segment on threads is tried on processes if three things are
+measured together: the trainer waits for data, cores are idle, and the GIL is held
+nearly always, or computing workers are blocked part of the time. A segment on processes
+is tried on threads if nothing is known about them. The engine is tried in a process of
+its own if the trainer's own part of a step takes longer while it loads.
 
-Pure. What came of a trial is remembered, and so is the load it met.
+Pure. The result of a trial is remembered, and so is the load it met.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from ..situation import Decision, DecisionOutcome, KnobKey, Situation
 from ..window import wait_share
 
 MIN_WAIT = 0.05
-"""Share of its time that the trainer waits, from which faster loading would be felt."""
+"""Share of its time that the trainer must wait for faster loading to be felt."""
 MIN_CPU_SHARE = 0.2
-"""Share of all segments' CPU from which a segment can be what holds the GIL."""
+"""Share of all segments' CPU above which a segment may be what holds the GIL."""
 BUSY_SHARE = 0.85
-"""Share of the cores allowed in use, from which none is to spare."""
+"""Share of the allowed cores in use above which none is to spare."""
 HELD_SHARE = 0.45
-"""Share of moments with the GIL held, from which threads stand in each other's way."""
+"""Share of moments with the GIL held above which threads hinder each other."""
 MOSTLY = 0.5
 JOSTLED = (0.12, 0.6)
-"""Share of the time blocked that may come of short calls, each of which lets go of the
-GIL and has to get it back: the probe, which seldom meets it held, does not see that.
-Where it is more, they wait for something else."""
+"""Range of the share of blocked time that may come from short calls, each of which
+releases the GIL and must get it back. The probe, which seldom finds it held, does not
+see that. Above the range they wait for something else."""
 MIN_GROWTH = 0.05
-"""Of the trainer's own part of a step from which a host process is tried: it takes
-memory, and a copy of each batch."""
+"""Relative growth of the trainer's own part of a step above which a host process is
+tried: it costs memory, and a copy of each batch."""
 MAX_GAIN = 2.0
-"""No more is promised of idle cores."""
+"""Largest gain that is expected from idle cores."""
 WORTH_WORKERS_S = 0.002
-"""Work in a batch from which handing it to workers may pay."""
+"""Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005
-"""The same of collating, where workers are there."""
+"""The same for collating, if there are workers."""
 ALONE_NOW = 1.3
-"""So many times faster the trainer must have been alone to have it back at once."""
+"""How many times faster the trainer must have been alone to take over at once."""
 ALONE_LAST = 1.03
-"""The same where nothing else is left to try."""
+"""The same if nothing else is left to try."""
 RETRY_S = 120.0
-"""A trial is repeated after so long; each time after twice as long."""
+"""A trial is repeated after this long; each time after twice as long."""
 OTHER_WORK = 2.0
-"""Factor in the CPU-seconds of a sample from which it is other work."""
+"""Factor in the CPU-seconds of a sample that means different work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What came of the last trial of the other kind."""
+    """The result of the last trial of the other kind."""
 
     change: float
-    """In samples a second, relative, as if it had been from this kind to the other."""
+    """Relative change in samples per second, from this kind to the other."""
     trials: int
-    """That there were."""
+    """Number of trials."""
     time_s: float
-    """When it was over."""
+    """When the last one ended."""
     cpu_s: float = 0.0
-    """CPU-seconds of a sample then."""
+    """CPU-seconds of a sample at the time."""
 
     @property
     def due_s(self) -> float:
@@ -71,7 +71,7 @@ class Past:
         return self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
 
     def speaks(self, now_s: float, cpu_s: float) -> bool:
-        """Whether it still says something: it is recent, and the work is the same."""
+        """Whether it still counts: it is recent, and the work is the same."""
         same = not self.cpu_s or 1 / OTHER_WORK < cpu_s / self.cpu_s < OTHER_WORK
         return same and now_s < self.due_s
 
@@ -85,7 +85,7 @@ class Kinds:
     def learned(
         self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
     ) -> Kinds:
-        """Add what came of changes of kind."""
+        """Add the results of changes of kind."""
         pasts = dict(self.pasts)
         for outcome in outcomes:
             if not isinstance(outcome.decision.new, str):
@@ -127,18 +127,18 @@ class Kinds:
             return
 
     def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
-        """Try worker processes where the trainer waits for its own collating.
+        """Try worker processes if the trainer waits for its own collating.
 
-        No connector shows that: samples are there all the time.
+        No connector shows this: samples are there all the time.
         """
         seen = situation.observation
         if any(collating(seen, segment) for segment in seen.segments):
             yield from self.other_executor(situation)
 
     def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
-        """Let the trainer make the batches, where that was so much faster.
+        """Let the trainer make the batches, if it was much faster alone.
 
-        What a sample took it then is known, so this need not be tried to be told.
+        Its time for a sample is known from then, so no trial is needed to find out.
         """
         seen = situation.observation
         segment, *others = seen.segments
@@ -170,9 +170,9 @@ class Kinds:
         )
 
     def unprobed(self, situation: Situation) -> bool:
-        """Whether threads that compute may be short of the GIL, and nobody has looked.
+        """Whether computing threads may lack the GIL, which has not been probed yet.
 
-        More of them are no cure if they are.
+        If they do, more threads are no cure.
         """
         seen = situation.observation
         return seen.gil_held is None and any(
@@ -183,7 +183,7 @@ class Kinds:
         )
 
     def other_host(self, situation: Situation) -> Iterator[Decision]:
-        """Try the engine in a process of its own, if it is in the trainer's way."""
+        """Try the engine in a process of its own, if it slows the trainer down."""
         seen, found = situation.observation, situation.observation.contention
         for key, knob in situation.knobs.items():
             if key[1] != "host" or knob.kind != "trainer" or not knob.tunable:
@@ -206,7 +206,7 @@ class Kinds:
             )
 
     def _reason(self, situation: Situation, segment: SegmentObservation) -> str | None:
-        """Why a segment's other kind may do better; None: nothing says so."""
+        """Return why a segment's other kind may do better, or None."""
         seen = situation.observation
         past = dict(self.pasts).get((segment.name, "executor"))
         if past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row):
@@ -255,7 +255,7 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
 def other_kind(
     seen: Observation, segment: SegmentObservation, choices: tuple[str, ...]
 ) -> str | None:
-    """Return what to try instead; None: nothing else can be had."""
+    """Return the kind to try instead, or None if no other is available."""
     tried = {"inline": ("thread", "process"), "thread": ("process",)}
     kinds = tried.get(segment.executor, ("thread",))
     if collating(seen, segment):
@@ -264,7 +264,7 @@ def other_kind(
 
 
 def collating(seen: Observation, segment: SegmentObservation) -> float:
-    """Return how long the trainer collates in a step, if that is most of its wait.
+    """Return the seconds of a step that the trainer collates, if most of its wait.
 
     Only worker processes can do that for it.
     """
@@ -296,7 +296,7 @@ def _of_processes(past: Past | None, now_s: float) -> str:
 def _one_a_core(
     situation: Situation, segment: SegmentObservation
 ) -> Iterator[Decision]:
-    """Yield a worker for each core: a process does not share one as threads do."""
+    """Yield a worker for each core: processes do not share one as threads do."""
     knob = situation.knobs.get((segment.name, "num_parallel_workers"))
     if knob is None or not knob.tunable:
         return
@@ -314,7 +314,7 @@ def _one_a_core(
 
 
 def _blocked(segment: SegmentObservation) -> float:
-    """Share of the run time spent on no CPU although one was free."""
+    """Share of the run time spent off the CPU although a core was free."""
     idle_s = segment.run_s - segment.cpu_s - segment.queued_s
     return max(0.0, ratio(idle_s, segment.run_s))
 
@@ -329,6 +329,6 @@ def _evidence(seen: Observation, segment: SegmentObservation) -> Mapping[str, fl
 
 
 def _cpu_s(seen: Observation, operator: str) -> float:
-    """CPU-seconds of a sample in one segment; in all of them for the host."""
+    """Return a sample's CPU-seconds in one segment, or in all of them for the host."""
     mine = [s for s in seen.segments if s.name == operator] or list(seen.segments)
     return sum(segment.cpu_s_per_row for segment in mine)

@@ -1,9 +1,9 @@
-"""What a policy knows, kept apart for each regime that the plan announces.
+"""What a policy knows, kept separately for each regime that the plan announces.
 
-A schedule that changes the batch or the image size makes other work of the same
-pipeline: what was learned of the one size misleads in the other. So each regime has its
-own memory, and the values that it was left with. They are in force again at once where
-it comes back, in this run or in one that begins with what an earlier one found.
+A schedule that changes the batch or image size changes the work of a pipeline: what was
+learned for one size misleads for the other. So each regime has its own memory, and the
+values it was left with. They are restored at once when it returns, in this run or in
+one that starts with an earlier run's results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .policy import Policy
 M = TypeVar("M")
 
 Values = Mapping[KnobKey, int]
-"""Of knobs."""
+"""Values of knobs."""
 RULE = "regime"
 
 
@@ -28,7 +28,7 @@ class Known(Generic[M]):
     """What is known of one regime."""
 
     values: Values
-    """In force when it was left."""
+    """The values when it was left."""
     memory: M | None = None
     """None: another run found these values."""
 
@@ -38,18 +38,18 @@ class Regimes(Generic[M]):
     """What is remembered from one window to the next."""
 
     now: str
-    """The regime; empty before the first window."""
+    """The current regime; empty before the first window."""
     memory: M
-    """The policy's own, of this regime."""
+    """The policy's own memory of this regime."""
     known: Mapping[str, Known[M]]
 
 
 class PerRegime(Generic[M]):
-    """Asks a policy that knows of one regime alone, the one now in force.
+    """Runs a policy that knows only one regime, the current one.
 
     Args:
-        policy: that is asked.
-        found: by an earlier run, for each regime.
+        policy: the policy to run.
+        found: values of an earlier run, for each regime.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PerRegime(Generic[M]):
     def decide(
         self, situation: Situation, memory: Regimes[M]
     ) -> tuple[tuple[Decision, ...], Regimes[M]]:
-        """Restore what is known of a regime that begins here; else ask the policy."""
+        """Restore what is known of a new regime; otherwise ask the policy."""
         regime = situation.observation.regime
         if memory.now not in ("", regime):
             return self._enter(situation, memory)
@@ -96,7 +96,7 @@ class PerRegime(Generic[M]):
 
 
 def restoring(situation: Situation, values: Values) -> Iterator[Decision]:
-    """Yield what puts these values in force again, within the user's bounds."""
+    """Yield the decisions that restore these values, within the user's bounds."""
     reason = phrases.regime(situation.observation.regime)
     for key, value in values.items():
         knob = situation.knobs.get(key)

@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""The interface of a policy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ M = TypeVar("M")
 class Policy(Protocol[M]):
     """Decides from a situation and its own memory, and does nothing else.
 
-    `M` is an immutable value. The same situations from the same start give the same
-    decisions, live, simulated or replayed from a log, so a policy reads no clock, draws
-    no random numbers and keeps nothing in itself.
+    `M` is an immutable value. From the same start, the same situations give the same
+    decisions, whether live, simulated or replayed from a log. So a policy reads no
+    clock, draws no random numbers and keeps no state in itself.
     """
 
     @property
     def name(self) -> str:
-        """As the log shows it."""
+        """Its name in the log."""
 
     def start(self) -> M:
-        """Return the memory to begin with."""
+        """Return the memory to start with."""
 
     def decide(self, situation: Situation, memory: M) -> tuple[tuple[Decision, ...], M]:
-        """Return what to change now, verified together, and what to remember.
+        """Return the changes to make now, verified together, and the new memory.
 
         No decision means that all is well, or that nothing within the budget helps.
         """

@@ -1,1 +1,1 @@
-"""A run that is over, or goes on elsewhere, told from the log it wrote."""
+"""A run that is over, or runs elsewhere, reconstructed from its log."""

@@ -1,7 +1,7 @@
-"""The shapes of the page: what a run did over time, as paths of an SVG picture.
+"""The charts of the page: what a run did over time, as paths of an SVG picture.
 
-Paths are made of numbers alone: what users have named is left to the page's template,
-which escapes it.
+Paths consist of numbers alone. Names given by users are left to the page's template,
+which escapes them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from .recording import Recorded, RecordedWindow
 
 WIDTH, HEIGHT = 960.0, 120.0
-"""Of a chart, in units of its own: it is drawn as wide as the page."""
+"""Size of a chart in its own units: it is drawn as wide as the page."""
 POINTS = 480
-"""Of a line, at most: of more windows the mean of each few is drawn."""
+"""Maximum number of points of a line: of more windows, means of groups are drawn."""
 HEADROOM = 1.1
-"""Of a chart above its highest value, that the line there can be seen."""
+"""Height of a chart relative to its highest value, to keep the line visible."""
 KNOBS = ("num_parallel_workers", "prefetch_size")
 
 
@@ -26,13 +26,13 @@ class Line(NamedTuple):
     """One curve of a chart."""
 
     path: str
-    """As SVG draws it."""
+    """As an SVG path."""
     label: str
     latest: float
 
 
 class Marks(NamedTuple):
-    """Decisions at their times: upright lines, as SVG draws them."""
+    """Decisions at their times: vertical lines, as an SVG path."""
 
     kept: str
     others: str
@@ -44,9 +44,9 @@ class Chart:
 
     title: str
     unit: str
-    """As it stands behind a number."""
+    """Shown after a number."""
     most: float
-    """At its upper edge; the lower one is 0."""
+    """Value at its upper edge; the lower one is 0."""
     lines: tuple[Line, ...]
 
 
@@ -70,12 +70,12 @@ class RankTimeline:
 
 
 def timeline(seen: Recorded) -> RankTimeline | None:
-    """Return the charts of a pipeline; None where no window was written."""
+    """Return the charts of a pipeline, or None if no window was written."""
     if not seen.windows:
         return None
     first, last = seen.windows[0], seen.windows[-1]
     begun = first._replace(time_s=first.time_s - first.window_s)
-    windows = [begun, *seen.windows]  # what a window says holds from its beginning
+    windows = [begun, *seen.windows]  # a window's values hold from its beginning
     begun_s = windows[0].time_s
     seconds = max(windows[-1].time_s - begun_s, 1e-9)
 
@@ -165,10 +165,10 @@ def path_of(
     """Return the path of a curve.
 
     Args:
-        xs: where its points are, in the chart's units.
-        ys: how high they are, `top` being the upper edge.
+        xs: horizontal positions of its points, in the chart's units.
+        ys: their heights, with `top` as the upper edge.
         top: above 0.
-        steps: each value stands until the next; otherwise a line leads there.
+        steps: each value holds until the next; otherwise a line connects them.
     """
     heights = [f"{HEIGHT * (1 - min(y, top) / top):.1f}" for y in ys]
     points = [f"{x:g},{y}" for x, y in zip(xs, heights, strict=True)]
@@ -193,7 +193,7 @@ def _knob_chart(
 def _bands(
     windows: Sequence[RecordedWindow], x_of: Callable[[float], float]
 ) -> list[Band]:
-    """Return the regimes, where there are several."""
+    """Return the regimes, if there are several."""
     starts = [
         w
         for a, w in zip([None, *windows], windows, strict=False)

@@ -1,4 +1,4 @@
-"""A run that goes on in another process, shown as it goes: `penstock watch`."""
+"""A run in another process, shown while it runs: `penstock watch`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .terminal import bar, staff
 SECONDS = 1.0
 """Between two looks."""
 DECISIONS = 5
-"""The latest, that are shown."""
+"""Latest decisions that are shown."""
 
 
 def watch(target: str, console: Console, *, once: bool = False) -> None:
-    """Show a run until its log says that it is over, or Ctrl-C.
+    """Show a run until its log ends, or until Ctrl-C.
 
     Args:
-        target: of its log, or the number of its process.
+        target: path of its log, or the number of its process.
         console: where to show it.
-        once: show how it stands, and return.
+        once: show the present state and return.
 
     Raises:
         SpecError: there is no such log or process, or it writes none.
@@ -49,7 +49,7 @@ def watch(target: str, console: Console, *, once: bool = False) -> None:
 
 
 def log_of(target: str) -> str:
-    """Return the log that a target means: its path, or the process that writes it.
+    """Return the log that a target means: its path, or the log of a process.
 
     Raises:
         SpecError: there is none.

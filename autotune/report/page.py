@@ -1,7 +1,7 @@
 """The page of a run: one HTML file that needs no network, for `penstock report --html`.
 
-What is drawn comes from the same rows as the terminal's report. Every text of the
-user's goes through the template, which escapes it; the page's script adds text alone.
+Its drawings use the same rows as the terminal's report. Every text of the user's goes
+through the template, which escapes it; the page's script only adds text.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .recording import Group, Recorded, Row, groups
 from .terminal import MAX_STEPS, Report, changed, settings, staff
 
 SHOWN = 200
-"""Lines of the log that are there without a script, too."""
+"""Lines of the log that are visible even without scripts."""
 STAFF = ("num_parallel_workers", "executor")
 MAX_RANKS = 64
-"""That are drawn."""
+"""Ranks that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the page tells of one pipeline."""
+    """What the page shows about one pipeline."""
 
     group: Group
 
     @property
     def verdict(self) -> Row | None:
-        """The last one; None: nothing was measured."""
+        """The last verdict; None if nothing was measured."""
         return self.group.verdict
 
     @property
     def began(self) -> Row | None:
-        """The first verdict, where it was another one."""
+        """The first verdict, if it was a different one."""
         first, last = self.group.first, self.group.verdict
         return first if first is not last else None
 
@@ -54,24 +54,24 @@ class Section:
 
     @property
     def steps(self) -> list[str]:
-        """The next things to do."""
+        """What to do next."""
         return [] if self.verdict is None else list(self.verdict["advice"])[:MAX_STEPS]
 
     @property
     def settings(self) -> list[str]:
-        """What sets by hand what was found."""
+        """The lines of code that set the found values by hand."""
         if self.verdict is None:
             return []
         return list(settings(self.group.worst.values(), self.verdict))
 
     @property
     def changes(self) -> list[str]:
-        """What was changed, and what that brought."""
+        """What was changed, and with which effect."""
         return list(changed(self.group.worst))
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """The pipeline, source first, each with how full its connector is."""
+        """The pipeline, source first, with the filling of each connector."""
         if self.verdict is None:
             return []
         last = self.group.worst.windows[-1].stages if self.group.worst.windows else ()
@@ -113,7 +113,7 @@ def page(report: Report, title: str) -> str:
 
 
 def write_page(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the page, whole or not at all."""
+    """Write the page, completely or not at all."""
     shown = os.fspath(path)
     partial = f"{shown}.partial"
     with open(partial, "w", encoding="utf-8") as file:
@@ -141,7 +141,7 @@ def _packed(lines: Sequence[tuple[str, str, str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person would say it."""
+    """Return a duration as text for people."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

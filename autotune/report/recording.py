@@ -1,7 +1,8 @@
 """The files that a tuned run wrote, read back: what happened to each pipeline.
 
-A run that was killed leaves rows behind, up to some byte of the last one: what is whole
-counts. A day of eight ranks has 100,000 windows, so of each only a few figures stay.
+A run that was killed leaves rows behind, perhaps with half a row at the end; complete
+rows count. A day of eight ranks has 100,000 windows, so only a few figures of each are
+kept.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class Stage(NamedTuple):
     executor: str
     cpu: float
     blocked: float
-    """Inside the functions, on no CPU."""
+    """Inside the functions, but not on a CPU."""
     feeding: float
-    """Utilisation of what feeds it; 1 for a source."""
+    """Utilisation of its input; 1 for a source."""
     output: float
-    """Of what it fills."""
+    """Utilisation of its output."""
 
 
 class RecordedWindow(NamedTuple):
-    """What one row of a window says."""
+    """The content of a window's row."""
 
     time_s: float
     """On the clock of its rank: see `Recorded.wall_s`."""
@@ -61,12 +62,12 @@ class RecordedWindow(NamedTuple):
     host: str
     held_bytes: int
     values: Values
-    """In force."""
+    """The values in force."""
     stages: tuple[Stage, ...]
 
 
 def window_of(row: Row, before: RecordedWindow | None) -> RecordedWindow:
-    """Return what a window's row says; equal values are kept once."""
+    """Return the content of a window's row; equal values are shared."""
     seen = row["observation"]
     trainer, stages = seen["trainer"], tuple(map(_stage, seen["segments"]))
     spent_s = trainer["wait_s"] + trainer["gap_s"]
@@ -124,17 +125,17 @@ class Recorded:
     changes: list[Row] = field(default_factory=list)
     """Decisions, their outcomes, and what the engine moved."""
     verdicts: list[Row] = field(default_factory=list)
-    """The first and the last; all that the log told of others is in `said`."""
+    """The first and the last; others are only in `said`, as the log told them."""
     said: list[Row] = field(default_factory=list)
     torchs: list[Row] = field(default_factory=list)
-    """Of loops that torch's own workers loaded: what was measured there."""
+    """What was measured in loops that torch's own workers loaded."""
     end: Row | None = None
-    """Written when tuning ends; None: it goes on, or was killed."""
+    """Written when tuning ends; None: it is still running, or was killed."""
     _since: int = 0
-    """The first change behind the last window."""
+    """The first change after the last window."""
 
     def add(self, row: Row) -> None:
-        """Take a row."""
+        """Add a row."""
         match row["event"]:
             case "begin":
                 self.begun, self.end = self.begun or row, None
@@ -170,13 +171,13 @@ class Recorded:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since 1970 at time 0 of its clock; 0 where that is not known."""
+        """Seconds since 1970 at time 0 of its clock; 0 if unknown."""
         begun = self.begun
         return 0.0 if begun is None else float(begun["wall_s"] - begun["time_s"])
 
     @property
     def waited_s(self) -> float:
-        """What its trainer waited in all windows that were read, in seconds."""
+        """Seconds that its trainer waited in all windows that were read."""
         tuned = sum(window.wait_share * window.window_s for window in self.windows)
         return tuned + sum(float(row["trainer"]["wait_s"]) for row in self.torchs)
 
@@ -200,16 +201,16 @@ class Recorded:
         return values
 
     def outcomes(self) -> list[Row]:
-        """Return what came of decisions."""
+        """Return the results of decisions."""
         return [row for row in self.changes if row["event"] == "outcome"]
 
     def moves(self) -> list[Row]:
-        """Return what was moved, not asked by the tuner."""
+        """Return what was moved without the tuner's request."""
         moved = (row for row in self.changes if row["event"] == "executor")
         return [row for row in moved if row["outcome"] in MOVED]
 
     def unjudged(self) -> list[Row]:
-        """Return the decisions whose effect nobody has measured yet."""
+        """Return the decisions whose effect has not been measured yet."""
         open_: dict[KnobName, Row] = {}
         for row in self.changes:
             key = row["op"], row["knob"]
@@ -233,15 +234,15 @@ UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The logs of a run: one a rank, each of one pipeline or several."""
+    """The logs of a run: one for each rank, with one pipeline or several in each."""
 
     pipelines: tuple[Recorded, ...]
     """In the order in which they began, rank by rank."""
     damaged: int = 0
-    """Lines that could not be read: the last one of a run that was killed, mostly."""
+    """Lines that could not be read: mostly the last one of a run that was killed."""
 
     def named(self, name: str | None) -> tuple[Recorded, ...]:
-        """Return the pipelines of a name, on all ranks; None: all.
+        """Return the pipelines of a name, on all ranks; None returns all.
 
         Raises:
             SpecError: there is none of this name.
@@ -279,12 +280,12 @@ class Group:
 
     @property
     def verdict(self) -> Row | None:
-        """The last one."""
+        """The last verdict on that rank."""
         return self.worst.told[-1] if self.worst.told else None
 
 
 def groups(pipelines: Iterable[Recorded]) -> list[Group]:
-    """Return pipelines, each with its ranks: first the one that was waited for most."""
+    """Return pipelines with their ranks, the one that was waited for most first."""
     by_name: dict[str, list[Recorded]] = {}
     for each in pipelines:
         by_name.setdefault(each.name, []).append(each)
@@ -332,19 +333,19 @@ def logs_of(prefix: str) -> list[str]:
 
 WINDOW = b'"event": "observation"'
 HEAD = 400
-"""Bytes of a row in which it says what it is."""
+"""Bytes at the start of a row that identify it."""
 LARGE = 1 << 21
-"""Bytes of a log from which not each window is looked at: some 800."""
+"""Size of a log, some 800 windows, above which not every window is examined."""
 
 
 class Follower:
-    """Reads a log as it grows. Of a large one every second, or tenth, window counts.
+    """Reads a log as it grows. Of a large one, every second or tenth window counts.
 
     The window before a change and the last one always count: they have the values.
 
     Args:
         path: of one rank's file.
-        number: which of several it is.
+        number: its number among several.
     """
 
     def __init__(self, path: str, number: int = 0) -> None:
@@ -352,7 +353,7 @@ class Follower:
         self._offset = self._rows = 0
         self._rest = b""
         self._windows = 0
-        # The latest window that was not looked at, by the beginning of its row.
+        # The latest window that was skipped, by the beginning of its row.
         self._passed: dict[bytes, bytes] = {}
         self._found: dict[str, Recorded] = {}
         self.damaged = 0
@@ -364,11 +365,11 @@ class Follower:
         return tuple(self._found.values())
 
     def read(self) -> None:
-        """Take what was written since the last time; the last line may be half of one.
+        """Read what was written since the last call; the last line may be incomplete.
 
         Raises:
             OSError: the file cannot be read.
-            SpecError: it is no such log.
+            SpecError: it is not such a log.
         """
         with open(self._path, "rb") as file:
             every = 1 + (os.fstat(file.fileno()).st_size - self._offset) // LARGE
@@ -383,13 +384,13 @@ class Follower:
         self._catch_up()
 
     def end(self) -> None:
-        """Nothing more will be written: half a line is a damaged one."""
+        """Note that nothing more will be written: half a line is a damaged one."""
         if self._rest:
             self._take(self._rest)
             self._rest = b""
 
     def _see(self, line: bytes, every: int) -> None:
-        """Take a line, or pass it by for now."""
+        """Take a line, or skip it for now."""
         head = line[:HEAD]
         whose = head[: head.find(b'"time_s"')]
         if WINDOW in head:

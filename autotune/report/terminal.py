@@ -29,9 +29,9 @@ METHODS = {
     "Map": ".map({}, ",
 }
 MAX_STEPS = 3
-"""Next things to do that are told."""
+"""Most suggestions for what to do next."""
 MAX_CHANGES = 20
-"""The latest changes of knobs, that are told one by one."""
+"""Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
 BROKEN_OFF = "nothing was measured yet where the log breaks off."
 
@@ -56,7 +56,7 @@ def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report
 
     Args:
         path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
-        name: of the pipeline that is asked about; None: all.
+        name: of the pipeline to report on; None means all.
 
     Raises:
         SpecError: there is no such log, or no such pipeline in it.
@@ -104,12 +104,12 @@ def _tuned(seen: Recorded) -> Iterator[str]:
 
 
 def _figures(row: Row) -> str:
-    """A verdict as the log has it, and how fast it went."""
+    """Return a verdict's line, and the rate."""
     return f"{row['line']} {row['rows_per_s']:.0f} samples/s."
 
 
 BAR = 10
-"""Characters of a share that is drawn."""
+"""Characters of a bar."""
 
 
 def bar(share: float) -> str:
@@ -119,12 +119,12 @@ def bar(share: float) -> str:
 
 
 def picture(verdict: Row, stages: Sequence[Stage], values: Values) -> Iterator[str]:
-    """Draw the pipeline: a line each for its stages, and the connectors behind them.
+    """Draw the pipeline: one line for each stage, and the connectors after them.
 
     Args:
-        verdict: names the stages, and which holds training up.
-        stages: of the window that it rests on.
-        values: in force.
+        verdict: names the stages, and which one holds training up.
+        stages: of the window that the verdict is based on.
+        values: the values in force.
     """
     names = {stage["name"]: stage for stage in verdict["stages"]}
     width = max((len(name) for name in names), default=0)
@@ -143,14 +143,14 @@ def picture(verdict: Row, stages: Sequence[Stage], values: Values) -> Iterator[s
 
 
 def staff(values: Values, stage: Row) -> tuple[int | str, str]:
-    """Return the workers of a verdict's stage, and of which kind, as they are now."""
+    """Return the present number of a verdict stage's workers, and their kind."""
     name = stage["name"]
     workers = values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
     return workers, str(values.get((name, "executor"), stage["executor"]))
 
 
 def changed(seen: Recorded) -> Iterator[str]:
-    """Yield what was changed, and what that brought, a line each."""
+    """Yield what was changed, and with which effect, a line each."""
     outcomes, moves, unjudged = seen.outcomes(), seen.moves(), seen.unjudged()
     kept = [row for row in outcomes if row["kept"]]
     if not kept and not moves and not unjudged:
@@ -177,11 +177,11 @@ def _change(row: Row) -> str:
 
 
 def settings(values: Values, verdict: Row) -> Iterator[str]:
-    """Yield the lines that set by hand what is in force.
+    """Yield the lines of code that set the present values by hand.
 
     Args:
-        values: in force.
-        verdict: the latest, which names the stages and the face.
+        values: the values in force.
+        verdict: the latest, which names the stages and the API.
     """
     stages = verdict["stages"]
     if verdict.get("face") == "DataLoader":
@@ -205,7 +205,7 @@ def _given(values: Values, stage: Mapping[str, Any]) -> str:
 
 
 def _call(name: str, given: str) -> str:
-    """Return the call that makes a stage, with these arguments."""
+    """Return the call that creates a stage, with these arguments."""
     found = STAGE.fullmatch(name)
     method = METHODS.get(found["kind"]) if found else None
     if found is None or method is None:

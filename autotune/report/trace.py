@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the trace, in microseconds since 1970, whole or not at all."""
+    """Write the trace, in microseconds since 1970, completely or not at all."""
     shown = os.fspath(path)
     events = [
         event
@@ -31,7 +31,7 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def events_of(seen: Recorded, process: int) -> Iterator[Event]:
-    """Yield what one pipeline did on one rank, as a process of its own."""
+    """Yield what one pipeline did on one rank, as a separate process."""
     name = f"penstock: {seen.name}, rank {seen.rank}"
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
     for window in seen.windows:
