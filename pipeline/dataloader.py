@@ -85,9 +85,9 @@ RUNNING = frozenset(
 UNTUNED = "autotune is off"
 SHARES = "an iterable data set says itself which worker reads what"
 UNORDERED = (
-    "in_order=False: which {} batches were consumed is not known, as they come in"
-    " whatever order workers finish them, so going on from here would repeat some"
-    " samples and lose others. Take the state between two epochs, or use in_order=True"
+    "in_order=False: which {} batches were consumed is not known, because they come in"
+    " the order in which workers finish them; resuming here would repeat some samples"
+    " and lose others. Take the state between two epochs, or use in_order=True"
 )
 T_co = TypeVar("T_co", covariant=True)
 

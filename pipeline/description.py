@@ -355,8 +355,8 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
         return
     check(
         not batched,
-        f"{shown} cannot come after .batch(), where map() and to_device() alone may:"
-        " what changes samples, or stores them, stands before it",
+        f"{shown} cannot come after .batch(), where only map() and to_device() may;"
+        " put stages that change or store samples before it",
     )
     if isinstance(stage, CacheStage):
         check_cacheable(stages, shown)
@@ -376,8 +376,8 @@ def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> Non
     """Raise `SpecError` unless `stage` may work on the batches of `stages`."""
     check(
         not any(isinstance(before, DeviceStage) for before in stages),
-        f"{shown} cannot come after .to_device(): workers have no part in what is on a"
-        " device; put it between .batch() and .to_device()",
+        f"{shown} cannot come after .to_device(), as workers do not run on the device;"
+        " put it between .batch() and .to_device()",
     )
     source = stages[0]
     dealt = isinstance(source, SourceStage) and source.iterable
@@ -385,8 +385,8 @@ def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> Non
     plain = stage.num_parallel_workers is None and stage.timeout is None
     check(
         not dealt or (plain and executor_of(stage) in ("auto", "inline")),
-        f"{shown} cannot have workers of its own after .batch(): behind a filter() or"
-        " an iterable dataset batches are made in the trainer; leave out"
+        f"{shown} cannot have workers of its own after .batch(): after a filter() or an"
+        " iterable dataset, the trainer makes the batches; leave out"
         " num_parallel_workers, executor and timeout, or do its work in a map() before"
         " .batch()",
     )
@@ -419,7 +419,7 @@ def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
     if scheduled:
         check(
             not said and batch.lengths is None,
-            f"this pipeline has a schedule, which says the batch size; write .batch()"
+            f"this pipeline has a schedule, which sets the batch size; call .batch()"
             f" without a size and without lengths, got {said}",
         )
         return
@@ -484,6 +484,6 @@ def _group_sizes(source: SourceStage) -> Sequence[int]:
 
 NO_BUFFER = (
     "`shuffle` takes nothing but `seed=`, got {!r}: it needs no buffer, as it shuffles"
-    " the whole dataset, another way each epoch; say shuffle(), or shuffle(seed=...)"
+    " the whole dataset, differently each epoch; call shuffle(), or shuffle(seed=...)"
     " for an order that is the same in each run"
 )

@@ -222,15 +222,14 @@ SMALL = 256 * 2**20
 """Bytes; what a container is given unasked is a quarter of it."""
 TOLD: set[str] = set()
 ON_CUDA = (
-    "`%s` is a tensor on %s: forked worker processes cannot use it, others have a copy"
-    " each. Keep it on the CPU, and move batches to the device"
+    "`%s` is a tensor on %s: forked worker processes cannot use it, and other worker"
+    " processes each have a copy. Keep it on the CPU, and move batches to the device"
 )
 READ_WHOLE = (
     "no worker has asked which share of the iterable data set is its own, so each of"
-    " the %d workers reads all of it, and its samples come %d times, as with torch. Let"
+    " the %d workers reads all of it, and each sample comes %d times, as in torch. Let"
     " `__iter__` read one share: torch.utils.data.get_worker_info() has the `id` of the"
-    " worker, and `num_workers`. If the data set is shared out in another way, all is"
-    " well"
+    " worker, and `num_workers`. If you divide the data set in another way, ignore this"
 )
 TOO_SMALL = (
     "%s holds %d MiB, and torch's own workers hand their batches over there; give the"

@@ -328,7 +328,8 @@ def test_data_with_an_open_file_is_cached_for_this_run_and_one_line_says_why(
                 assert [*indices(batches)] == [*indices(batches)]
             assert read(log) == run * (LENGTH + REPEATED)
             (line,) = [each.getMessage() for each in caplog.records]
-            assert line.startswith("Cache(ID:1) is for this run alone: dataset.handle")
+            assert line.startswith("Cache(ID:1) is private to this run: ")
+            assert "whether dataset.handle" in line
             assert "__penstock_fingerprint__" in line
     finally:
         data.handle.close()

@@ -91,7 +91,7 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
             .batch(1)
         ],
         (
-            "what stands before Cache(ID:2) runs together, so it has one"
+            "all stages before Cache(ID:2) run together, so they share one"
             " `num_parallel_workers`, got 2 and 3; give it to one stage"
         ),
     ),
@@ -102,7 +102,7 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
             .cache(ram=9)
             .batch(1)
         ],
-        "what stands before Cache(ID:2) runs together, so it has one `executor`",
+        "all stages before Cache(ID:2) run together, so they share one `executor`",
     ),
     "more than there is": (
         lambda: plain().cache(ram=1 << 50),

@@ -17,9 +17,9 @@ from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of, numb
 
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
-    "%s is for this run alone: %s cannot be told apart from another by what it holds;"
-    " give what holds it a `__penstock_fingerprint__`, or make it when it is used, and"
-    " later runs will find the cache"
+    "%s is private to this run: penstock cannot tell whether %s is the same in a later"
+    " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"
+    " first use, and later runs will find the cache"
 )
 
 
@@ -92,12 +92,12 @@ def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
         asked = sorted({repr(value) for value in said if value != left_out})
         check(
             len(asked) <= 1,
-            f"what stands before {name} runs together, so it has one `{setting}`, got"
+            f"all stages before {name} run together, so they share one `{setting}`, got"
             f" {' and '.join(asked)}; give it to one stage, or the same to all",
         )
     kinds = {executor_of(each) == "async" for each in (source, *maps)}
     check(
         len(kinds) == 1,
-        f"before {name} some functions are coroutine functions and others are not; all"
-        " that is before a cache runs together: make them of one kind",
+        f"before {name} some functions are coroutine functions and others are not, but"
+        " all stages before a cache run together; make them all of one kind",
     )

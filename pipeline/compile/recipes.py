@@ -193,8 +193,8 @@ def _plan(
     if scheduled is not None:
         check(
             not repack,
-            "a schedule needs batches that are planned, and filter() and iterable"
-            " datasets have none; use select() with the indices to keep",
+            "a schedule needs planned batches, which filter() and iterable datasets do"
+            " not have; use select() with the indices to keep",
         )
         schedule = scheduled.resolve(shard.size)
     else:
@@ -216,9 +216,9 @@ def _by_length(
     """Return the order with samples of about the same length together."""
     check(
         not repack,
-        "`lengths` say which samples make a batch before one is read, and filter() and"
-        " iterable datasets have none that are known; use select() with the indices to"
-        " keep, or group samples in a function of your own",
+        "`lengths` decide which samples make a batch before any is read, which filter()"
+        " and iterable datasets do not allow; use select() with the indices to keep, or"
+        " group samples in a function of your own",
     )
     per_rank = batch.max_tokens is not None
     size = batch.size and batch.size * shard.size
@@ -238,11 +238,11 @@ def check_microbatches(plan: Plan, count: int) -> None:
     for run in plan.timeline.runs:
         check(
             run.size % whole == 0,
-            f"{count} microbatches on {plan.shard.size} ranks need batches that"
-            f" {whole} divides, got {run.size} (in force from epoch {run.epoch})",
+            f"{count} microbatches on {plan.shard.size} ranks need a batch size"
+            f" divisible by {whole}, got {run.size} (in force from epoch {run.epoch})",
         )
     check(
         plan.shard.size > 1 or plan.drop_last,
-        "microbatches are of equal sizes, which an epoch's short last batch has"
-        " not; say batch(..., drop_last=True)",
+        "microbatches have equal sizes, but an epoch's short last batch cannot be"
+        " divided so; pass batch(..., drop_last=True)",
     )

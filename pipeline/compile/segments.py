@@ -349,18 +349,18 @@ def _tell(name: str, kind: Kind, pipeline: str) -> None:
 
 
 MOVED = (
-    "%s: executor auto -> process: %s. Make it when it is first used, so that every "
-    "worker has its own; from_dataset(thread_safe=True) says that threads may share it."
+    "%s: executor auto -> process: %s. Create it on first use, so that every worker "
+    "has its own, or pass from_dataset(thread_safe=True) if threads may share it."
 )
 STAYS = (
     "%s: executor auto -> inline: %s, so several workers would get wrong samples or "
-    "the same draws. Make it when it is first used, so that every worker has its own, "
-    "and set num_parallel_workers; from_dataset(thread_safe=True) says that threads "
+    "the same draws. Create it on first use, so that every worker has its own, and "
+    "set num_parallel_workers, or pass from_dataset(thread_safe=True) if threads "
     "may share it."
 )
 SHARED = (
     '%s: executor="thread", but %s, and threads share it. Use executor="process", keep '
-    "it in a threading.local(), or say from_dataset(thread_safe=True) if they may."
+    "it in a threading.local(), or pass from_dataset(thread_safe=True) if they may."
 )
 
 

@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         lambda: check_sized(BatchStage(4), scheduled=True),
         "got [4]",
         "has a schedule",
-        "write .batch() without a size",
+        "call .batch() without a size",
     ),
     "batch size 0": (
         lambda: BatchStage(0),
@@ -185,13 +185,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         lambda: check_place((SOURCE, BatchStage(4)), FilterStage(decode)),
         "filter(decode)",
         "cannot come after .batch()",
-        "stands before it",
+        "store samples before it",
     ),
     "two batches": (
         lambda: check_place((SOURCE, BatchStage(4)), BatchStage(2)),
         "batch(2)",
         "cannot come after .batch()",
-        "stands before it",
+        "store samples before it",
     ),
     "an iterable shuffled": (
         lambda: check_place((STREAM,), ShuffleStage(0)),
