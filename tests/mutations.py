@@ -69,11 +69,11 @@ MUTATIONS = [
     Mutation(CORE, "if whole and rows < self.batch_rows:", "if whole:"),
     # Nobody sleeps over work
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
-    Mutation(CORE, "            self._wake(at, 1)  # one was woken, maybe", "            pass  #"),
+    Mutation(CORE, "            self._wake(at, 1)  # one was woken, perhaps for several leases", "            pass  #"),
     Mutation(CORE, "if number in (0, at - 1) or state.pieces:", "if number == at - 1:"),
     # Whole batches
     Mutation(CORE, "step == state.head or not state.in_order", "True"),
-    Mutation(CORE, "self._wake(number, 1)  # what is in order", "pass  #"),
+    Mutation(CORE, "self._wake(number, 1)  # if it works in order, its next may be due", "pass  #"),
     Mutation(CORE, "range(at + 1, self.placing + 1)", "range(at + 1, len(remaining))"),
     Mutation(CORE, "limit = max(limit, theirs + 1)", "pass"),
     # States

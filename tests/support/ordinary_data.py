@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
+from multiprocessing.sharedctypes import synchronized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -551,7 +552,8 @@ class Valued(Streamed):
     """Workers count together."""
 
     def begin(self) -> None:
-        self.taken = TAKEN
+        # A worker that was killed within the lock keeps it, so each case has its own.
+        self.taken = synchronized(TAKEN.get_obj(), multiprocessing.RLock())
         self.taken.value = 0
 
     def numbers(self) -> Iterator[int]:
