@@ -1,4 +1,4 @@
-"""Where a pipeline begins: a class method for each kind of source."""
+"""The beginning of a pipeline: a class method for each kind of source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Constructors(ABC):
-    """Makes descriptions of one stage, a source."""
+    """Class methods that make a description of one stage, a source."""
 
     @classmethod
     @abstractmethod
@@ -47,21 +47,22 @@ class Constructors(ABC):
         """Read images from class sub-folders: samples are `(bytes, label)`.
 
         Args:
-            root: a folder with one sub-folder of images per class; labels number these
-                in sorted order. A URL, as of "s3://bucket/train", is listed now, and
-                its files are read as those of `from_files`.
-            storage_options: for the URL's file system, as its fsspec package names
-                them.
-            num_parallel_workers: readers: n, or (lo, hi), or as configured. They wait
-                for the storage, so many are cheap.
-            executor: "auto", "inline", "thread", "process", or of a URL "async".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            root: a folder with one sub-folder of images per class; labels number the
+                sub-folders in sorted order. A URL, such as "s3://bucket/train", is
+                listed now; its files are read as in `from_files`.
+            storage_options: options of the URL's file system, named as in its fsspec
+                package.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured. Readers mostly wait for the storage, so many of them cost
+                little.
+            executor: "auto", "inline", "thread", "process", or for a URL "async".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: no such folder, or no images in class folders in it.
+            SpecError: the folder does not exist, or has no images in class folders.
         """
         stage = SourceStage(
             _folder(os.fspath(root), storage_options, executor),
@@ -72,7 +73,7 @@ class Constructors(ABC):
         return cls._of(stage, shard, schedule)
 
     @classmethod
-    def from_files(  # noqa: PLR0913 all are said by name
+    def from_files(  # noqa: PLR0913 all are keyword arguments
         cls,
         urls: Urls,
         labels: Sequence[Any] | None = None,
@@ -92,33 +93,35 @@ class Constructors(ABC):
     ) -> Self:
         """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
 
-        Web servers and object stores are read in one event loop, where a waiting read
-        costs no thread; other file systems by threads.
+        An event loop reads from web servers and object stores, so that a waiting read
+        costs no thread. Threads read from other file systems.
 
         Args:
             urls: paths or URLs of one file system, or one pattern that matches them:
                 "photos/**/*.jpg", "s3://bucket/train/*.jpg".
-            labels: one a file, in the order of `urls` (of a pattern: sorted).
-            storage_options: for the file system, as its fsspec package names them.
-            num_parallel_workers: reads in flight: n, or (lo, hi).
+            labels: one label per file, in the order of `urls` (for a pattern: sorted).
+            storage_options: options of the file system, named as in its fsspec package.
+            num_parallel_workers: the number of reads in flight: n, or (lo, hi).
             executor: "auto", "inline", "thread", "process" or "async".
-            name: what the log calls this stage.
-            retries: how often a remote read is tried again where that may help: after
-                a lost connection, a stall of a minute, a short body, a status of 5xx,
+            name: the name of this stage in the log.
+            retries: how often a remote read is retried after an error that may pass: a
+                lost connection, a stall of a minute, a short body, or a status of 5xx,
                 408, 425 or 429.
-            backoff: seconds up to which is waited before the first of these, twice as
-                long before each further one.
-            timeout: seconds a file may take with all its retries, as for `map`.
-            max_bytes: of a remote file: a body is not read beyond it.
-            hedge: whether a read in an event loop is asked for once more where it takes
-                longer than nearly all others; at most one in twenty is.
-            bandwidth: bytes a second that this rank's event loop reads, or "100MB".
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            backoff: the longest wait before the first retry, in seconds; it doubles
+                with each further retry.
+            timeout: seconds that a file may take with all its retries, as for `map`.
+            max_bytes: the largest size of a remote file; a body is not read beyond it.
+            hedge: whether an event loop repeats a request that takes longer than nearly
+                all others; it repeats at most one in twenty.
+            bandwidth: the most bytes per second that this rank's event loop reads, such
+                as "100MB".
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: no file, files of several file systems, or not a label a file.
+            SpecError: there is no file, the files are on several file systems, or there
+                is not one label per file.
         """
         from .sources.files import Patience, find_files
 
@@ -148,19 +151,20 @@ class Constructors(ABC):
         """Read the values of an LMDB database: samples are `bytes`.
 
         Args:
-            path: the database: a folder with `data.mdb`, or the file. It is opened to
-                be read, once a process.
-            keys: of the samples, in their order (default: all, in the database's
+            path: the database: a folder with `data.mdb`, or the file. Each process
+                opens it once, for reading.
+            keys: the keys of the samples, in order (default: all, in the database's
                 order).
-            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
             executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: no database, or no key.
+            SpecError: there is no database, or it has no key.
         """
         from .sources.lmdb_records import Lmdb
 
@@ -184,22 +188,25 @@ class Constructors(ABC):
         shard: Shard | None = None,
         schedule: Scheduled | None = None,
     ) -> Self:
-        """Read WebDataset tar files at any place; they are indexed now.
+        """Read WebDataset tar files by random access; they are indexed now.
 
         Args:
             shards: paths, or one pattern that matches them: "train-*.tar".
-            fields: samples are tuples of these: `("jpg", "cls")`. None: dicts of all
-                fields, and their `__key__`. What ends in cls, index, txt, json or npy
-                is read as such; all else is `bytes`. Nothing is unpickled.
-            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            fields: the fields of each sample, a tuple: `("jpg", "cls")`. None: samples
+                are dicts of all fields and `__key__`. Fields that end in cls, index,
+                txt, json or npy are decoded; all others are `bytes`. Nothing is
+                unpickled.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
             executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: no tar, a compressed one, or a field that would be unpickled.
+            SpecError: a file is not a tar file or is compressed, or a field would have
+                to be unpickled.
         """
         from .sources.tar_shards import WebDataset
 
@@ -228,18 +235,20 @@ class Constructors(ABC):
 
         Args:
             files: paths, or one pattern that matches them: "train-*.parquet".
-            columns: those that are read (default: all).
-            groups_in_memory: row groups that a process keeps; twice the window of
-                `shuffle(window=...)`, or each sample reads a whole group.
-            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            columns: the columns to read (default: all).
+            groups_in_memory: the number of row groups that a process keeps. Use twice
+                the window of `shuffle(window=...)`; with fewer, each sample reads a
+                whole group.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
             executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: pyarrow is not installed; no row, or no such column.
+            SpecError: pyarrow is not installed, or there is no row or no such column.
         """
         from .sources.columnar import Parquet
 
@@ -267,16 +276,17 @@ class Constructors(ABC):
 
         Args:
             files: paths, or one pattern that matches them: "train-*.arrow".
-            columns: those that are read (default: all).
-            num_parallel_workers: readers: n, or (lo, hi), or as configured.
+            columns: the columns to read (default: all).
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
             executor: "auto", "inline", "thread" or "process".
-            name: what the log calls this stage.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: pyarrow is not installed; no row, or no such column.
+            SpecError: pyarrow is not installed, or there is no row or no such column.
         """
         from .sources.columnar import GROUPS, Arrow
 
@@ -301,23 +311,23 @@ class Constructors(ABC):
         shard: Shard | None = None,
         schedule: Scheduled | None = None,
     ) -> Self:
-        """Read from a torch dataset, a list, an array: map-style or iterable.
+        """Read from a torch dataset, a list or an array, map-style or iterable.
 
         Args:
-            dataset: has `__len__` and `__getitem__`, or `__iter__`.
-            num_parallel_workers: n, or (lo, hi), or as configured.
-            executor: "auto" (as measured), "inline", "thread" or "process".
+            dataset: an object with `__len__` and `__getitem__`, or with `__iter__`.
+            num_parallel_workers: n, (lo, hi) or, by default, as configured.
+            executor: "auto" (chosen by measurement), "inline", "thread" or "process".
             thread_safe: whether `__getitem__` may run on several threads of a process
-                at once. None: not if it is seen to hold an open file, a database or
-                the like, a few levels down; then "auto" uses processes.
-            name: what the log calls this stage.
-            timeout: seconds a sample may take, as for `map`.
-            shard: this rank's share of the global batches (default: as found: see
-                `Shard.found`).
-            schedule: what changes while training; `.batch()` then takes no size.
+                at once. None: they may, unless penstock finds an open file, a database
+                or the like a few levels down in it; then "auto" uses processes.
+            name: the name of this stage in the log.
+            timeout: seconds that a sample may take, as for `map`.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
 
         Raises:
-            SpecError: not a dataset, or an empty one.
+            SpecError: `dataset` is not a dataset, or is empty.
         """
         stage = SourceStage(
             dataset,
@@ -332,12 +342,12 @@ class Constructors(ABC):
 
 
 def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) -> Source:
-    """Return the images in class folders of this machine, or of a store."""
+    """Return the images in class folders on this machine or in a store."""
     if Path(root).is_dir() or not URL.match(root):
         return Folder.scan(root)
     from .sources.files import PATIENCE
     from .sources.remote_folder import find_folder
 
     protocol, path = root.split(":/", 1)
-    url = f"{protocol}://{path.removeprefix('/')}"  # a Path has one slash of two
+    url = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
     return find_folder(url, options, executor, PATIENCE)

@@ -4,9 +4,9 @@ from penstock import DataLoader                    # the one line that changes
 penstock.set_enable_autotune(True)
 loader = DataLoader(dataset, batch_size=64, shuffle=True)
 
-Without autotune it *is* torch's loader: its workers, its seeding, its bytes. With it,
-or with `sample_seeding=True`, penstock's engine loads map-style data, in the order that
-torch's samplers draw; batches are then the same for any number of workers.
+Without autotune it *is* torch's loader: the same workers, seeding and bytes. With
+autotune or `sample_seeding=True`, penstock's engine loads map-style data in the order
+that torch's samplers draw. The batches are then the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BYPASSED = (
 
 
 class Bypass(threading.local):
-    """Whether Accelerate is at work on loaders that are put back afterwards."""
+    """Whether Accelerate works on loaders that are put back afterwards."""
 
     known = False
 
@@ -58,7 +58,7 @@ BYPASS = Bypass()
 
 @contextlib.contextmanager
 def known_bypass() -> Iterator[None]:
-    """Say nothing of Accelerate's plain loaders within."""
+    """Suppress the warning about Accelerate's plain loaders inside this context."""
     before, BYPASS.known = BYPASS.known, True
     try:
         yield
@@ -81,7 +81,7 @@ RUNNING = frozenset(
         "_torchs_meter",
     )
 )
-"""What a copy of a loader does not have."""
+"""The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
 SHARES = "an iterable data set says itself which worker reads what"
 UNORDERED = (
@@ -93,34 +93,34 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """torch's DataLoader; with autotune on, penstock loads, and tunes the loading.
+    """A torch DataLoader; with autotune on, penstock loads the data and tunes itself.
 
-    It takes all arguments of torch's. With autotune on `num_workers` is where the
-    number of worker processes starts; 0 leaves that to penstock, which begins with
-    none.
+    It takes all arguments of torch's DataLoader. With autotune on, `num_workers` is the
+    initial number of worker processes; with 0 penstock chooses the number and starts
+    with none.
 
     Args:
         dataset: map-style or iterable, as for torch.
         *args: as torch takes them.
-        sample_seeding: set the global generators of `random`, numpy and torch to a seed
-            of the sample's own before each sample, so that its bytes do not depend on
-            the number of workers. None: while autotune is on; True: always; False:
-            never, and then torch's own workers load, untuned.
-        thread_safe: True lets several threads of a process load at once. Nothing is
-            seeded then, as threads share the global generators.
-        snapshot_every_n_steps: taken from those who come from torchdata's loader; a
-            state is exact after every batch.
-        name: what the log and its files call this loader (default: the variable that it
-            is stored in, without `_loader`; or file and line).
+        sample_seeding: seed the global generators of `random`, numpy and torch before
+            each sample, with a seed of its own, so that its bytes do not depend on the
+            number of workers. None: while autotune is on; True: always; False: never,
+            and then torch's own workers load, untuned.
+        thread_safe: True lets several threads of a process load at once. penstock then
+            seeds nothing, because threads share the global generators.
+        snapshot_every_n_steps: accepted for code written for torchdata's loader and
+            otherwise ignored; a state is exact after every batch.
+        name: the name of this loader in the log and its files (default: the variable
+            that it is stored in, without `_loader`; or file and line).
         **kwargs: as torch takes them.
 
     Raises:
-        SpecError: an argument of penstock's own is wrong.
-        ValueError: one of torch's is.
+        SpecError: one of penstock's own arguments is wrong.
+        ValueError: one of torch's arguments is wrong.
     """
 
     in_order = True
-    """Torch before 2.6 knows nothing else."""
+    """Torch before 2.6 knows no other value."""
 
     def __init__(
         self,
@@ -148,28 +148,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Hold nothing that runs."""
+        """Set all attributes that belong to a run to their empty values."""
         self._slot = Slot(self.name)
-        # What the slot's run is made from.
+        # The recipe of the run in the slot.
         self._recipe: Recipe | None = None
-        # What the recipe depends on, and frameworks assign late.
+        # Values that the recipe depends on and that frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
-        # The epoch of the newest batch, or the one to come.
+        # The epoch of the newest batch, or the next epoch.
         self._drawing = Drawing()
-        # Whether `_drawing` is from a state, and its loop has not begun.
+        # Whether `_drawing` comes from a state whose loop has not begun.
         self._resumed = False
-        # Of all loops that go on, by id, in the order of their newest batches.
+        # The drawings of all current loops by id, in the order of their newest batches.
         self._running: dict[int, Drawing] = {}
-        # What torch's workers would be seeded from, where they outlive an epoch.
+        # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
         self._plan: BatchPlan | None = None
         self._told = ""
-        # Of the loop that torch's own workers loaded, if they did.
+        # The meter of the loop that torch's own workers load, if there is one.
         self._torchs_meter: TrainerMeter | None = None
         weakref.finalize(self, self._slot.finalise)
 
     def __iter__(self) -> Any:
-        """Run one epoch: a new one, or what a loaded state left of its own."""
+        """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
@@ -185,52 +185,54 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         weakref.finalize(loop, forget, weakref.ref(self), drawing)
         return loop
 
-    # Where it stands
+    # Position and state
 
     @property
     def plan(self) -> BatchPlan | None:
-        """The stamp of the batch last handed over; None where torch's workers load."""
+        """The stamp of the last batch handed over; None if torch's workers load."""
         return self._plan
 
     def state_dict(self) -> dict[str, object]:
-        """Return where the next batch starts: plain JSON of 14 kB at most.
+        """Return the position of the next batch: plain JSON of 14 kB at most.
 
-        Taken at consumption: batches only prefetched are not counted. Where several
-        loops run at once, the loop that got the last batch counts. It holds what the
-        order was drawn from, which is torch's global generator, or the loader's own; a
-        sampler that draws from elsewhere has to be restored by its owner. Where torch's
-        own workers load, they load what was consumed once more, and drop it.
+        The position counts consumed batches; prefetched batches do not count. If
+        several loops run at once, the loop that got the last batch counts. The state
+        holds the generator that the order was drawn from: torch's global generator, or
+        the loader's own. If a sampler draws from elsewhere, its owner has to restore
+        it. If torch's own workers load, they load the consumed batches once more after
+        a resume and drop them.
 
         Raises:
-            StateError: within an epoch of `in_order=False` and several workers, whose
-                batches would come in another order next time.
+            StateError: an epoch with `in_order=False` and several workers is under way,
+                whose batches would come in another order next time.
         """
         drawing = self._drawing
         if drawing.batch and not self.in_order and self.num_workers > 1:
             raise StateError(UNORDERED.format(drawing.batch))
-        if drawing.torchs is None:  # between two epochs: where the next begins
+        if drawing.torchs is None:  # between epochs: where the next begins
             drawing = Drawing(drawing.epoch, base=self._base, now="")
             drawing.note(self.generator)
             drawing.dataset = self._own_state()
         return drawing.to_state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Let the next loop go on where `state` was taken; an empty one does nothing.
+        """Resume the next loop where `state` was taken; an empty state does nothing.
 
         Raises:
-            StateError: it is of something else, of another version, or damaged.
+            StateError: the state is damaged, or belongs to something else or to another
+                version.
         """
         if state:
             self._drawing, self._resumed = Drawing.from_state(state), True
             self._base = self._drawing.base
-            self._iterator = None  # kept workers are further than the state
+            self._iterator = None  # kept workers are ahead of the state
 
-    # What it found
+    # Reports and tuning
 
     def explain(self) -> Explanation:
-        """Say what held training up lately: print it, or read its fields.
+        """Explain what has slowed training lately: print the result or read its fields.
 
-        Where torch's own workers load, only how long the trainer waits is known.
+        If torch's own workers load, only the time that the trainer waits is known.
         """
         from ..engine.observe.reading import TrainerMeter
 
@@ -240,7 +242,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._told_of(meter or TrainerMeter())()
 
     def _told_of(self, meter: TrainerMeter) -> Callable[[], Explanation]:
-        """Return what explains a loop that torch's own workers load."""
+        """Return the explanation of a loop that torch's own workers load."""
         why, workers = self._why_torchs(), self.num_workers
         kind = "process" if workers else "inline"
         name = f"Dataset(ID:0) {type(self.dataset).__name__}"
@@ -256,23 +258,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return told
 
     def stats(self) -> Reading | None:
-        """Return all counters since the engine began; None where there is none."""
+        """Return all counters since the engine started; None if there is no engine."""
         return self._slot.stats()
 
     def load_autotune(
         self, path: str | os.PathLike[str], name: str | None = None
     ) -> None:
-        """Let the next loop begin with what a tuned run ended with, tuned or not.
+        """Start the next loop with an earlier tuned run's settings, autotune on or off.
 
         Args:
             path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
                 prefix)`.
-            name: of the loader in it that is meant (default: the one of this name, or
-                the only one with such a data set).
+            name: the name of the loader in the file (default: the name of this loader,
+                or else the only loader in the file with such a data set).
 
         Raises:
-            SpecError: it is no such file, or knows no such loader; or torch's own
-                workers load, which nobody tunes.
+            SpecError: `path` is not such a file, or knows no such loader; or torch's
+                own workers load, which penstock does not tune.
         """
         why = self._why_torchs()
         check(why is None, f"nothing can be loaded: torch's own workers load ({why})")
@@ -287,20 +289,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Tell the sampler, the batch sampler and the data set which epoch is next.
 
-        Each that has a `set_epoch` is told; what they draw is drawn when a loop begins.
+        Each of these that has a `set_epoch` gets the call. Samplers draw when a loop
+        begins.
         """
         for each in self._samplers():
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-            if self.persistent_workers:  # they have the data set as it was
+            if self.persistent_workers:  # they hold the old data set
                 self._slot.close()
                 self._iterator = None
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this of what it is about to build a plain loader from."""
+        """Accelerate reads this before it builds a plain loader from this one."""
         if config.get_enable_autotune() and not BYPASS.known:
             BYPASS.known = True  # once is enough
             self._tell(BYPASSED)
@@ -309,18 +312,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # Copies: frameworks rebuild, copy and pickle loaders
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what runs, and where it stands."""
+        """Return the attributes to copy, without any run or position."""
         return {name: v for name, v in vars(self).items() if name not in RUNNING}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Begin at the first epoch again."""
+        """Restore the attributes and start at the first epoch."""
         vars(self).update(state, _iterator=None)
         self._set_up()
 
     # Torch's own workers
 
     def _why_torchs(self) -> str | None:
-        """Why torch's own workers load; None where penstock's engine does."""
+        """Say why torch's own workers load; None if penstock's engine loads."""
         seeded, safe = self.sample_seeding, self.thread_safe
         reasons = {
             "sample_seeding is off": seeded is False,
@@ -367,7 +370,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return loop
 
     def _own_state(self) -> Any:
-        """Return the state of an iterable data set that has one and is read here."""
+        """Return the state of an iterable data set that keeps one and is read here."""
         from .torch_workers import is_keeper
 
         dataset: Any = self.dataset
@@ -377,15 +380,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _torchs(self, base: int | None, note: Note) -> Any:
         """Return torch's own iterator.
 
-        Torch's workers take these attributes with them, and nobody else sees them.
+        Torch's workers take these attributes with them; no other code sees them.
 
         Args:
-            base: of workers that torch would have kept, for which it draws none: the
-                generator that the order is drawn from is left to the samplers.
-            note: of the loop; told what watches new workers of an iterable.
+            base: the base seed of workers that torch would have kept. Torch draws no
+                seed for those, so the generator of the order is left to the samplers.
+            note: the note of the loop; it receives the watch on new workers of an
+                iterable.
         """
         given: dict[str, Any] = {}
-        piped = isinstance(self.dataset, IterDataPipe)  # its order is drawn here, too
+        piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
         if base is not None and self._iterator is None and not piped:
             given["generator"] = torch.Generator().manual_seed(base)
         if self._forks_readers() and config.get_enable_autotune():
@@ -403,7 +407,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return iterator
 
     def _forks_readers(self) -> bool:
-        """Whether several workers are forked, each with a copy of an iterable."""
+        """Whether torch forks several workers, each with a copy of an iterable."""
         if self.num_workers < 2 or not isinstance(self.dataset, IterableDataset):
             return False
         piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
@@ -413,14 +417,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def _keeps_workers(self) -> bool:
-        """Whether torch's workers outlive an epoch, and their base seed with them."""
+        """Whether torch's workers, and so their base seed, outlive an epoch."""
         return bool(self.persistent_workers) and self.num_workers > 0
 
     # Penstock's engine
 
     def _iterate(self, drawing: Drawing) -> Iterator[Any]:
         slot, recipe = self._slot, self._recipe
-        if slot.busy:  # a further loop beside one that goes on: it has its own run
+        if slot.busy:  # a second loop beside a current one has its own run
             slot, recipe = Slot(self.name), self._compiled()
         elif recipe is None or slot.run is None or not self._still(recipe):
             slot.close()
@@ -442,14 +446,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return loop
 
     def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
-        """Draw the epoch's order from here on, and run it."""
+        """Draw the rest of the epoch's order and run it."""
         plan = recipe.plan
         assert isinstance(plan, DrawnPlan)
         with drawing.drawn_again(self.generator):
             batches = iter(self._index_sampler)
             if drawing.base is None:
                 seed = self._drawn_seed()
-                if self.num_workers:  # torch begins twice, and draws twice, if it does
+                if self.num_workers:  # with workers, torch begins and draws twice
                     batches = iter(self._index_sampler)
             else:
                 seed = seed_of_epoch(drawing.base, drawing.epoch)
@@ -459,14 +463,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return Epoch(slot, run, Note(self, drawing).take)
 
     def _known_length(self) -> int | None:
-        """Return the batches of an epoch; None where the sampler does not say."""
+        """Return the batches of an epoch; None if the sampler has no length."""
         try:
             return len(self)
         except Exception:  # noqa: BLE001 whatever the user's sampler raises
             return None
 
     def _drawn_seed(self) -> int:
-        """Draw what torch draws to seed its workers: before the samplers draw."""
+        """Draw the seed that torch draws for its workers, before the samplers draw."""
         drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         self._base = int(drawn) if self._keeps_workers else None
         return int(drawn)
@@ -478,7 +482,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return list(found.values())
 
     def _sampler_epochs(self) -> list[Any]:
-        """Return what samplers that have a `set_epoch` were told by it."""
+        """Return the epochs that samplers received through `set_epoch`."""
         return [getattr(sampler, "epoch", None) for sampler in self._samplers()]
 
     def _compiled(self) -> Recipe:
@@ -505,12 +509,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if context is not None and not isinstance(context, str):
             context = context.get_start_method()
         options = Options(
-            host="trainer",  # where the samplers are
+            host="trainer",  # the samplers live there
             persistent_workers=bool(self.persistent_workers),
             multiprocessing_context=context,
         )
         batch = BatchStage(1, collate_fn=self._collate)
-        ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch's is a worker's
+        ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch counts per worker
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
@@ -519,17 +523,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:
-        """The user's; None: torch's default, which penstock does in place."""
+        """Return the user's `collate_fn`; None for torch's, which runs in place."""
         return None if self.collate_fn is default_collate else self.collate_fn
 
     def _still(self, recipe: Recipe) -> bool:
-        """Whether nothing that it depends on was assigned or set since."""
+        """Whether everything that the recipe depends on is unchanged."""
         same = self._made_from == (self._collate, self.worker_init_fn)
         tuned = recipe.segments[0].executor != "inline"
         return same and (tuned or not config.get_enable_autotune())
 
     def _tell(self, line: str) -> None:
-        """Say it in the autotune log, while there is one, once in a row."""
+        """Write a line to the autotune log, if there is one, once in a row."""
         if line != self._told and config.get_enable_autotune():
             from ..autotune.log import announce, show_by_default
 
@@ -538,12 +542,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             announce(line, self.name)
 
 
-# What follows is the loader's own, and knows it from within.
+# What follows belongs to the loader and uses its private attributes.
 # ruff: noqa: SLF001
 
 
 class Note:
-    """Takes note of what one loop was given. Keeps its loader alive."""
+    """Records the batches that one loop received. Keeps its loader alive."""
 
     def __init__(self, loader: DataLoader[Any], drawing: Drawing) -> None:
         self._loader = loader
@@ -551,17 +555,17 @@ class Note:
         self.watch: ShareWatch | None = None
 
     def take(self, delivery: Delivery | None) -> None:
-        """A batch was given; None: the epoch is over."""
+        """Record a delivered batch; None means that the epoch is over."""
         if delivery is None:
             self._drawing.end()
         else:
-            self._drawing.batch = delivery.plan.batch + 1  # those that raised count
+            self._drawing.batch = delivery.plan.batch + 1  # failed batches count
             self._drawing.whole = delivery.plan.last
             vars(self._loader)["_plan"] = delivery.plan  # torch's setter takes 2 us
         self.given()
 
     def given(self) -> None:
-        """The loader stands where this loop does."""
+        """Set the loader's position to the position of this loop."""
         watch, self.watch = self.watch, None
         if watch is not None:
             watch.tell()
@@ -575,9 +579,9 @@ class Note:
 
 
 def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
-    """A loop is dropped: the loader stands where another one does that goes on.
+    """Drop a loop; the loader's position becomes that of another current loop.
 
-    So a peek at a batch, in the middle of an epoch, leaves its state alone.
+    So a peek at a batch in the middle of an epoch does not change the state.
     """
     loader = reference()
     if loader is None or loader._running.pop(id(drawing), None) is None:
@@ -587,7 +591,7 @@ def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
 
 
 def seed_of_epoch(base: int, epoch: int) -> int:
-    """Return the seed of an epoch's samples where none is drawn for it."""
+    """Return the seed of an epoch's samples if the epoch draws none."""
     from ..engine.program.seeding import mixed
 
     return mixed((base, epoch)) >> 1

@@ -1,4 +1,4 @@
-"""What to load, stage by stage: the half of a face that describes and never runs."""
+"""What to load, stage by stage: the part of a face that only describes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Description(Constructors, Printed):
-    """A source, stages and options. Each method returns a new one; none changes it."""
+    """A source, stages and options. Each method returns a new description."""
 
     def __init__(
         self,
@@ -72,28 +72,31 @@ class Description(Constructors, Printed):
         tune: bool = True,
         timeout: float | None = None,
     ) -> Self:
-        """Call `function(sample)` on each sample, or behind `batch`, on each batch.
+        """Call `function(sample)` on each sample; after `batch`, call it on each batch.
 
-        A function that takes `rng` is given the sample's own numpy Generator, the same
-        for a given seed, epoch and index whatever the workers; one that takes `ctx` is
-        given `ctx.epoch`, `ctx.step`, `ctx.image_size`.
+        A function with a parameter `rng` gets the sample's own numpy Generator, which
+        depends on seed, epoch and index alone, not on the workers. A function with a
+        parameter `ctx` gets `ctx.epoch`, `ctx.step` and `ctx.image_size`.
 
-        Behind `batch` it is given what that made: a tensor with a row a sample, a dict
-        of these, or what `collate_fn` returned. It may return any number of rows. Its
-        `rng` depends on seed, epoch, step and rank. What it raises is raised when the
-        batch is due, whatever `batch(on_error=...)` says: nothing can stand in for it.
-        Behind a filter or an iterable it runs in the trainer.
+        After `batch`, the function gets a batch: a tensor with one row per sample, a
+        dict of such tensors, or what `collate_fn` returned. It may return any number of
+        rows. Its `rng` depends on seed, epoch, step and rank. An exception in it is
+        raised when the batch is due, whatever `batch(on_error=...)` says, because no
+        substitute for a whole batch exists. After a filter or an iterable it runs in
+        the trainer.
 
         Args:
-            function: returns the new sample; must not return None. A coroutine
-                function (`async def`) runs in an event loop: hundreds wait at once in
-                one thread.
+            function: returns the new sample; must not return None. Coroutine functions
+                (`async def`) run in an event loop, where hundreds of calls wait at once
+                in one thread.
             num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
-            executor: "auto" (as measured), "inline", "thread", "process" or "async".
-            name: what the log calls this stage.
-            tune: False leaves its settings to you.
-            timeout: seconds a sample may take. A process that takes longer is replaced,
-                its stack is told; what waits in a coroutine is cancelled.
+            executor: "auto" (chosen by measurement), "inline", "thread", "process" or
+                "async".
+            name: the name of this stage in the log.
+            tune: False keeps the autotuner from changing this stage's settings.
+            timeout: seconds that a sample may take. penstock reports the stack of a
+                process that takes longer and replaces it; it cancels a coroutine that
+                waits longer.
         """
         stage = MapStage(
             function,
@@ -115,10 +118,10 @@ class Description(Constructors, Printed):
         tune: bool = True,
         timeout: float | None = None,
     ) -> Self:
-        """Leave out samples that `predicate(sample)` says no to, while running.
+        """Drop the samples for which `predicate(sample)` is false, at run time.
 
-        Batches stay full, the length becomes unknown, and it works on one rank; where
-        the indices to keep are known beforehand, `select` is better.
+        Batches stay full, the length of the pipeline becomes unknown, and only one rank
+        is supported. If you know beforehand which indices to keep, use `select`.
         """
         stage = FilterStage(
             predicate,
@@ -139,29 +142,29 @@ class Description(Constructors, Printed):
         codec: CodecName = "auto",
         version: int | str | None = None,
     ) -> Self:
-        """Store samples as they are here; epochs to come begin with what is stored.
+        """Store samples as they are at this stage; later epochs start from these.
 
-        All processes and ranks of a host share what is stored, and each sample is made
-        once among them. Nothing is stored by pickle: samples are bytes, arrays,
-        tensors, text, numbers, None, and tuples, lists and dicts of these. What is kept
-        is found again as long as the data and the functions before this are the same:
-        a data set may say so by `__penstock_fingerprint__`.
+        All processes and ranks of a host share the stored samples and make each sample
+        only once among them. The cache does not use pickle: samples are bytes, arrays,
+        tensors, text, numbers, None, and tuples, lists and dicts of these. Stored
+        samples stay valid as long as the data and the functions before this stage stay
+        the same. A data set may identify itself by `__penstock_fingerprint__`.
 
         Args:
-            ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. It comes on top
-                of the memory budget, which is for batches in flight.
-            disk: folder on a disk of this machine; what is stored there serves later
-                runs, too.
-            disk_limit: bytes there (default: four fifths of what is free).
-            codec: "raw", "lz4", "zstd", "filter" (zstd of what a pixel's neighbours do
-                not tell, for `uint8` images), or "auto": what is expected to take least
-                time, as measured on the first samples.
-            version: change it when samples have changed in a way that cannot be seen
-                from code and data.
+            ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. They come on top
+                of the memory budget, which covers batches in flight.
+            disk: folder on a disk of this machine. Later runs use the samples there,
+                too.
+            disk_limit: bytes on disk (default: four fifths of the free space).
+            codec: "raw", "lz4", "zstd", "filter" (zstd of the part of each pixel that
+                its neighbours do not predict, for `uint8` images), or "auto": the codec
+                expected to take the least time, as measured on the first samples.
+            version: change it when the samples have changed in a way that code and data
+                do not show.
 
         Raises:
-            SpecError: no tier is given; or what comes before is random, filtered or
-                iterable, so that there is nothing to find a sample by.
+            SpecError: no tier is given; or an earlier stage is random, a filter or an
+                iterable, so that the cache has no key for a sample.
         """
         check(
             isinstance(disk, (str, os.PathLike, type(None))),
@@ -187,38 +190,39 @@ class Description(Constructors, Printed):
         window: int | None = None,
         parts: int | None = None,
     ) -> Self:
-        """Use another order every epoch, a function of the seed and the epoch alone.
+        """Shuffle every epoch, in an order that depends only on the seed and the epoch.
 
         Args:
-            buffer: there is none: the whole data set is shuffled.
-            seed: default: `set_seed`'s.
-            window: where the source has shards or row groups: shuffle these, then the
-                samples of so many of them at a time, so each is read once an epoch.
-                None: mix all samples.
-            parts: deal the data into so many equal parts, the same ones in each epoch,
-                and make each global batch of all of them, so that a rank reads its own
-                parts alone. A multiple of the number of ranks, of which each global
-                batch is a multiple. With a `window`, each part has one of its own.
-                None: any rank reads any sample.
+            buffer: not supported, because the whole data set is shuffled.
+            seed: the seed of the order (default: the seed of `set_seed`).
+            window: for sources with shards or row groups: shuffle these, then shuffle
+                the samples of this many of them at a time, so that each is read once an
+                epoch. None: mix all samples.
+            parts: divide the data into this many equal parts, the same in each epoch,
+                and take each global batch from all of them, so that a rank reads only
+                its own parts. `parts` must be a multiple of the number of ranks, and
+                each global batch a multiple of `parts`. With a `window`, each part has
+                its own window. None: any rank reads any sample.
 
         Raises:
-            SpecError: something is given without its name; the source has no shards.
+            SpecError: an argument is given without its name, or the source has no
+                shards.
         """
         check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
         chosen = config.get_seed() if seed is None else seed
         return self._with(ShuffleStage(chosen, window, parts))
 
     def take(self, count: int) -> Self:
-        """Use only the first `count` samples: of each epoch's order, if shuffled."""
+        """Use the first `count` samples; after a shuffle, those of each order."""
         return self._with(TakeStage(count))
 
     def repeat(self, count: int) -> Self:
-        """Make an epoch of `count` passes, each with its own order and random draws."""
+        """Make one epoch of `count` passes; each has its own order and draws."""
         return self._with(RepeatStage(count))
 
     # Stages of batches
 
-    def batch(  # noqa: PLR0913 all are said by name
+    def batch(  # noqa: PLR0913 all are keyword arguments
         self,
         size: int | None = None,
         *,
@@ -234,34 +238,35 @@ class Description(Constructors, Printed):
         on_error: OnError = "raise",
         error_budget: float = 0.01,
     ) -> Self:
-        """Make batches.
+        """Group samples into batches.
 
-        With `lengths` samples of about the same length come together, so little is
-        padded: each window of the epoch's order is sorted by length, cut into batches,
-        and these are shuffled where the pipeline is. The batches follow from the order
-        and the lengths alone, on any number of workers. With `global_size` or
-        `global_max_tokens` they are the same for any number of ranks, too.
+        With `lengths`, a batch holds samples of similar length, so it needs little
+        padding. penstock sorts each window of the epoch's order by length and cuts it
+        into batches; if the pipeline is shuffled, it shuffles these. The batches depend
+        on the order and the lengths alone, not on the number of workers. With
+        `global_size` or `global_max_tokens` they do not depend on the number of ranks
+        either.
 
         Args:
-            size: samples a rank; none where the pipeline has a schedule.
-            global_size: samples over all ranks, instead of `size`.
-            max_tokens: instead of a size: tokens of a rank's batch, padded to its
-                longest sample. All ranks have equally many samples, and equally many
-                steps.
-            global_max_tokens: the same over all ranks.
-            lengths: `int [N]`, tokens of each sample of the data set (not of what a
-                select() leaves), or any other cost.
-            window: how many batches are sorted together, about.
-            drop_last: leave out an epoch's last batch if it is short.
-            microbatches: hand over a list of so many parts of a batch, of equal sizes,
-                as `torch.distributed.pipelining` takes them.
-            collate_fn: makes a batch of a list of samples (default: torch's).
-            tail: what several ranks do with a short last batch, if it is kept.
+            size: samples per rank; leave it out if the pipeline has a schedule.
+            global_size: samples over all ranks; use it instead of `size`.
+            max_tokens: tokens of a rank's batch, padded to its longest sample; use it
+                instead of a size. All ranks get the same number of samples and steps.
+            global_max_tokens: tokens over all ranks; use it instead of `max_tokens`.
+            lengths: `int [N]`, tokens, or any other cost, of each sample of the data
+                set (of all samples, also before a select()).
+            window: the approximate number of batches that are sorted together.
+            drop_last: drop the last batch of an epoch if it is short.
+            microbatches: hand over each batch as a list of this many parts of equal
+                size, the form that `torch.distributed.pipelining` takes.
+            collate_fn: turns a list of samples into a batch (default: torch's).
+            tail: how several ranks handle a short last batch, if it is kept.
             on_error: "raise" an exception of a stage's function when its batch is due,
-                or "substitute" another sample of the batch, marked in `.plan`. Where
-                batches are made while running (filter, iterables), a failed sample is
-                left out and the batch filled with those that follow.
-            error_budget: share of an epoch's samples that may be substituted.
+                or "substitute" another sample of the batch, marked in `.plan`. With a
+                filter or an iterable, "substitute" drops a failed sample and fills the
+                batch with the samples that follow.
+            error_budget: the largest share of an epoch's samples that may be
+                substituted.
         """
         stage = BatchStage(
             size,
@@ -288,15 +293,16 @@ class Description(Constructors, Printed):
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
     ) -> Self:
-        """Copy batches to a device; images may be made floats there.
+        """Copy batches to a device, and optionally turn images into floats there.
 
         Args:
             device: "cpu", "cuda:0", ...
-            normalize: (means, deviations) of the channels, of values from 0 to 1:
-                images, `uint8 [N, H, W, C]`, cross as bytes and become
-                `dtype [N, C, H, W]`, (x / 255 - mean) / deviation.
+            normalize: (means, deviations) of the channels, for values from 0 to 1.
+                Images `uint8 [N, H, W, C]` are copied as bytes and become `dtype [N, C,
+                H, W]`, (x / 255 - mean) / deviation.
             dtype: of the normalised images.
-            channels_last: leave their memory as it is, for models in that format.
+            channels_last: keep the memory format of the images, for models in that
+                format.
         """
         stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
         return self._with(stage)
@@ -310,37 +316,41 @@ class Description(Constructors, Printed):
         name: str = "",
         cache: Literal["auto"] | None = None,
     ) -> Self:
-        """Say how the whole pipeline runs. It changes no byte of any batch.
+        """Set how the whole pipeline runs. No option changes a byte of any batch.
 
         Args:
             host: where the engine and its threads run: "trainer", beside the trainer;
-                "process", in a child, so that the trainer's GIL is its own; "auto".
-            persistent_workers: False: nothing outlives an epoch, and the next one's
-                worker processes see what was changed in the dataset in between.
-            multiprocessing_context: how worker processes start: "fork", "forkserver"
-                or "spawn" (default: fork; forkserver where the dataset or functions
-                hold tensors on a CUDA device).
-            name: what the log and its files call this pipeline (default: the variable
-                that it is stored in, without `_loader` or `_pipe`; or file and line).
-            cache: "auto": between two epochs a cache in RAM may be placed where it
-                spares most work, of what is the same each time as far as the code
-                tells; it takes half of the memory budget at most. The log says where.
+                "process", in a child process, so that the trainer has its GIL to
+                itself; or "auto".
+            persistent_workers: False ends all workers after each epoch, so that the
+                next epoch's worker processes see changes made to the dataset in
+                between.
+            multiprocessing_context: how worker processes start: "fork", "forkserver" or
+                "spawn" (default: fork; forkserver if the dataset or functions hold
+                tensors on a CUDA device).
+            name: the name of this pipeline in the log and its files (default: the
+                variable that it is stored in, without `_loader` or `_pipe`; or file and
+                line).
+            cache: "auto" lets penstock place a cache in RAM between two epochs, where
+                it saves the most work. It only stores samples that, as far as the code
+                shows, are the same each time, takes at most half of the memory budget,
+                and logs its place.
         """
         chosen = Options(host, persistent_workers, multiprocessing_context, name, cache)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
 
     def __repr__(self) -> str:
-        """Return the code that makes it."""
+        """Return the code that makes this description."""
         return "".join(map(repr, (*self._stages, self._options)))
 
     def _with(self, stage: Stage) -> Self:
         check_place(self._stages, stage)
         stages = (*self._stages, stage)
-        order_of(stages)  # refuses what it cannot do, here in the line that says it
+        order_of(stages)  # raises errors here, in the user's line
         return type(self)(stages, self._shard, self._options, self._schedule)
 
 
-# Where in a pipeline a stage may stand.
+# The places in a pipeline where a stage may stand.
 
 
 def check_place(stages: Sequence[Stage], stage: Stage) -> None:
@@ -393,7 +403,7 @@ def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> Non
 
 
 def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
-    """Raise `SpecError` unless all `stages` make of an index is always the same."""
+    """Raise `SpecError` unless `stages` always make the same sample of an index."""
     for stage in stages:
         check(
             not (isinstance(stage, SourceStage) and stage.iterable),
@@ -413,7 +423,7 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
 
 
 def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
-    """Raise `SpecError` unless the batch size is said once."""
+    """Raise `SpecError` unless the batch size is given exactly once."""
     sizes = batch.size, batch.global_size, batch.max_tokens, batch.global_max_tokens
     said = [size for size in sizes if size is not None]
     if scheduled:
@@ -431,17 +441,18 @@ def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
     )
 
 
-# The order that a pipeline's stages make, wherever among them they stand.
+# The order of samples that the stages define, wherever in the pipeline they stand.
 
 ENDLESS = 1 << 62
-"""Length an iterable is planned with; it says itself when it ends."""
+"""The length that a plan assumes for an iterable, which itself decides when it ends."""
 
 
 def order_of(stages: Sequence[Stage]) -> Order:
-    """Return which sample stands where.
+    """Return the order of the samples.
 
     Raises:
-        SpecError: a count below 1, no indices, or one that the dataset does not have.
+        SpecError: a count is below 1, there are no indices, or an index is not in the
+            dataset.
     """
     source = stages[0]
     assert isinstance(source, SourceStage)
@@ -471,7 +482,7 @@ def _shuffled(order: Order, stage: ShuffleStage, source: SourceStage) -> Order:
 
 
 def _group_sizes(source: SourceStage) -> Sequence[int]:
-    """Return how many samples each shard of a source has."""
+    """Return the number of samples in each shard of a source."""
     sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
     if sizes is None:
         raise SpecError(

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from .schedule import Scheduled
 
 DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
-"""What a copy of a pipeline has."""
+"""The attributes that a copy of a pipeline keeps."""
 
 
 class Pipeline(Description):
-    """What to load, stage by stage. Iterating it runs one epoch and yields batches.
+    """Describe what to load, stage by stage; iterate to run one epoch of batches.
 
     Each method returns a new pipeline and leaves this one as it is; nothing runs until
-    a loop begins. A batch is what `torch.utils.data.default_collate` makes of its
-    samples.
+    a loop begins. `torch.utils.data.default_collate` turns samples into a batch, unless
+    `batch` is given a `collate_fn`.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class Pipeline(Description):
         schedule: Scheduled | None = None,
     ) -> None:
         super().__init__(stages, shard, options, schedule)
-        # Which epoch the next loop runs, unless `_next` says where to go on.
+        # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None
         self._set_up()
 
     def _set_up(self) -> None:
-        """Hold nothing that runs."""
+        """Set all attributes that belong to a run to their empty values."""
         self._recipe: Recipe | None = None
-        # That of the loop now running, or of the last one if that was left early.
+        # The run of the current loop, or of the last loop if the user left it early.
         self._run: Run | None = None
         self._plan: BatchPlan | None = None
-        # Whether the ranks were found to load the same.
+        # Whether the ranks have confirmed that they load the same data.
         self._agreed = False
         self._listeners: list[Callable[[BatchPlan], object]] = []
-        # Whether one may still be placed by `options(cache="auto")`.
+        # Whether `options(cache="auto")` may still place a cache.
         self._may_cache = True
         self._slot = Slot(self._options.name or found_name())
         weakref.finalize(self, self._slot.finalise)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what was described, and which epoch is next: nothing that runs."""
+        """Return the description and the number of the next epoch, without any run."""
         return {name: v for name, v in vars(self).items() if name in DESCRIBED}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -80,10 +80,10 @@ class Pipeline(Description):
         self._set_up()
 
     def __iter__(self) -> Iterator[Any]:
-        """Run one epoch: the next one, or what a loaded state left of its own.
+        """Run the next epoch, or the rest of the epoch that a loaded state left off in.
 
-        A pipeline runs one loop at a time: a new one ends the one before. Leaving a
-        loop early, by `break` or an exception, stops its workers.
+        A pipeline runs one loop at a time: a new loop ends the previous one. If you
+        leave a loop early, by `break` or an exception, its workers stop.
         """
         recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
@@ -103,10 +103,11 @@ class Pipeline(Description):
         return Epoch(self._slot, run, partial(self._hand_over, self._slot.loops))
 
     def __len__(self) -> int:
-        """Return the batches in the epoch.
+        """Return the number of batches in the epoch.
 
         Raises:
-            TypeError: a filter or an iterable decides that while running.
+            TypeError: the pipeline has a filter or reads an iterable, so the number is
+                only known once the epoch has run.
         """
         recipe = self._compiled()
         if recipe.repack:
@@ -115,7 +116,7 @@ class Pipeline(Description):
         return recipe.planned.steps_in(self._here(recipe).epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next loop at the start of this epoch."""
+        """Make the next loop start at the beginning of `epoch`."""
         check(
             type(epoch) is int and epoch >= 0,
             f"`epoch` must be an int >= 0, got {epoch!r}",
@@ -124,23 +125,23 @@ class Pipeline(Description):
 
     @property
     def name(self) -> str:
-        """What the log calls it: see `options`."""
+        """The name of this pipeline in the log: see `options`."""
         return self._slot.name
 
     @property
     def plan(self) -> BatchPlan | None:
-        """The stamp of the batch last handed over; None before the first."""
+        """The stamp of the last batch handed over; None before the first batch."""
         return self._plan
 
     def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
-        """Have `listener(stamp)` called before each batch; return what ends that."""
+        """Call `listener(stamp)` before each batch; return what ends this."""
         self._listeners.append(listener)
         return partial(self._listeners.remove, listener)
 
     def state_dict(self) -> dict[str, object]:
-        """Return where the next batch starts: O(1), plain JSON, the same on all ranks.
+        """Return the position of the next batch: O(1), plain JSON, equal on all ranks.
 
-        Taken at consumption: batches only prefetched are not counted.
+        The position counts consumed batches; prefetched batches do not count.
         """
         recipe = self._compiled()
         return recipe.state(self._here(recipe))
@@ -148,15 +149,15 @@ class Pipeline(Description):
     def load_state_dict(
         self, state: Mapping[str, object], *, override: bool = False
     ) -> None:
-        """Let the next loop go on where `state` was taken.
+        """Make the next loop go on at the position where `state` was taken.
 
         Args:
-            state: of `state_dict`, taken on any number of ranks and workers.
-            override: take that of a pipeline with another schedule or data set, too:
-                the loop goes on at the batch that holds the next sample.
+            state: a result of `state_dict`, from any number of ranks and workers.
+            override: also accept the state of a pipeline with another schedule or data
+                set. The loop then goes on at the batch that holds the next sample.
 
         Raises:
-            StateError: it is of another pipeline, version, or damaged.
+            StateError: the state is damaged, or belongs to another pipeline or version.
         """
         cursor = self._compiled().restore(state, override=override)
         self._slot.close()
@@ -165,25 +166,26 @@ class Pipeline(Description):
     def load_autotune(
         self, path: str | os.PathLike[str], name: str | None = None
     ) -> None:
-        """Let the next loop begin with what a tuned run ended with.
+        """Start the next loop with the settings that an earlier tuned run ended with.
 
-        Values that it found for other regimes (batch and image sizes of a schedule) are
-        in force when these come. What was found with another number of usable cores is
-        not used, and the log says so.
+        Settings that the run found for other regimes (batch and image sizes of a
+        schedule) take effect when those regimes begin. Settings found with another
+        number of usable cores are not used, and the log says so.
 
         Args:
             path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
-                prefix)`. Stages that it does not know keep what they are set to.
-            name: of the pipeline in it that is meant (default: the one of this name, or
-                the only one with stages of this one).
+                prefix)`. Stages that the file does not know keep their settings.
+            name: the name of the pipeline in the file (default: the name of this
+                pipeline, or else the only pipeline in the file that shares stages with
+                it).
 
         Raises:
-            SpecError: it is no such file, or knows no stage of this pipeline.
+            SpecError: `path` is not such a file, or knows no stage of this pipeline.
         """
         self._slot.load(path, name, self._compiled())
 
     def explain(self) -> Explanation:
-        """Say what held training up lately: print it, or read its fields."""
+        """Explain what has slowed training lately; print it or read its fields."""
         from ..autotune.caching import cache_points
 
         recipe = self._compiled()
@@ -198,13 +200,13 @@ class Pipeline(Description):
         return replace(said, caching=lines)
 
     def stats(self) -> Reading | None:
-        """Return all counters since the engine began; None before the first loop."""
+        """Return all counters since the engine started; None before the first loop."""
         return self._slot.stats()
 
     def close(self) -> None:
-        """Stop all workers, let go of all memory. It may be iterated again.
+        """Stop all workers and free all memory. The pipeline may be iterated again.
 
-        What a cache holds on disk stays, what it holds in RAM does not.
+        A cache keeps its samples on disk and drops those in RAM.
         """
         self._slot.close()
         if self._recipe is not None:
@@ -223,7 +225,7 @@ class Pipeline(Description):
             if config.get_enable_autotune():
                 from ..autotune.log import show_by_default
 
-                show_by_default(shard.rank)  # what is found now is told
+                show_by_default(shard.rank)  # the checks below may warn
             self._recipe = self._recipe_of(self._stages)
         return self._recipe
 
@@ -235,12 +237,13 @@ class Pipeline(Description):
         return compile_recipe(stages, defaults, shard, self._options, self._schedule)
 
     def _cached(self, recipe: Recipe) -> tuple[Recipe, str]:
-        """Place a cache between two epochs where it pays; take it away if it did not.
+        """Place a cache between two epochs if it pays off; remove it if it did not.
 
-        The batches are the same: neither the plan nor a draw knows of it.
+        The batches stay the same, because neither the plan nor any random draw depends
+        on the cache.
 
         Returns:
-            what to run, and what is to be told of it.
+            The recipe to run, and what the log says about it.
         """
         from .placing import IDLE, Placed, is_idle, place
 
@@ -260,13 +263,13 @@ class Pipeline(Description):
         return found.recipe, found.line
 
     def _here(self, recipe: Recipe) -> Cursor:
-        """Where the next batch starts: of the loop now running, or of the next one."""
+        """Return where the next batch starts, in the current loop or the next."""
         if self._run is not None:
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
 
     def _hand_over(self, loop: int, delivery: Delivery | None) -> None:
-        """Take note of what a loop was given; None: it is over."""
+        """Record what a loop received; None means that the loop is over."""
         if delivery is None:
             if loop == self._slot.loops:
                 self._run = None
@@ -277,7 +280,7 @@ class Pipeline(Description):
 
 
 def _as_own(described: type) -> None:
-    """Have errors about the arguments of a method name it as users know it."""
+    """Make errors about a method's arguments name the method as users know it."""
     for method in vars(described).values():
         function = getattr(method, "__func__", method)
         if isinstance(function, FunctionType):
