@@ -1,8 +1,8 @@
-"""Whether all ranks are about to load the same: asked once, before the first batch.
+"""A check, once before the first batch, that all ranks are about to load the same.
 
-Ranks whose plans differ would hang in a collective at some later step. Each writes what
-decides its batches to the store of the process group, which all can read, and compares.
-Nothing is pickled, and no collective is called.
+Ranks whose plans differ would hang in a collective at some later step. Each rank writes
+the facts that decide its batches to the store of the process group, which all ranks can
+read, and compares them. Nothing is pickled, and no collective is called.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .stages import FunctionStage, Stage
 
 LOGGER = logging.getLogger("penstock")
 WAIT = timedelta(seconds=60)
-"""How long others may take to come here: set-up of a rank may take longer."""
+"""How long other ranks may take to arrive here; setting up a rank can be slow."""
 NUMBERS = itertools.count()
-"""Pipelines begun in this process, in the order that is the same on all ranks."""
+"""Pipelines begun in this process; the order is the same on all ranks."""
 CURE = (
     "all ranks must make the same pipelines and begin them in the same order; one for a"
     " single rank (validation on rank 0, say) is made with shard=ps.Shard.single()"
@@ -35,14 +35,14 @@ CURE = (
 
 
 def agree(shard: Shard, facts: Mapping[str, object]) -> None:
-    """Compare what this rank is about to load with the others.
+    """Compare what this rank is about to load with the other ranks.
 
     Args:
-        shard: this rank's.
-        facts: what decides the global batches; small, JSON.
+        shard: the shard of this rank.
+        facts: the facts that decide the global batches; small, JSON.
 
     Raises:
-        PenstockError: another rank differs; the text says which, and in what.
+        PenstockError: another rank differs; the message names the rank and the fact.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
@@ -72,10 +72,10 @@ def agree(shard: Shard, facts: Mapping[str, object]) -> None:
 
 
 def decoders(stages: Sequence[Stage]) -> dict[str, str]:
-    """Return the versions of the crop decoders that the stages' operators have.
+    """Return the versions of the crop decoders in the stages' operators.
 
-    Ranks with and without one find damage in different files. An operator that a
-    function of the user's calls is not seen.
+    Ranks with and without a crop decoder find damage in different files. An operator
+    inside a user's function is not found.
     """
     return {
         f"decoder of {stage.label}": decoder.version
@@ -86,9 +86,9 @@ def decoders(stages: Sequence[Stage]) -> dict[str, str]:
 
 
 def key(number: int, rank: int) -> str:
-    """Return where a rank writes what it knows of a pipeline.
+    """Return the key under which a rank writes its facts about a pipeline.
 
-    torchrun keeps the store when it restarts ranks, with what dead ones wrote.
+    When torchrun restarts ranks, it keeps the store with the entries of dead ranks.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"penstock/agreement/{attempt}/{number}/{rank}"
@@ -97,7 +97,7 @@ def key(number: int, rank: int) -> str:
 def compare(
     rank: int, mine: Mapping[str, object], other: int, theirs: Mapping[str, object]
 ) -> None:
-    """Raise `PenstockError` where two ranks differ."""
+    """Raise `PenstockError` if two ranks differ."""
     differing = [
         f"{name}: {mine.get(name)!r} on rank {rank}, {theirs.get(name)!r} on {other}"
         for name in sorted({*mine, *theirs})

@@ -1,12 +1,12 @@
-"""What a pipeline or loader is called in the log: as the user says, or stores it.
+"""The name of a pipeline or loader in the log: given by the user, or its variable.
 
 train_loader = DataLoader(...)      # "train"
 self.val = Pipeline...batch(8)      # "val"
 fit(DataLoader(...))                # "train.py:12"
 
-The name is read from the code that makes it: the instruction behind the call says where
-its result goes, and where that returns it, the one behind the caller's call does. No
-variable of the user's is looked at.
+The name is read from the code that makes it: the instruction after the call shows where
+its result goes. If that instruction returns the result, the one after the caller's call
+shows it. penstock reads no variable of the user's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 __all__ = ["found_name"]
 
 MAX_CALLERS = 4
-"""That are looked at, of functions that return what they made."""
+"""The number of frames to look at, of functions that return what they made."""
 PACKAGE = __name__.partition(".pipeline.")[0] + "."
 STORES_LOCAL = {"STORE_FAST", "STORE_DEREF"}
 STORES_NAMED = {"STORE_NAME", "STORE_GLOBAL", "STORE_ATTR"}
@@ -34,21 +34,21 @@ PASSING = {
     "LOAD_FAST_BORROW",
     "NOP",
 }
-"""What may stand between a call and where its result goes: `self`, to be stored in."""
+"""Instructions allowed between a call and the store of its result, such as `self`."""
 KIND = re.compile(r"_?(data_?loader|loader|dl|pipeline|pipe)$", re.IGNORECASE)
-"""Says what it is, not which."""
+"""Suffixes that name the kind of an object rather than the object."""
 
 
 class Goes(NamedTuple):
-    """Where the result of a call goes."""
+    """The place where the result of a call goes."""
 
     name: str = ""
-    """It is stored under."""
+    """The name that the result is stored under."""
     returned: bool = False
 
 
 def found_name() -> str:
-    """Return what the user calls what is made now: a variable, or file and line."""
+    """Return the name of the object being made: a variable, or file and line."""
     frame = _users(sys._getframe(1))  # noqa: SLF001 as `inspect` does
     if frame is None:
         return "pipeline"
@@ -75,7 +75,7 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 
 def _goes(frame: FrameType) -> Goes:
-    """Return where the result goes of the call that a frame is in."""
+    """Return where the result of a frame's current call goes."""
     code, argument = frame.f_code, 0
     words = code.co_code[frame.f_lasti + 2 :]
     for number, low in zip(words[::2], words[1::2], strict=True):

@@ -16,18 +16,18 @@ __all__ = ["Follow", "follow"]
 class Follow:
     """Puts learning rate and momentum of each batch into an optimiser.
 
-    The rate of a group is what the optimiser was made with, or what a learning rate
-    scheduler has set since, times the stamp's `lr_mult`; it is there from when a batch
-    is handed over. With a scheduler, which goes on from the rate it finds, that is put
-    back after each step.
+    The rate of a group is its base rate times the stamp's `lr_mult`. The base rate is
+    the one that the optimiser was made with, or that a learning rate scheduler has set
+    since. The new rate is set when a batch is handed over. A scheduler continues from
+    the rate that it finds, so `Follow` restores the base rate after each step.
 
     Args:
-        optimizer: any of torch's kind.
-        pipe: whose batches it learns from.
+        optimizer: any torch optimiser.
+        pipe: the pipeline that provides the batches.
         lr_in_velocity: whether its velocity is a sum of steps, v = m v + lr g, rather
-            than of gradients, as in torch: v = m v + g. Then v is multiplied by
-            new / old where the rate changes (P. Goyal et al., arXiv:1706.02677,
-            section 3, "momentum correction").
+            than of gradients, as in torch: v = m v + g. Then v is multiplied by new /
+            old where the rate changes (P. Goyal et al., arXiv:1706.02677, section 3,
+            "momentum correction").
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Follow:
         self._end = pipe.on_batch(self.apply)
 
     def apply(self, plan: BatchPlan) -> None:
-        """Set what is in force for this batch.
+        """Set the learning rate and momentum of this batch.
 
         Raises:
-            SpecError: the schedule sets a momentum, and the optimiser has none.
+            SpecError: the schedule sets a momentum, but the optimiser has none.
         """
         for at, group in enumerate(self._optimizer.param_groups):
             if group["lr"] != self._set[at]:  # by a scheduler, or by hand
@@ -62,7 +62,7 @@ class Follow:
                 set_momentum(group, plan.momentum)
 
     def detach(self) -> None:
-        """Leave the optimiser alone from here on."""
+        """Stop changing the optimiser."""
         self._end()
         self._hook.remove()
 
@@ -98,8 +98,8 @@ def follow(
     """Let an optimiser follow the schedule of a pipeline, batch by batch.
 
     Args:
-        optimizer: any of torch's kind.
-        pipe: whose batches it learns from; nothing is to be done in the loop.
+        optimizer: any torch optimiser.
+        pipe: the pipeline that provides the batches; the loop itself needs no change.
         lr_in_velocity: whether its velocity holds the learning rate: see `Follow`.
     """
     return Follow(optimizer, pipe, lr_in_velocity=lr_in_velocity)

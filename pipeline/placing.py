@@ -1,7 +1,8 @@
 """A cache that penstock places itself, between two epochs: `options(cache="auto")`.
 
-Where it pays is for `autotune/caching.py` to say. Here it is put among the stages, if
-what it would store is the same each time, as far as can be told.
+`autotune/caching.py` decides where a cache pays off. This module puts it among the
+stages, if the samples that it would store are the same each time as far as penstock can
+tell.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..system.resources import Budget
 
 SHARE = 2
-"""Such a part of the memory budget may be a cache."""
+"""The largest share of the memory budget that a cache may take."""
 
 
 IDLE = (
@@ -33,7 +34,7 @@ IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A recipe with a cache, and the line that tells of it."""
+    """A recipe with a cache, and the line in the log about it."""
 
     recipe: Recipe
     line: str
@@ -45,15 +46,15 @@ def place(
     budget: Budget,
     compile_recipe: Callable[[Sequence[Stage]], Recipe],
 ) -> Placed | None:
-    """Return the recipe with a cache where it pays most; None: it pays nowhere.
+    """Return the recipe with a cache where it pays off most; None if it never does.
 
-    A function that draws, or that cannot be told from another, is left alone: what
-    stands before a cache is made once, and has to be the same each time.
+    No cache comes after a function that draws at random, or that penstock cannot tell
+    from another: a cached sample is made once and has to be the same each time.
 
     Args:
-        stages: without a cache.
-        seen: the last seconds of the epoch before.
-        budget: a cache takes half of its memory at most.
+        stages: the stages without a cache.
+        seen: observation of the last seconds of the previous epoch.
+        budget: the budget; a cache takes at most half of its memory.
         compile_recipe: makes the recipe of stages.
     """
     from ..autotune.caching import worthwhile
@@ -73,14 +74,14 @@ def place(
 
 
 def line_of(point: CachePoint, ram: int) -> str:
-    """Return the line of the log."""
+    """Return the line for the log."""
     from ..autotune import phrases
 
     return f"placed a cache of {phrases.size(ram)} in RAM: {point.line}."
 
 
 def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...]:
-    """Return the stages with a cache behind the one that the log calls `part`."""
+    """Return the stages with a cache after the stage that the log calls `part`."""
     found: list[Stage] = []
     for number, stage in numbered(stages):
         found.append(stage)
@@ -90,7 +91,7 @@ def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...
 
 
 def is_idle(cache: Cache) -> bool:
-    """Whether a cache that was placed has found samples, and spared nothing by it."""
+    """Whether a placed cache has found samples but saved no work."""
     statistics = cache.statistics()
     if not cache.opening.optional or statistics is None or not statistics.hits:
         return False

@@ -1,9 +1,9 @@
-"""Running what a face describes: its loops, the run that they share, and its tuner.
+"""The running part of a face: its loops, the run that they share, and its tuner.
 
-Epoch        one loop, from `iter()` to its end or to where it was left
-Loop         the same, as torch's iterators look from outside
-Slot         what a face holds: at most one run, closed when the face goes
-TunedRun     a run and, while autotune is on, the thread that tunes it
+Epoch        one loop, from `iter()` to its end or to where the user leaves it Loop an
+epoch with the interface of torch's iterators Slot         the holder of at most one
+run, closed when the face is dropped TunedRun     a run and, while autotune is on, the
+thread that tunes it
 
 pipeline/ and autotune/ meet here.
 """
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 class Epoch(Iterator[Any]):
-    """Yields one epoch's batches. Dropped early, it stops the workers.
+    """Yields one epoch's batches. If it is dropped early, it stops the workers.
 
     Args:
-        slot: where the run is held; this epoch is the newest of its loops.
-        run: what to loop over.
-        hand_over: called with each delivery, and with None at the end. A method of the
-            face, which so lives for as long as the loop does.
+        slot: the holder of the run; this epoch is the newest of its loops.
+        run: the run to loop over.
+        hand_over: called with each delivery, and with None at the end. It is a method
+            of the face, and so keeps the face alive as long as the loop.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Epoch(Iterator[Any]):
         self._hand_over = hand_over
         self._number = slot.loops
         self._process = os.getpid()
-        # Whether its last batch is handed over: another loop may have the run then.
+        # Whether the last batch is handed over; another loop may use the run then.
         self._given = False
         self._over = False
         self._abandon = weakref.finalize(self, slot.finalise, run)
@@ -88,7 +88,7 @@ class Epoch(Iterator[Any]):
         self._hand_over(delivery)
         if delivery is None:
             self._over = True
-        if delivery is None or delivery.plan.last:  # frameworks ask no further
+        if delivery is None or delivery.plan.last:  # frameworks may stop here
             self._given = True
             self._slot.release(self._run)
             self._abandon.detach()
@@ -111,7 +111,7 @@ class Epoch(Iterator[Any]):
             raise
 
     def withdraw(self) -> None:
-        """Leave the run to another epoch, which begins in place of this one."""
+        """Leave the run to another epoch, which replaces this one."""
         self._over = True
         self._abandon.detach()
         self._slot.release(self._run)
@@ -124,14 +124,14 @@ FORKED = (
 
 
 class Loop(Iterator[Any]):
-    """One epoch of penstock's engine, as torch's iterators look from outside.
+    """One epoch of penstock's engine with the interface of torch's iterators.
 
     Args:
-        begin: begins the epoch: at once, and again at the first batch wanted if
-            somebody called `set_epoch` in between, as Lightning does after a resume.
-        order: what the samplers draw their order from.
-        length: batches of the epoch.
-        pinned: whether batches are copied to pinned memory.
+        begin: starts the epoch. It is called at once, and again at the first `next` if
+            `set_epoch` was called in between, as Lightning does after a resume.
+        order: returns what the samplers draw their order from.
+        length: number of batches in the epoch.
+        pinned: whether to copy batches to pinned memory.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class Loop(Iterator[Any]):
         try:
             if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
                 return self._next()
-            # Torch's profilers know loading by the beginning and the end of this name.
+            # Torch's profilers recognise loading by the beginning and the end of this
+            # name.
             with profiler.record_function(
                 "enumerate(DataLoader)#_PenstockIter.__next__"
             ):
@@ -184,40 +185,42 @@ class Loop(Iterator[Any]):
 
 
 class Slot:
-    """Holds a face's run, apart from the face, so that a finaliser can close it.
+    """Holds the run of a face, separate from it, so that a finaliser can close it.
 
-    A run is busy while an iterator is in the middle of it. Between epochs it is idle,
-    but alive: the first batches of the next epoch are loaded.
+    A run is busy while an iterator is in the middle of it. Between epochs it is idle
+    but alive, and loads the first batches of the next epoch.
     """
 
     def __init__(self, name: str) -> None:
         self._owner = os.getpid()
         self.name = name
-        """Of the face, in the log."""
+        """The name of the face in the log."""
         self.run: TunedRun | None = None
         self.loops = 0
-        """Begun so far; the newest has the run."""
+        """Number of loops begun so far; the newest loop owns the run."""
         self._busy = False
         self._last: Observation | None = None
-        # From a file: begun with, tuned or not.
+        # Values from a file; runs start with them, tuned or not.
         self._loaded: Saved | None = None
-        # By a run of this face: begun with while autotune is on.
+        # Values that a run of this face found; runs start with them while autotune is
+        # on.
         self._found: Saved | None = None
 
     def load(
         self, path: str | os.PathLike[str], name: str | None, recipe: Recipe
     ) -> None:
-        """Let the next run begin with what is saved.
+        """Make the next run start with saved values.
 
-        What was found on another machine is left alone, with a line in the log.
+        Values found on another machine are ignored, with a line in the log.
 
         Args:
-            path: of the file.
-            name: under which it is there; None: that of this face, or of one like it.
-            recipe: of the next run.
+            path: path of the file.
+            name: name of the values in the file; None: the name of this face, or of a
+                similar one.
+            recipe: recipe of the next run.
 
         Raises:
-            SpecError: it is no such file, or knows no segment of this recipe.
+            SpecError: `path` is not such a file, or knows no segment of this recipe.
         """
         from ..autotune.log import announce
         from ..autotune.saved import load_saved
@@ -243,7 +246,7 @@ class Slot:
         )
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
-        """Return the recipe with what is known to serve it best at `cursor`."""
+        """Return the recipe with the values known to be best for it at `cursor`."""
         tuned = self._found if config.get_enable_autotune() else None
         known = tuned or self._loaded
         if known is None:
@@ -251,7 +254,7 @@ class Slot:
         return begun_with(recipe, known, recipe.plan.regime(cursor.step))
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
-        """Return a run that goes on at `cursor`; ends the loop that is busy now."""
+        """Return a run that goes on at `cursor`; end the loop that is busy now."""
         self._forget_inherited()
         self.loops += 1
         run = self.run
@@ -268,16 +271,19 @@ class Slot:
 
     @property
     def busy(self) -> bool:
-        """Whether an iterator is in the middle of its epoch."""
+        """Whether an iterator is in the middle of an epoch."""
         return self.run is not None and self._busy
 
     def release(self, run: TunedRun) -> None:
-        """An iterator is through its epoch: its run is idle."""
+        """Mark the run of an iterator as idle, because its epoch is over."""
         if self.run is run:
             self._busy = False
 
     def close(self) -> None:
-        """Stop and forget the run, if there is one. Not for a forked child to do."""
+        """Stop and forget the run, if there is one.
+
+        A forked child must not call this.
+        """
         run = self.run
         if run is not None and os.getpid() == self._owner:
             run.close()
@@ -285,11 +291,11 @@ class Slot:
         self.run, self._busy = None, False
 
     def finalise(self, run: TunedRun | None = None) -> None:
-        """Close from a finaliser: the one of the face, or that of an iterator of `run`.
+        """Close from a finaliser, either the face's or that of an iterator of `run`.
 
-        These run wherever the last reference is dropped, and in the collector, which
-        may have stopped this very thread within the engine's lock: then another closes
-        it.
+        Finalisers run wherever the last reference is dropped, and in the collector,
+        which may have interrupted this very thread while it holds the engine's lock.
+        Then another thread closes the run.
         """
         if self.run is None or (run is not None and self.run is not run):
             return
@@ -303,22 +309,23 @@ class Slot:
             _thread.interrupt_main()
 
     def _forget_inherited(self) -> None:
-        """In a forked child: the run is the parent's, its threads are not here."""
+        """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
 
     def stats(self) -> Reading | None:
-        """Return all counters since the engine began; None where there is none."""
+        """Return all counters since the engine started; None if there is no engine."""
         return None if self.run is None else self.run.run.read()
 
     def seen(self, recipe: Callable[[], Recipe]) -> tuple[Observation, Explanation]:
-        """Return the last seconds of training, of this run or the one before.
+        """Return the last seconds of training, of this run or the previous one.
 
         Args:
-            recipe: of the next run, asked where there was none; nothing is measured.
+            recipe: recipe of the next run, used if there was no run; nothing is
+                measured.
 
         Returns:
-            What was observed, and what it means.
+            The observation and its explanation.
         """
         from ..autotune.explain import explain
         from ..engine.monitor import unmeasured
@@ -332,11 +339,11 @@ class Slot:
 
 
 TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
-"""The settings that a tuner is made for."""
+"""The settings that a tuner depends on."""
 
 
 class TunedRun:
-    """A run whose tuner follows `set_enable_autotune`, also while it runs.
+    """A run whose tuner follows `set_enable_autotune`, even while it runs.
 
     `next` belongs to the trainer's thread; `close` may be called from any.
     """
@@ -349,24 +356,24 @@ class TunedRun:
         found: Saved | None = None,
         name: str = "",
     ) -> None:
-        # What runs a pipeline is loaded when one runs.
+        # Import the engine only when a pipeline runs.
         from ..engine.core.byte_budget import process_byte_budget
         from ..engine.run import Run
 
         self._rank = rank
         self.name = name
-        """In the log."""
+        """The name of the run in the log."""
         self.found = found
-        """What is known of such runs: by an earlier one, and then by this one."""
+        """Values found for such runs: first by an earlier run, then by this one."""
         self._tuner: Tuner[Any] | None = None
         self.run = Run(recipe, process_byte_budget(), cursor)
         running.add(self)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
-        """How it stood when it was closed."""
+        """The state of the run when it was closed."""
         self.remark = ""
-        """What is to be told in the log before its first batch."""
+        """A line for the log, written before the first batch."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
@@ -384,7 +391,7 @@ class TunedRun:
 
     @property
     def tuned(self) -> bool:
-        """Whether a tuner is at work, or was, or left what the run began with."""
+        """Whether a tuner works or worked on this run, or found its first values."""
         return self._tuner is not None or self.found is not None
 
     def observation(self) -> Observation:
@@ -392,7 +399,7 @@ class TunedRun:
         return self.last if self.last is not None else self.run.recent()
 
     def _follow(self, settings: config.Settings) -> None:
-        """Settings have changed: start, restart or stop the tuner as they say."""
+        """Start, restart or stop the tuner after a change of settings."""
         before, self._settings = self._settings, settings
         if before is not None and TUNING(before) == TUNING(settings):
             return
@@ -406,7 +413,7 @@ class TunedRun:
             announce(remark, self.name)
 
     def _start_tuning(self, settings: config.Settings, remark: str) -> None:
-        # Loaded when wanted: a fifth of what importing penstock would take.
+        # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
         from ..autotune.policies import BottleneckLaw
@@ -419,7 +426,7 @@ class TunedRun:
             )
             if remark:
                 log.say(remark)
-            # Who is given a number of cores has been given his part already.
+            # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
@@ -435,7 +442,7 @@ class TunedRun:
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:
-        """Write down what was found, and leave it at that."""
+        """Save the values found, and stop tuning."""
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
@@ -449,17 +456,17 @@ class TunedRun:
 
 
 class Tuned(Protocol):
-    """What writes into the autotune log."""
+    """An object that writes into the autotune log."""
 
     def stop_tuning(self) -> None:
-        """Write down what was found, and leave it at that."""
+        """Save the values found, and stop tuning."""
 
 
 running: weakref.WeakSet[Tuned] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
-    """Return what each pipeline that runs in this process says of itself, by name."""
+    """Return the explanation of each pipeline that runs in this process, by name."""
     from ..autotune.explain import explain
 
     budget = config.budget()
@@ -472,14 +479,14 @@ def explanations() -> dict[str, Explanation]:
 
 
 def end_tuning() -> None:
-    """Turn autotune off, also for what runs on: what was found is written down."""
+    """Turn autotune off, also for current runs, and save the values found."""
     for each in list(running):
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
 
 
 def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
-    """Return the recipe with the values of an earlier run, within the user's bounds."""
+    """Return the recipe with an earlier run's values, within the user's bounds."""
     values = saved.values(regime)
     segments = (_begun(each, values, saved.executors) for each in recipe.segments)
     return replace(recipe, segments=tuple(segments))
@@ -495,7 +502,7 @@ def _begun(
         (segment.name, "num_parallel_workers"), segment.num_parallel_workers
     )
     kind = executors.get(segment.name, "inline")
-    # What is inline is still to show what it costs; coroutines are no choice.
+    # The cost of inline work is not measured yet; coroutines are not penstock's choice.
     decided = segment.movable and kind in ("thread", "process")
     return replace(
         segment,
@@ -508,7 +515,7 @@ def _begun(
 
 
 def rank_of_process() -> int:
-    """Return the rank in the process group, or as torchrun says; 0 for one alone."""
+    """Return the rank in the process group or from torchrun; 0 for a lone process."""
     group = torch.distributed
     if group.is_available() and group.is_initialized():
         return group.get_rank()

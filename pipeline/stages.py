@@ -1,9 +1,9 @@
-"""What the user wrote: frozen stages, which hold no thread, file or lock.
+"""The stages that the user wrote: frozen values without threads, files or locks.
 
-A pipeline's description is a tuple of these. They compare, and print as the code that
-makes them; `compile/` turns them into something that can run. Each checks its own
-arguments when it is made, so a mistake shows in the line that holds it; what they must
-be to each other, `description.py` checks.
+A pipeline's description is a tuple of these. Stages compare by value and print as the
+code that makes them; `compile/` turns them into a recipe that can run. Each stage
+checks its own arguments when it is made, so an error points to the line with the
+mistake. `description.py` checks how stages fit together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .sources.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What is taken where the user says nothing."""
+    """The settings of arguments that the user leaves out."""
 
     num_parallel_workers: int
     prefetch_size: int
@@ -38,11 +38,11 @@ class Defaults:
     """Cores that all workers may keep busy together: as many children as that share
     the leases of a thread-safe segment."""
     name: str = ""
-    """Of the pipeline, in the log."""
+    """The name of the pipeline in the log."""
 
     @classmethod
     def now(cls, name: str = "") -> Defaults:
-        """Return what is set now, for a pipeline of this name."""
+        """Return the current settings for a pipeline of this name."""
         return cls(
             config.get_num_parallel_workers(),
             config.get_prefetch_size(),
@@ -52,17 +52,18 @@ class Defaults:
         )
 
 
-# Who works on a stage: how many, of which kind, and how long a sample may take.
+# The workers of a stage: their number, their kind, and the time limit of a sample.
 
 EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process", "async")
 Workers = int | tuple[int, int] | None
-"""Exactly n; between lo and hi, starting at lo; or as configured."""
+"""n: exactly n; (lo, hi): between lo and hi, starting at lo; None: as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
-"""Whose work can be broken off: of these `auto` then takes processes."""
+"""Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
+"""
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function, a partial of one, or called as one."""
+    """Whether a function, the one in a partial, or an object's call is a coroutine."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -71,7 +72,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def wanted_by(function: Callable[..., Any]) -> frozenset[str]:
-    """Return which of `rng` and `ctx` a function asks for, beyond its sample."""
+    """Return which of `rng` and `ctx` a function takes, besides its sample."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # builtins without a signature ask for neither
@@ -158,28 +159,28 @@ class PerSample(ABC):
     @property
     @abstractmethod
     def called(self) -> Callable[..., Any]:
-        """What is called for each sample."""
+        """The object that workers call for each sample."""
 
     @property
     def kind(self) -> str:
-        """As the log names it."""
+        """The name of this kind of stage in the log."""
         return type(self).__name__.removesuffix("Stage")
 
     @property
     def label(self) -> str:
-        """What stands behind the ID in the log."""
+        """The text after the ID in the log."""
         return self.name or name_of(self.called)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SourceStage(PerSample):
-    """Where samples come from."""
+    """The source of all samples."""
 
     dataset: Any
     iterable: bool = False
     thread_safe: bool | None = None
     drawn: bool = False
-    """Whether samplers say what is read, be it nothing."""
+    """Whether samplers choose what is read, even if that is nothing."""
 
     def __post_init__(self) -> None:
         PerSample.__post_init__(self)
@@ -227,7 +228,7 @@ class SourceStage(PerSample):
 
     @property
     def waits(self) -> bool:
-        """Whether it is known to wait for a storage, and so is best kept apart."""
+        """Whether the source is known to wait for storage and is best kept apart."""
         return isinstance(self.dataset, Source) and self.dataset.WAITS
 
     def __repr__(self) -> str:
@@ -240,7 +241,7 @@ class SourceStage(PerSample):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FunctionStage(PerSample):
-    """A function of the user's on each sample."""
+    """A user's function that runs on each sample."""
 
     function: Callable[..., Any]
 
@@ -268,22 +269,22 @@ class MapStage(FunctionStage):
 
 
 class FilterStage(FunctionStage):
-    """Leaves out samples, at run time."""
+    """Drops samples at run time."""
 
     __slots__ = ()
 
 
 def executor_of(stage: PerSample) -> Executor:
-    """Return the kind of workers it asks for; a coroutine function asks for its own."""
+    """Return the kind of workers of a stage; a coroutine function implies its own."""
     return "async" if is_async(stage.called) else stage.executor
 
 
-# Stages that say which samples, and in what order; a cache; and batches.
+# Stages that choose and order samples, a cache, and batches.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SelectStage:
-    """Only these indices of what comes before, in this order."""
+    """Only these indices of the previous stage, in this order."""
 
     indices: Sequence[int]
 
@@ -295,7 +296,7 @@ class SelectStage:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShuffleStage:
-    """Another order each epoch."""
+    """A different order in each epoch."""
 
     seed: int
     window: int | None = None
@@ -333,19 +334,20 @@ class RepeatStage:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CacheStage:
-    """Samples stored as the stage before it makes them."""
+    """Stores the samples that the previous stage makes."""
 
     kind: ClassVar[str] = "Cache"
-    """As the log names it."""
+    """The name of this kind of stage in the log."""
     ram: int = 0
-    """Bytes of the tier in RAM; 0: there is none."""
+    """Bytes of the tier in RAM; 0: no such tier."""
     disk: Path | None = None
     disk_limit: int | None = None
     codec: Name = "auto"
     version: int | str | None = None
     placed: bool = False
-    """Whether penstock has put it there. It is no stage of the user's then: the others
-    keep their numbers, and it shares its neighbour's."""
+    """Whether penstock placed this cache. Then it has no number of its own: the user's
+    stages keep theirs, and it shares its neighbour's.
+    """
 
     def __post_init__(self) -> None:
         check(
@@ -383,7 +385,7 @@ OnError = Literal["raise", "substitute"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BatchStage:
-    """Samples into batches."""
+    """Groups samples into batches."""
 
     size: int | None = None
     global_size: int | None = None
@@ -426,7 +428,7 @@ class BatchStage:
 
     @property
     def has_budget(self) -> bool:
-        """Whether tokens, not samples, say how large a batch is."""
+        """Whether tokens, not samples, limit the size of a batch."""
         return self.max_tokens is not None or self.global_max_tokens is not None
 
     def _check_tokens(self) -> None:
@@ -469,7 +471,7 @@ Stage = (
 
 
 def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
-    """Yield the stages with their numbers, as the log has them."""
+    """Yield the stages with their numbers in the log."""
     number = -1
     for stage in stages:
         number += not (isinstance(stage, CacheStage) and stage.placed)

@@ -1,4 +1,4 @@
-"""For tests of pipelines: photos, drawn, and a check that a resume is exact.
+"""Tools for tests of pipelines: drawn photos, and a check that a resume is exact.
 
 The photos are a folder of JPEGs that decode and learn like a small photo set. One is a
 sky over a ground, strewn with overlapping leaves whose sizes follow a power law. Such
@@ -63,8 +63,8 @@ def draw_photos(
 ) -> Path:
     """Draw photo-like JPEGs, `folder/class_<k>/img_<i>.jpg`, and return `folder`.
 
-    The same arguments draw the same files. What is there already is not drawn again, so
-    a call that was broken off is completed by the next; several may run at once.
+    The same arguments draw the same files. Photos that exist already are not drawn
+    again, so the next call completes an interrupted one. Several calls may run at once.
 
     Args:
         folder: a new or empty folder, or one that this function made.
@@ -72,7 +72,8 @@ def draw_photos(
         classes: number of classes, 1 to `n`.
         size: (width, height) in pixels, each >= 16.
         seed: >= 0.
-        quality: of the JPEGs, 1 to 100; one in three has 4:2:0 chroma, the rest 4:4:4.
+        quality: quality of the JPEGs, 1 to 100; one in three has 4:2:0 chroma, the rest
+            4:4:4.
         progress: called with (photos there, `n`) after each photo.
 
     Raises:
@@ -93,7 +94,7 @@ def draw_photos(
 
 @dataclass(frozen=True, slots=True)
 class PhotoRecipe:
-    """What decides the bytes of every photo in a folder."""
+    """The parameters that decide the bytes of every photo in a folder."""
 
     n: int
     classes: int
@@ -152,7 +153,7 @@ def claim(root: Path, recipe: PhotoRecipe) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, whenever the program ends."""
+    """Write a file completely or not at all, even if the program ends meanwhile."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}{PART}")
     try:
@@ -254,18 +255,18 @@ def assert_exact_resume(
 ) -> None:
     """Run a pipeline, then resume it from states taken on the way, and compare.
 
-    For each state that is looked at: it is JSON, a new pipeline given it
-    returns it again, and what that yields from there on equals, to the byte and in its
-    stamps, what came without any break.
+    Each state that is checked has to be JSON. A new pipeline that loads the state has
+    to return the same state, and from there on to yield the same batches, to the byte,
+    and the same stamps as the uninterrupted run.
 
     Args:
         make_pipeline: makes the same pipeline (or DataLoader) each time.
-        epochs: that are run.
-        every: look at the state before each n-th batch; those at the ends of epochs are
-            looked at, too.
+        epochs: number of epochs to run.
+        every: check the state before each n-th batch; the states at the ends of epochs
+            are always checked.
 
     Raises:
-        AssertionError: it says at which state, and what differs.
+        AssertionError: a check fails; the message names the state and the difference.
     """
     pipe = make_pipeline()
     states, batches = [], []
@@ -282,7 +283,7 @@ def assert_exact_resume(
 
 
 def carried(pipe: Any) -> Any:
-    """Return the state of a pipeline as it is after a way through JSON."""
+    """Return the state of a pipeline after a round trip through JSON."""
     return json.loads(json.dumps(pipe.state_dict()))
 
 
@@ -293,7 +294,7 @@ def check(
     at: int,
     epochs: int,
 ) -> None:
-    """Resume at one state, and compare all that follows."""
+    """Resume at one state, and compare all later batches."""
     pipe = make_pipeline()
     pipe.load_state_dict(state)
     again = carried(pipe)
@@ -316,7 +317,7 @@ def check(
 
 
 def rest_of(pipe: Any, epochs: int) -> Iterator[tuple[Any, Any]]:
-    """Yield what is left of so many epochs."""
+    """Yield the remaining batches of a number of epochs."""
     for _ in range(epochs):
         for batch in pipe:
             if pipe.plan.epoch >= epochs:

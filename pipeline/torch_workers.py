@@ -1,9 +1,9 @@
-"""Where torch's own workers load: their loops, their shares, what they suffer from.
+"""Loading by torch's own workers: their loops, shares and typical problems.
 
-What torch's loaders know of their place is how many batches they gave, so a loop goes
-on by loading those once more, and dropping them. An iterable that keeps its own place,
-with `state_dict` and `load_state_dict` on itself or on its iterator, is asked for it
-where it is in the trainer's process: with 0 workers.
+The only position that torch's loaders have is the number of batches they gave, so a
+resumed loop loads those once more and drops them. An iterable may keep its own
+position, with `state_dict` and `load_state_dict` on itself or on its iterator. penstock
+uses these with 0 workers, when the iterable is in the trainer's process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class TorchLoop(Iterator[Any]):
-    """An iterator of torch's, counted; all else is asked of it."""
+    """Counts the batches of a torch iterator and delegates everything else to it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TorchLoop(Iterator[Any]):
 
 
 class TorchsRow:
-    """Writes what torch's own workers loaded into the autotune log, at a loop's end."""
+    """Writes a row for torch's own workers to the autotune log at a loop's end."""
 
     def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
         self._name = name
@@ -82,7 +82,7 @@ class TorchsRow:
         running.add(self)
 
     def stop_tuning(self) -> None:
-        """Write it, once, where there is a log and a step was measured."""
+        """Write the row, once, if there is a log and a step was measured."""
         told, self._told = self._told, None
         prefix = config.settings().filepath_prefix
         if told is None or prefix is None or not (seen := told()).trainer.steps:
@@ -101,15 +101,15 @@ def resumed(
     meter: TrainerMeter,
     rows: int,
 ) -> TorchLoop:
-    """Begin a loop where `drawing` stands.
+    """Start a loop at the position of `drawing`.
 
     Args:
         begin: makes torch's iterator.
         drawing: the epoch; the generators are set to where it began.
-        iterable: the data set, where it is an iterable and loaded by the trainer.
+        iterable: the data set, if it is an iterable that the trainer reads.
         given: called after each batch, and at the end.
-        meter: measures what the trainer waits.
-        rows: of a batch.
+        meter: measures how long the trainer waits.
+        rows: number of rows in a batch.
     """
     consumed, drawing.batch = drawing.batch, 0
     known, drawing.data = drawing.data, None
@@ -144,9 +144,9 @@ def resumed(
 
 
 def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
-    """Set an iterable to its state, or ask for it; return that, and what was raised.
+    """Set or get the state of an iterable; return the state and any exception.
 
-    One that is its own iterator may have no place before it is begun.
+    An iterable that is its own iterator may have no state before it begins.
     """
     try:
         if state is None:
@@ -158,7 +158,7 @@ def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
 
 
 def keeper_of(loop: TorchLoop, iterable: Any) -> Any:
-    """Return what knows how far an iterable is read, if anything does."""
+    """Return the object that knows how far an iterable is read, if there is one."""
     if iterable is None:
         return None
     return next(filter(is_keeper, (iterator_of(loop), iterable)), None)
@@ -170,16 +170,16 @@ def iterator_of(loop: TorchLoop) -> Any:
 
 
 def is_keeper(each: Any) -> bool:
-    """Whether it has torch's protocol `Stateful`."""
+    """Whether an object implements torch's protocol `Stateful`."""
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
 SHARES = frozenset(("id", "num_workers", "dataset"))
-"""What a worker looks at to take its share of an iterable."""
+"""The attributes that a worker reads to take its share of an iterable."""
 
 
 class Watched(torchs.WorkerInfo):
-    """Torch's worker info; notes that somebody looks whose share is whose."""
+    """Torch's worker info; it records that code has read the worker's share."""
 
     __slots__ = ()
     seen: ClassVar[Any] = None
@@ -191,10 +191,11 @@ class Watched(torchs.WorkerInfo):
 
 
 class ShareWatch:
-    """Tells of an iterable that several workers read whole, each a copy of its own.
+    """Warns of an iterable that several workers each read in full.
 
-    It is a `worker_init_fn` of forked workers, and calls the user's, which may be what
-    takes the shares. Nothing is left out: a queue may share it out, or anything else.
+    It is the `worker_init_fn` of forked workers and calls the user's, which may assign
+    the shares. It only warns and drops no data, because the iterable may be shared out
+    by other means, such as a queue.
     """
 
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
@@ -210,16 +211,16 @@ class ShareWatch:
             self._init(number)
 
     def tell(self) -> None:
-        """Say it, once a batch has come: a generator has looked by then."""
+        """Warn once a batch has arrived; by then a generator has read its share."""
         if not self._seen[0]:
             tell_once(READ_WHOLE, self._workers, self._workers)
 
 
-# What worker processes will suffer from, said before they do: once each.
+# Warnings about problems of worker processes, given beforehand and once each.
 
 LOGGER = logging.getLogger("penstock")
 SMALL = 256 * 2**20
-"""Bytes; what a container is given unasked is a quarter of it."""
+"""Bytes; a container gets a quarter of it by default."""
 TOLD: set[str] = set()
 ON_CUDA = (
     "`%s` is a tensor on %s: forked worker processes cannot use it, and other worker"
@@ -239,7 +240,7 @@ TOO_SMALL = (
 
 
 def tell_of_cuda(dataset: Any) -> None:
-    """Warn of a data set that holds tensors on a CUDA device."""
+    """Warn about a data set that holds tensors on a CUDA device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     found = find_on_device(dataset, "dataset", "cuda")
@@ -248,7 +249,7 @@ def tell_of_cuda(dataset: Any) -> None:
 
 
 def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
-    """Warn of too little shared memory for torch's own workers."""
+    """Warn if shared memory is too small for torch's own workers."""
     if not os.path.isdir(folder):
         return
     total = shutil.disk_usage(folder).total
@@ -257,7 +258,7 @@ def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
 
 
 def tell_once(text: str, *values: object) -> None:
-    """Warn, unless the same was said before."""
+    """Warn, unless the same warning was given before."""
     line = text % values
     if line not in TOLD:
         TOLD.add(line)
