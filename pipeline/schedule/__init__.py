@@ -1,4 +1,4 @@
-"""What changes while a model trains: batch and image size, momentum, learning rate.
+"""Values that change during training: batch and image size, momentum, learning rate.
 
     ps.schedule.policy("20:128-224,38:224-224,40:288-128")
     ps.schedule.of(
@@ -7,9 +7,9 @@
         coupling="linear",
     )
 
-Each is in force from an exact batch on, on every rank, however much is prefetched.
-Image size and strength reach functions by `ctx`, the rest is in the stamp of the batch;
-`ps.optim.follow` puts it into an optimiser.
+Each value takes effect at an exact batch, on every rank, however much is prefetched.
+Functions get image size and strength from `ctx`. The stamp of the batch holds the other
+values; `ps.optim.follow` sets them in an optimiser.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def steps(table: Mapping[float, float], unit: Unit = "epochs") -> Curve:
 
     Args:
         table: `{start: value}`; the first start is 0.
-        unit: what starts are counted in: "samples", "steps" or "epochs".
+        unit: the unit of the starts: "samples", "steps" or "epochs".
     """
     return table_of(table, unit)
 
@@ -67,8 +67,8 @@ def linear(
         last: the value from `end` on.
         end: in `unit`.
         begin: in `unit`.
-        unit: "samples", "steps" or "epochs"; parts of an epoch are allowed.
-        multiple_of: rounds down; sizes need it.
+        unit: "samples", "steps" or "epochs"; fractions of an epoch are allowed.
+        multiple_of: round down to a multiple of this; sizes need it.
     """
     return Ramp(first, last, begin, end, unit, multiple_of)
 
@@ -82,7 +82,7 @@ def cosine(
     unit: Unit = "epochs",
     multiple_of: int | None = None,
 ) -> Curve:
-    """Return the curve that goes from one value to another as half a cosine does.
+    """Return the curve that goes from one value to another along half a cosine.
 
     Its arguments are those of `linear`. I. Loshchilov, F. Hutter, arXiv:1608.03983.
     """
@@ -92,12 +92,12 @@ def cosine(
 def function(
     f: Callable[[int], float], unit: Unit = "epochs", *, until: int | None = None
 ) -> Curve:
-    """Return the curve that is `f(n)`, n samples, steps or epochs being over.
+    """Return the curve `f(n)`, after n samples, steps or epochs.
 
     Args:
-        f: pure: the same on every rank, whenever it is asked.
-        unit: what n counts.
-        until: from where on the value stays; needed where it gives the batch size.
+        f: a pure function: it returns the same on every rank and at every call.
+        unit: the unit of n.
+        until: the count after which the value stays; required for a batch size.
     """
     return Function(f, unit, until)
 
@@ -108,10 +108,10 @@ def stages(
     """Return the schedule of a table of stages.
 
     Args:
-        *rows: one a stage: `{"until": 20, "batch_size": 224, "image_size": 128, ...}`;
-            a value that a row leaves out stays what it was in the row before. The last
-            row holds forever.
-        unit: of `until`.
+        *rows: one row per stage: `{"until": 20, "batch_size": 224, "image_size": 128,
+            ...}`; a value that a row leaves out stays what it was in the row before.
+            The last row holds forever.
+        unit: the unit of `until`.
         **settings: as `of` takes them.
     """
     starts = [0.0, *(float(row["until"]) for row in rows[:-1])]
@@ -144,18 +144,20 @@ def of(
     """Return a schedule.
 
     Args:
-        batch_size: samples of a batch, of one data-parallel rank.
-        global_batch_size: of all ranks together, instead.
-        image_size: pixels a side: `ctx.image_size`.
-        momentum: of the optimiser, 0 to 1.
+        batch_size: samples in a batch of one data-parallel rank.
+        global_batch_size: samples in a batch of all ranks; use it instead of
+            `batch_size`.
+        image_size: side in pixels: `ctx.image_size`.
+        momentum: momentum of the optimiser, 0 to 1.
         lr_mult: factor on the learning rate.
-        strength: of augmentation: `ctx.strength`.
-        coupling: factor on the learning rate where the batch is B and not the base
-            batch B0: "linear" B / B0, "sqrt" (B / B0) ** 0.5, a power a (B / B0) ** a.
-        base_batch: B0, counted as the batch size is given; None: the first.
+        strength: strength of augmentation: `ctx.strength`.
+        coupling: factor on the learning rate for a batch B instead of the base batch
+            B0: "linear" B / B0, "sqrt" (B / B0) ** 0.5, a power a (B / B0) ** a.
+        base_batch: B0, in the same terms as the batch size; None: the first batch size.
 
     Raises:
-        SpecError: no batch size or two, or a value that is neither number nor curve.
+        SpecError: there is no batch size or there are two, or a value is neither a
+            number nor a curve.
     """
     given = batch_size if global_batch_size is None else global_batch_size
     check(
@@ -186,13 +188,13 @@ def policy(
 
     Args:
         text: stages, each `end epoch : image size - batch size of one rank`. The last
-            one holds beyond its end, too.
-        coupling: of the learning rate to the batch size, as `of` takes it.
-        momentum: of the optimiser.
+            stage also holds after its end.
+        coupling: coupling of the learning rate to the batch size, as in `of`.
+        momentum: momentum of the optimiser.
         lr_mult: factor on the learning rate, times that of the coupling.
 
     Raises:
-        SpecError: it is no policy string.
+        SpecError: `text` is not a policy string.
     """
     found = parse(text)
     starts = (0.0, *(float(end) for end, _, _ in found[:-1]))
@@ -208,5 +210,5 @@ def policy(
 
 
 def optional(name: str, value: object) -> Curve | None:
-    """Return a value as a curve; None where it is not scheduled."""
+    """Return a value as a curve; None if it is not scheduled."""
     return None if value is None else as_curve(name, value)

@@ -1,4 +1,4 @@
-"""How one value goes over a training: pure functions of what was consumed.
+"""The course of one value during training, a pure function of consumed samples.
 
 A curve is counted in samples, steps or epochs, from the beginning of training. It never
 looks at a clock, so it is the same on every rank and after any resume.
@@ -18,20 +18,20 @@ from ...errors import SpecError, check
 
 Unit = Literal["samples", "steps", "epochs"]
 MAX_CHANGES = 100_000
-"""Of a function's value: a plan remembers each place where the batch size changes."""
+"""The most changes of a function: a plan stores each change of the batch size."""
 
 
 class Curve(Protocol):
-    """One value, given where a batch starts."""
+    """One value, as a function of the place where a batch starts."""
 
     def at(self, place: Place) -> float:
         """Return the value for the batch that starts at `place`."""
 
     def next_change(self, place: Place) -> Change | None:
-        """Return up to where, beyond `place`, the value holds; None: forever."""
+        """Return the next change after `place`; None if the value stays."""
 
     def describe(self) -> Mapping[str, object]:
-        """Return what tells it from others: small, JSON."""
+        """Return a description that identifies the curve: small, JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A table: from each start on another value."""
+    """A table with a new value from each start on."""
 
     starts: tuple[float, ...]
-    """The first is 0; ascending."""
+    """Ascending; the first start is 0."""
     values: tuple[float, ...]
     unit: Unit
 
@@ -86,7 +86,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """From one value to another between two moments, straight or as half a cosine.
+    """A ramp from one value to another, straight or along half a cosine.
 
     value(p) = first + (last - first) * w(p), p from 0 to 1 between `begin` and `end`,
     with w(p) = p, or w(p) = (1 - cos(pi * p)) / 2; then rounded down to a multiple.
@@ -116,7 +116,7 @@ class Ramp:
         return self._value(count(place, self.unit), place)
 
     def next_change(self, place: Place) -> Change | None:
-        """Search for it: a ramp goes one way, so what differs once stays different."""
+        """Find the next change by bisection: a ramp is monotonic."""
         now = count(place, self.unit)
         held = self._value(now, place)
         low, high = now, threshold(self.end, self.unit, place)
@@ -159,7 +159,7 @@ class Function:
     function: Callable[[int], float]
     unit: Unit
     until: int | None = None
-    """From here on it is not asked any more: the value there holds."""
+    """The count from which the function is no longer called and its value stays."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -204,10 +204,10 @@ class Function:
 
 
 def as_curve(name: str, value: object) -> Curve:
-    """Return what a user gave for a value as a curve.
+    """Return the user's value as a curve.
 
     Raises:
-        SpecError: it is neither a number nor a curve.
+        SpecError: the value is neither a number nor a curve.
     """
     if isinstance(value, (Constant, Stages, Ramp, Function)):
         return value
@@ -228,12 +228,12 @@ def table_of(table: Mapping[float, float], unit: Unit) -> Stages:
 
 
 def count(place: Place, unit: Unit) -> int:
-    """Return how far a place is: epochs, too, are counted by their samples."""
+    """Return the count of a place; epochs are also counted by their samples."""
     return place.step if unit == "steps" else place.samples
 
 
 def threshold(value: float, unit: Unit, place: Place) -> int:
-    """Return the first count that is not before `value`; of an epoch's, its samples."""
+    """Return the first count not before `value`; for epochs, in samples."""
     if unit != "epochs":
         return math.ceil(value)
     whole = math.floor(value)
@@ -242,12 +242,12 @@ def threshold(value: float, unit: Unit, place: Place) -> int:
 
 
 def change(unit: Unit, value: int) -> Change:
-    """Return the change at a count as `count` counts."""
+    """Return the change at a count that `count` returned."""
     return Change("steps" if unit == "steps" else "samples", value)
 
 
 def check_unit(unit: str) -> None:
-    """Raise `SpecError` where this is no unit."""
+    """Raise `SpecError` unless this is a unit."""
     check(
         unit in get_args(Unit), f"`unit` must be one of {get_args(Unit)}, got {unit!r}"
     )

@@ -1,4 +1,4 @@
-"""Policy strings, as ModelArts MoXing has them.
+"""Policy strings in the format of ModelArts MoXing.
 
     "20:128-224,38:224-224,40:288-128"
 
@@ -24,7 +24,7 @@ def parse(policy: str) -> list[Stage]:
     """Return the stages of a policy string.
 
     Raises:
-        SpecError: it is none, or its epochs do not go up.
+        SpecError: `policy` is not a policy string, or its epochs do not increase.
     """
     stages: list[Stage] = []
     for part in str(policy).split(","):

@@ -1,4 +1,4 @@
-"""All that changes over a training, and what it is coupled to."""
+"""All values that change during training, and their coupling."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """What is in force when; give it to a pipeline as `schedule=`.
+    """The values at each point of training; pass it to a pipeline as `schedule=`.
 
-    Made by `ps.schedule.of` and `ps.schedule.policy`.
+    `ps.schedule.of` and `ps.schedule.policy` make it.
     """
 
     batch_size: Curve
     per_rank: bool
-    """Whether `batch_size` is of one data-parallel rank, rather than of all."""
+    """Whether `batch_size` counts one data-parallel rank rather than all ranks."""
     image_size: Curve | None = None
     momentum: Curve | None = None
     lr_mult: Curve | None = None
     strength: Curve | None = None
     coupling: Coupling = "none"
     base_batch: int | None = None
-    """The batch size for which the learning rate was chosen; None: the first."""
+    """The batch size that the learning rate was chosen for; None: the first."""
     end_epoch: float | None = None
-    """Where its last stage ends, if it says so: what `preview` goes up to."""
+    """The end of the last stage, if given: `preview` goes up to it."""
 
     def __post_init__(self) -> None:
         check(
@@ -54,30 +54,30 @@ class Scheduled:
         return float(self.coupling)
 
     def resolve(self, world: int) -> ResolvedSchedule:
-        """Return the schedule of global batches on so many data-parallel ranks."""
+        """Return the schedule of global batches on `world` data-parallel ranks."""
         return ResolvedSchedule(self, world if self.per_rank else 1)
 
     def preview(
         self, samples: int, *, world: int = 1, epochs: int | None = None
     ) -> str:
-        """Return a table of what is in force from when on; print it.
+        """Return a table of the values and when they take effect; print it.
 
         Args:
-            samples: in an epoch.
-            world: data-parallel ranks.
-            epochs: up to which it goes; None: to where the schedule ends, or the epoch
-                after its last change.
+            samples: number of samples in an epoch.
+            world: number of data-parallel ranks.
+            epochs: number of epochs in the table; None: up to the end of the schedule,
+                or to the epoch after its last change.
         """
         return preview(self.resolve(world), samples, epochs or self.end_epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSchedule:
-    """A `Schedule` of global sizes: what a plan is made of."""
+    """A `Schedule` of global sizes, from which a plan is made."""
 
     scheduled: Scheduled
     factor: int
-    """Ranks, where sizes are of one."""
+    """The number of ranks, if sizes count one rank."""
 
     def at(self, place: Place) -> Setting:
         said = self.scheduled
@@ -125,7 +125,7 @@ class ResolvedSchedule:
 
 
 def scaled(curve: Curve, factor: int) -> Curve:
-    """Return a curve times a factor: as one of its own kind where it can be."""
+    """Return a curve times a factor, as a curve of the same kind if possible."""
     if isinstance(curve, Constant):
         return Constant(curve.value * factor)
     if isinstance(curve, Stages):
@@ -165,19 +165,20 @@ def whole(name: str, value: float) -> int:
     return int(value)
 
 
-# A schedule as a table that people can check before they train.
+# A schedule as a table, to check before training.
 
 MAX_LINES = 60
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
 
 
 def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> str:
-    """Return one line for each stretch of batches that are alike, and the steps in all.
+    """Return one line for each run of equal batches, and the total number of steps.
 
     Args:
-        schedule: of global batches.
-        samples: in an epoch.
-        epochs: that are looked at; None: up to one after the last change of size.
+        schedule: schedule of global batches.
+        samples: number of samples in an epoch.
+        epochs: number of epochs to look at; None: up to one after the last change of
+            size.
     """
     timeline = Timeline(schedule, samples, drop_last=False)
     end = int(epochs or timeline.runs[-1].epoch + 1)
@@ -197,7 +198,7 @@ def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> s
 
 
 def places(timeline: Timeline, end: int) -> list[Place]:
-    """Return where to look: the start of each run, and of each epoch."""
+    """Return the places to look at: the start of each run and each epoch."""
     starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
     starts |= {(epoch, 0) for epoch in range(end)}
     return [timeline.place(epoch, batch) for epoch, batch in sorted(starts)]

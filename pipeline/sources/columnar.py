@@ -17,7 +17,7 @@ from .source import Source, digest
 
 OPEN_FILES = 256
 GROUPS = 32
-"""Groups of rows that a process keeps, unless told: two windows of 16."""
+"""Default number of row groups that a process keeps: two windows of 16."""
 
 
 class Columnar(Source):
@@ -45,10 +45,11 @@ class Columnar(Source):
     def find(
         cls, paths: Paths, columns: Sequence[str] | None, groups_in_memory: int
     ) -> Self:
-        """Return the rows of some files, their groups counted now.
+        """Return the rows of some files, and count their groups now.
 
         Raises:
-            SpecError: no pyarrow, no file, no row, no such column.
+            SpecError: pyarrow is not installed, or there is no file, no row or no such
+                column.
         """
         source = f"from_{cls.KIND.lower()}"
         try:
@@ -79,11 +80,11 @@ class Columnar(Source):
 
     @abstractmethod
     def _open(self, path: Any) -> Any:
-        """Return what groups of a file are read from."""
+        """Return the open file that groups are read from."""
 
     @abstractmethod
     def _group(self, place: Any) -> Any:
-        """Return a group of rows: file, number."""
+        """Return a group of rows, given its file and number."""
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -92,7 +93,7 @@ class Columnar(Source):
 
     @property
     def group_sizes(self) -> list[int]:
-        """Rows of each group, in order."""
+        """The number of rows in each group, in order."""
         return [*itertools.chain.from_iterable(self.sizes)]
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class Columnar(Source):
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return some rows; those of a group are taken out of it at once."""
+        """Return some rows; rows of the same group are taken from it at once."""
         asked = np.asarray(indices, np.int64)
         groups = np.searchsorted(self._ends, asked, side="right")
         found: list[Any] = [None] * len(asked)
@@ -115,13 +116,13 @@ class Columnar(Source):
         return found
 
     def group_size(self, group: int) -> int:
-        """Return the rows of a group."""
+        """Return the number of rows in a group."""
         return int(self._ends[group] - (self._ends[group - 1] if group else 0))
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each row from others: `uint64 [n, 2]`.
+        """Return a fingerprint of each row: `uint64 [n, 2]`.
 
-        It is told by its file's path, size and time, its number, and the columns.
+        It depends on the file's path, size and time, the row's number, and the columns.
         """
         from ...cache.fingerprint.key import file_fingerprints
 
@@ -131,7 +132,7 @@ class Columnar(Source):
         return prints_of_rows(file_fingerprints(self.paths), sizes, salt)
 
     def identity(self) -> str | None:
-        """Return the hash of its columns and the rows of its groups."""
+        """Return the hash of the columns and of the number of rows in each group."""
         return digest([repr(self.columns), *map(repr, self.sizes)])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,7 +148,7 @@ class Columnar(Source):
 
 
 class Parquet(Columnar):
-    """Rows of Parquet files: a row group is read, and decompressed, at a time."""
+    """Rows of Parquet files, read and decompressed one row group at a time."""
 
     KIND: ClassVar[str] = "Parquet"
 
@@ -169,14 +170,14 @@ class Parquet(Columnar):
         import pyarrow.parquet as pq
 
         path, number = place
-        # A file of its own: threads share none, and what was read needs none.
+        # Open the file for this read: threads must not share one, and rows need none.
         with pq.ParquetFile(path, metadata=self._files(path)) as file:
             columns = None if self.columns is None else [*self.columns]
             return file.read_row_group(number, columns=columns, use_threads=False)
 
 
 class Arrow(Columnar):
-    """Rows of Arrow files, or streams as Hugging Face's datasets write; mapped."""
+    """Rows of memory-mapped Arrow files, or of streams such as Hugging Face writes."""
 
     KIND: ClassVar[str] = "Arrow"
 
@@ -197,7 +198,7 @@ class Arrow(Columnar):
 
 
 def record_batches(path: str) -> list[Any]:
-    """Return the record batches of a file or a stream, in memory that is mapped."""
+    """Return the record batches of a file or a stream, memory-mapped."""
     import pyarrow as pa
 
     mapped = pa.memory_map(path)
@@ -210,7 +211,7 @@ def record_batches(path: str) -> list[Any]:
 
 
 def require(columns: Sequence[str] | None, there: Sequence[str]) -> None:
-    """Raise `KeyError` for the first column that is not there."""
+    """Raise `KeyError` for the first missing column."""
     for column in columns or ():
         if column not in there:
             raise KeyError(f"no column {column!r}, only {', '.join(there)}")

@@ -1,4 +1,4 @@
-"""Data sets that users bring: what can be read from them, and which they are.
+"""The user's data sets: how to read them, and how to identify them.
 
 A map-style data set is anything with `__len__` and `__getitem__`: a torch dataset, a
 list, an array, an HF dataset. An iterable one is anything else with `__iter__`.
@@ -18,7 +18,7 @@ from ...errors import SpecError, check
 from .source import Source
 
 ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
-"""Modules whose iterators do not begin again: generators, `zip`, open files."""
+"""Modules whose iterators cannot restart: generators, `zip`, open files."""
 
 
 def is_iterable(dataset: Any) -> bool:
@@ -46,7 +46,7 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def cure_of(data: Any) -> str:
-    """Say why an object is no data set though it looks like one; empty: it may be."""
+    """Say why an object only looks like a data set; empty if it may be one."""
     package = type(data).__module__.partition(".")[0]
     kind = f"{package}.{type(data).__name__}"
     if isinstance(data, (str, bytes, os.PathLike)):
@@ -75,10 +75,10 @@ def cure_of(data: Any) -> str:
 
 
 def warn_of(data: Any) -> None:
-    """Warn where an object looks like a data set to torch, and is none.
+    """Warn if an object looks like a data set to torch but is not one.
 
-    Torch would take the letters of a path for samples. A mapping is left alone, as a
-    sampler may draw its keys.
+    Torch would take the letters of a path for samples. A mapping gets no warning,
+    because a sampler may draw its keys.
     """
     if not isinstance(data, Mapping) and (cure := cure_of(data)):
         kind = type(data).__name__
@@ -86,15 +86,16 @@ def warn_of(data: Any) -> None:
         warnings.warn(text, UserWarning, stacklevel=3)
 
 
-# Which data set it is, as far as it says so: what a state is held against.
+# The identity of a data set, as far as it gives one; a state is checked against it.
 
 
 def identity_of(dataset: Any) -> str | None:
-    """Return 32 hex digits; None where only its length can be told.
+    """Return 32 hex digits; None if only the length is known.
 
-    penstock's own sources say what they are, others by `__penstock_fingerprint__` or
-    the `_fingerprint` of Hugging Face's. Nothing else about an object is sure to be the
-    same in the next run, and a run that cannot be resumed is worse than one that can.
+    penstock's own sources identify themselves; others do so by
+    `__penstock_fingerprint__`, or by the `_fingerprint` of Hugging Face's data sets.
+    Nothing else about an object is sure to be the same in the next run, and a run that
+    cannot be resumed is worse than one that can.
     """
     if isinstance(dataset, Source):
         return dataset.identity()

@@ -1,8 +1,8 @@
-"""Files by URL, read whole through fsspec: of a disk, a web server, an object store.
+"""Whole files by URL through fsspec, from a disk, a web server or an object store.
 
-fsspec knows some file systems that can wait without a thread. Those are read in the
-event loop of their segment (`AsyncFiles`), all others by threads (`Files`). What fails
-for a reason that may pass is read again (`Patience`).
+Some of fsspec's file systems can wait without a thread. The event loop of a segment
+reads these (`AsyncFiles`); threads read all others (`Files`). A read that fails for a
+reason that may pass is repeated (`Patience`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Urls = Url | Sequence[Url]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often a read of a remote file is tried, and how much it may bring, how fast.
+    """The limits of remote reads: retries, time, size and bandwidth.
 
     Raises:
         SpecError: a number is out of range.
@@ -51,13 +51,15 @@ class Patience:
 
     retries: int = 4
     backoff: float = 0.5
-    """Seconds up to which is waited before the first retry; doubled for each further
-    one, up to `MAX_WAIT_S`. How long within it is drawn, so that readers spread."""
+    """The longest wait before the first retry, in seconds; it doubles with each further
+    retry, up to `MAX_WAIT_S`. The actual wait is drawn at random, so that readers
+    spread out.
+    """
     max_bytes: int = 1 << 30
     hedge: bool = True
-    """Ask again, in an event loop, for what is late: see `HedgedReads`."""
+    """Whether an event loop repeats late requests: see `HedgedReads`."""
     bandwidth: int | None = None
-    """Bytes a second, of each event loop; None: no limit."""
+    """Bytes per second for each event loop; None: no limit."""
 
     def __post_init__(self) -> None:
         check(
@@ -70,7 +72,7 @@ class Patience:
         )
 
     def read(self, function: Callable[[str], bytes], path: str) -> bytes:
-        """Return what `function(path)` returns in the end."""
+        """Return the result of `function(path)`, retrying if needed."""
         from tenacity import Retrying
 
         return self.checked(Retrying(**self._rules())(function, path), path)
@@ -78,19 +80,19 @@ class Patience:
     async def await_read(
         self, function: Callable[[str], Awaitable[bytes]], path: str
     ) -> bytes:
-        """The same, in an event loop."""
+        """Return the result of `await function(path)`, retrying if needed."""
         from tenacity import AsyncRetrying
 
         content: bytes = await AsyncRetrying(**self._rules())(function, path)
         return self.checked(content, path)
 
     def checked(self, content: bytes, path: str) -> bytes:
-        """Return the content of a file, if it may be so large."""
+        """Return the content of a file, after a check of its size."""
         self.check_size(len(content), path)
         return content
 
     def check_size(self, nbytes: int, path: str) -> None:
-        """Raise `BudgetError` where a file, or what came of it, is too large."""
+        """Raise `BudgetError` if a file, or the part received, is too large."""
         if nbytes > self.max_bytes:
             raise BudgetError(
                 f"{path} has {nbytes} bytes or more, and a file may have"
@@ -114,18 +116,18 @@ class Patience:
         }
 
     def __str__(self) -> str:
-        """Return what differs from the default, as `from_files` takes it."""
+        """Return the values other than defaults, as arguments of `from_files`."""
         return call("", self)[1:-1]
 
 
 PATIENCE = Patience()
 MAX_WAIT_S = 20.0
 S3_CONNECTIONS = 1024
-"""More than any segment reads at once; botocore knows no "unlimited"."""
+"""More than any segment reads at once, because botocore has no "unlimited"."""
 STALLED_S = 60.0
-"""A connection that brings nothing for so long is given up, and tried again."""
+"""Seconds without data after which a connection is dropped and the read retried."""
 LATER = frozenset((408, 425, 429))
-"""Answers below 500 that ask to come again."""
+"""Statuses below 500 that ask the client to retry."""
 LOGGER = logging.getLogger("penstock")
 
 
@@ -139,23 +141,23 @@ PASSING = (
     ("botocore.exceptions", "HTTPClientError"),
     ("botocore.exceptions", "IncompleteReadError"),
 )
-"""What libraries raise for a connection that fails and is no `OSError`."""
+"""Exceptions of libraries for a failed connection that are not `OSError`s."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether what went wrong with a remote read may go well the next time."""
+    """Whether a remote read that failed with `error` may succeed the next time."""
     status = status_of(error)
     if status is not None:
         return status >= 500 or status in LATER
     lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
-    # A module that is not there: nobody can have raised its errors.
+    # A module that is not loaded cannot have raised its errors.
     known = ((sys.modules.get(module), name) for module, name in PASSING)
     passing = [getattr(module, name) for module, name in known if module is not None]
     return isinstance(error, (OSError, *passing)) and not isinstance(error, lasting)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error: its own, or what s3fs made it from."""
+    """Return the HTTP status of an error, or of the error that s3fs made it from."""
     status = getattr(error, "status", None)
     answer = getattr(error.__cause__, "response", None)  # of botocore's ClientError
     if isinstance(answer, Mapping):
@@ -164,19 +166,19 @@ def status_of(error: BaseException) -> int | None:
 
 
 def tell_of_retry(state: RetryCallState) -> None:
-    """Log that a read is tried again."""
+    """Log that a read is retried."""
     error = None if state.outcome is None else state.outcome.exception()
     LOGGER.info("reading %s: %r; trying again", state.args[0], error)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A file system as text: what it takes to open it, anywhere."""
+    """A file system as text, with all that is needed to open it anywhere."""
 
     url: str
-    """Of a file on it."""
+    """The URL of a file on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What fsspec calls storage options."""
+    """The storage options of fsspec."""
     patience: Patience = PATIENCE
 
     @property
@@ -190,7 +192,7 @@ class Store:
         """Return fsspec's class for it.
 
         Raises:
-            SpecError: there is none, or the package that it needs is missing.
+            SpecError: there is no such class, or the package that it needs is missing.
         """
         from fsspec import get_filesystem_class
 
@@ -203,19 +205,22 @@ class Store:
             ) from error
 
     def is_web(self) -> bool:
-        """Whether it is read by HTTP."""
+        """Whether the store is read by HTTP."""
         return "::" not in self.url and "https" in self.kind().protocol
 
     def is_remote(self) -> bool:
-        """Whether a read may fail for reasons that pass."""
+        """Whether a read may fail for temporary reasons."""
         return self.protocol not in ("file", "local", "memory")
 
     def can_wait(self) -> bool:
-        """Whether it can be read in an event loop. A chain of file systems cannot."""
+        """Whether an event loop can read the store.
+
+        It cannot read a chain of file systems.
+        """
         return "::" not in self.url and bool(self.kind().async_impl)
 
     def place(self) -> list[Any]:
-        """Return what tells it from other stores: host, account, ref; archive; options.
+        """Return what identifies the store: host, account, ref; archive; options.
 
         An archive on this machine is identified by path, size and time of change.
         """
@@ -235,13 +240,13 @@ class Store:
         return found
 
     def open(self) -> Any:
-        """Return fsspec's instance; it shares one where that is safe for threads."""
+        """Return fsspec's instance, a shared one if that is safe for threads."""
         from fsspec.core import url_to_fs
 
         return url_to_fs(self.url, **self._opened_with())[0]
 
     def open_in_loop(self) -> Any:
-        """Return an instance of the running loop's own."""
+        """Return a separate instance for the running loop."""
         from fsspec.core import url_to_fs
 
         own = {"asynchronous": True, "skip_instance_cache": True}
@@ -256,10 +261,11 @@ class Store:
 
 
 def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how s3fs reads many objects at once, unless `given` says otherwise.
+    """Return options with which s3fs reads many objects at once; `given` wins.
 
-    Each is one request: it would first ask for the size, to read parts side by side.
-    botocore stops at 10 connections, whatever `num_parallel_workers` says.
+    Each object is one request; by default s3fs would first ask for the size, to read
+    parts side by side. botocore stops at 10 connections by default, whatever
+    `num_parallel_workers` says.
     """
     config = {"max_pool_connections": S3_CONNECTIONS}
     config |= given.get("config_kwargs") or {}
@@ -267,10 +273,10 @@ def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def unlimited_client(**settings: Any) -> Any:
-    """Return an HTTP client that opens a connection for every request in flight.
+    """Return an HTTP client that opens one connection for each request in flight.
 
-    How many these are is what `num_parallel_workers` says; aiohttp stops at 100. A
-    large file may take its time, as long as something comes.
+    `num_parallel_workers` limits the number of requests; aiohttp would stop at 100. A
+    large file may take any time, as long as data keeps coming.
     """
     import aiohttp
 
@@ -282,23 +288,23 @@ async def unlimited_client(**settings: Any) -> Any:
 
 
 async def download(files: Any, patience: Patience, url: str) -> bytes:
-    """Read a file from a web server, whole, and never more than it may have.
+    """Read a whole file from a web server, but never more than the allowed size.
 
     Args:
         files: fsspec's HTTP file system.
-        patience: says how large a file may be.
-        url: of the file.
+        patience: limits the size of a file.
+        url: URL of the file.
 
     Raises:
-        ShortBodyError: less came than the server said.
-        BudgetError: it is too large.
+        ShortBodyError: the body is shorter than the server announced.
+        BudgetError: the file is too large.
     """
     session = await files.set_session()
     async with session.get(files.encode_url(url), **files.kwargs) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
         length = response.content_length
         if "Content-Encoding" in response.headers:
-            length = None  # of what is sent, not of what it holds
+            length = None  # the length of the compressed body, not of the content
         patience.check_size(length or 0, url)
         content = bytearray()
         async for part in response.content.iter_any():
@@ -315,8 +321,8 @@ async def download(files: Any, patience: Patience, url: str) -> bytes:
 class Files(Source):
     """Sample i is the `bytes` of file i, or `(bytes, labels[i])`.
 
-    It travels to other processes as text, and forks: a file system is opened by each
-    thread that reads, and never used by another process than the one that opened it.
+    It can be sent to other processes as text, and survives a fork: each thread that
+    reads opens the file system, and only the process that opened it uses it.
     """
 
     KIND: ClassVar[str] = "Files"
@@ -339,7 +345,7 @@ class Files(Source):
         return self._shown
 
     def identity(self) -> str:
-        """Return the hash of the names of its files."""
+        """Return the hash of the names of all files."""
         return digest(self.paths)
 
     def __len__(self) -> int:
@@ -365,11 +371,11 @@ class Files(Source):
         return type(self), (self.store, self.paths, self.labels, self.shown)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each file, and its label, from others: `uint64 [n, 2]`.
+        """Return a fingerprint of each file and its label: `uint64 [n, 2]`.
 
-        Path, size and time of change identify files of this machine. The URL alone
-        identifies those of a store, as to look at each would take a request, and those
-        of an archive.
+        Path, size and time of change identify files on this machine. The URL alone
+        identifies files of an archive, and files of a store, because more would take a
+        request for each file.
         """
         from ...cache.fingerprint.key import file_fingerprints
 
@@ -392,7 +398,7 @@ class Files(Source):
 
 
 class AsyncFiles(Files):
-    """The same samples, awaited: `await files[i]`, in any event loop."""
+    """The samples of `Files`, awaited: `await files[i]`, in any event loop."""
 
     def __init__(
         self,
@@ -424,11 +430,11 @@ class AsyncFiles(Files):
 
 
 class Session:
-    """A file system in use by one loop, from the first read until the loop ends."""
+    """A file system that one loop uses, from the first read until the loop ends."""
 
     def __init__(self, store: Store, over: Any) -> None:
         self.files: Any = None
-        """fsspec's instance, once it is open."""
+        """fsspec's instance, once the file system is open."""
         limit = store.patience.bandwidth
         self.bandwidth = None if limit is None else Bandwidth(limit)
         self.hedged = HedgedReads()
@@ -438,7 +444,7 @@ class Session:
         self._held: AsyncGenerator[Any] | None = None
 
     async def begin(self) -> Any:
-        """Open it, unless another read has meanwhile."""
+        """Open the file system, unless another read has opened it meanwhile."""
         async with self._opening:
             if self.files is None:
                 self._held = self._keep_open()
@@ -448,8 +454,8 @@ class Session:
     async def _keep_open(self) -> AsyncGenerator[Any]:
         """Keep the connections open for as long as the loop runs.
 
-        A loop that ends closes its async generators (`loop.shutdown_asyncgens`), so
-        whoever owns the loop need not know what was opened in it.
+        A loop closes its async generators when it ends (`loop.shutdown_asyncgens`), so
+        its owner does not need to know what was opened in it.
         """
         files = self._store.open_in_loop()
         connect = getattr(files, "set_session", None)
@@ -472,8 +478,9 @@ def find_files(
     """Return the files at `urls`, listed now and opened when they are read.
 
     Raises:
-        SpecError: no file; files of several file systems; not a label a file; a file
-            system that cannot be read in an event loop, with executor="async".
+        SpecError: there is no file; the files are on several file systems; there is not
+            one label per file; or executor="async" with a file system that an event
+            loop cannot read.
     """
     if isinstance(urls, (str, os.PathLike)):
         shown: object = os.fspath(urls)
@@ -502,7 +509,7 @@ def find_files(
 
 
 def is_awaited(store: Store, executor: Executor) -> bool:
-    """Whether files are read in an event loop; `SpecError` where that cannot be."""
+    """Whether an event loop reads the files; `SpecError` if it cannot but should."""
     can_wait = store.can_wait()
     check(
         can_wait or executor != "async",
@@ -522,7 +529,7 @@ def _text(url: Any) -> str:
 
 
 def _matches(store: Store) -> tuple[str, ...]:
-    """Return the files that the store's own URL, a pattern, matches; sorted."""
+    """Return the files that match the store's own URL, a pattern, sorted."""
     from fsspec.core import url_to_fs
 
     store.kind()
@@ -539,7 +546,7 @@ def _matches(store: Store) -> tuple[str, ...]:
 
 
 def _paths(store: Store, urls: Sequence[str]) -> tuple[str, ...]:
-    """Return the URLs as the file system itself calls the files."""
+    """Return the file system's own names of the files at `urls`."""
     kind = store.kind()
     if any("::" in url for url in urls):
         return tuple(_chained(store, urls))
@@ -547,7 +554,7 @@ def _paths(store: Store, urls: Sequence[str]) -> tuple[str, ...]:
 
 
 def _plain(kind: Any, store: Store, urls: Iterable[str]) -> Iterable[str]:
-    """Without opening it: there may be millions, and the trainer forks later."""
+    """Strip URLs without opening the store: there are many, and a fork follows."""
     from fsspec.utils import get_protocol
 
     own = {kind.protocol} if isinstance(kind.protocol, str) else {*kind.protocol}

@@ -18,9 +18,9 @@ from .source import Source, digest
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 )
-"""Files taken for images, in any case of letters."""
+"""Suffixes of image files, in upper or lower case."""
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
-"""Its beginning, also where a `Path` made one slash of two."""
+"""The beginning of a URL, even if a `Path` dropped one of two slashes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
         """List the images below `root`.
 
         Raises:
-            SpecError: no such folder, no class folders in it, or no images in these.
+            SpecError: the folder does not exist, has no class folders, or has no images
+                in these.
         """
         top = Path(root)
         if not top.is_dir():
@@ -62,7 +63,7 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
 
     @property
     def shown(self) -> tuple[object, ...]:
-        """How the arguments that made it print."""
+        """The arguments of this source as code."""
         return (self.root,)
 
     def __len__(self) -> int:
@@ -73,13 +74,13 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
             return file.readall(), self.labels[index]
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each file, and its label, from others: `uint64 [n, 2]`."""
+        """Return a fingerprint of each file and its label: `uint64 [n, 2]`."""
         from ...cache.fingerprint.key import file_fingerprints
 
         return file_fingerprints(self.paths, labels=self.labels)
 
     def identity(self) -> str:
-        """Return the hash of the names of its files, from the folder on."""
+        """Return the hash of the names of all files, relative to the folder."""
         return digest([os.path.relpath(path, self.root) for path in self.paths])
 
     def __repr__(self) -> str:
@@ -104,7 +105,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def empty(top: Path, folders: list[str]) -> str:
-    """Say why nothing was found in `top`, and what would help."""
+    """Say why nothing was found in `top`, and how to fix it."""
     kinds = " ".join(sorted(SUFFIXES))
     if folders:
         return (

@@ -1,9 +1,9 @@
-"""Reads of a store that are late are asked for once more; the first answer counts.
+"""Second requests for late reads of a store; the first answer counts.
 
-In a store of many machines a few reads take far longer than the others, whatever is
-read. Asking again after what nearly all reads take costs a few per cent more requests,
-and most of the tail is gone (Dean and Barroso, "The Tail at Scale",
-Communications of the ACM 56 (2), 2013).
+In a store of many machines a few reads take far longer than the others, whichever files
+they read. A second request, sent after the time that nearly all reads take, costs a few
+per cent more requests and removes most of the tail (Dean and Barroso, "The Tail at
+Scale", Communications of the ACM 56 (2), 2013).
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from collections.abc import Awaitable, Callable, Sequence
 Read = Callable[[str], Awaitable[bytes]]
 
 KNOWN = 20
-"""Reads that must be known to say how long one takes."""
+"""The number of finished reads needed to estimate how long a read takes."""
 UNKNOWN_LATE_S = 1.0
-"""Until then a read is late after so long."""
+"""Seconds after which a read is late until there is an estimate."""
 REMEMBERED = 1000
-"""The latest, that say how long a read takes."""
+"""The number of latest reads in the estimate."""
 LATE = 0.9
-"""Share of reads, of which the slowest says how long one takes: not the 95 % of the
-paper, as the first reads, which open connections, may be as many as the other 5 %."""
+"""The quantile of read times used as the estimate. It is not the 95 % of the paper,
+because the first reads, which open connections, may be the other 5 %.
+"""
 LEEWAY = 1.5
-"""Times that is late: where all take as long, none is."""
+"""A read is late after this many times the estimate, so none is if all take as long."""
 MAX_SHARE = 0.05
-"""Of all reads, that may be asked for once more."""
+"""The largest share of reads that may be requested twice."""
 
 
 class HedgedReads:
-    """Reads files in one event loop, and late ones twice."""
+    """Reads files in one event loop and requests late ones twice."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
-        """Seconds that reads took, in the order in which they came."""
+        """Seconds that reads took, in the order in which they finished."""
         self._sorted: list[float] = []
         self.asked = 0
-        """Files."""
+        """Number of files requested."""
         self.hedged = 0
-        """Of these, that were asked for twice."""
+        """Number of files requested twice."""
 
     async def read(self, function: Read, path: str) -> bytes:
-        """Return what `function(path)` returns, or a second call of it, if sooner.
+        """Return the result of `function(path)`, or of a second call if that is sooner.
 
-        What the first to end raises is raised once the other has failed, too.
+        An error in one call is raised only if the other call fails, too.
         """
         self.asked += 1
         begun_s = time.monotonic()
@@ -59,7 +60,7 @@ class HedgedReads:
         return content
 
     def late_s(self) -> float | None:
-        """Return the seconds after which a read is late; None: none is asked again."""
+        """Return the seconds after which a read is late; None: do not repeat any."""
         if self.hedged > MAX_SHARE * self.asked:
             return None
         known = len(self._sorted)
@@ -90,7 +91,7 @@ class HedgedReads:
 
 
 async def first_good(tasks: Sequence[asyncio.Future[bytes]]) -> bytes:
-    """Return the first result; raise the last error where there is none."""
+    """Return the first result; raise the last error if there is none."""
     pending = set(tasks)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -100,19 +101,19 @@ async def first_good(tasks: Sequence[asyncio.Future[bytes]]) -> bytes:
 
 
 class Bandwidth:
-    """Spreads reads so that no more bytes come in a second than may.
+    """Spreads reads so that the bytes per second stay within a limit.
 
     Args:
-        limit: bytes a second, > 0.
+        limit: bytes per second, > 0.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._free_s = 0.0
-        """When all that has come would have come at the limit."""
+        """The time at which all bytes so far would have arrived at the limit."""
 
     async def take(self, nbytes: int) -> None:
-        """Note what has come; wait until more may, at most a second's worth ahead."""
+        """Count received bytes; wait until more may come, at most a second ahead."""
         now_s = time.monotonic()
         self._free_s = max(self._free_s, now_s - 1.0) + nbytes / self._limit
         if self._free_s > now_s:

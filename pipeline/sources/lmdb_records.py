@@ -1,4 +1,4 @@
-"""Values of an LMDB database, by the order of their keys."""
+"""Values of an LMDB database, in the order of their keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .source import Source
 
 
 class Database:
-    """An open database: LMDB allows one a process."""
+    """An open database: LMDB allows one per process."""
 
     def __init__(self, path: str) -> None:
         import lmdb
@@ -38,13 +38,13 @@ class Database:
 
 
 OPEN: WeakValueDictionary[str, Database] = WeakValueDictionary()
-"""Of this process, and those that it inherited."""
+"""The databases that this process opened or inherited."""
 LOCK = threading.Lock()
 """Guards `OPEN`."""
 
 
 def database(path: str) -> Database:
-    """Return the database at a path, as this process opened it."""
+    """Return this process's open database at a path."""
     with LOCK:
         found = OPEN.get(path)
         if found is not None and found.process != os.getpid():
@@ -56,7 +56,7 @@ def database(path: str) -> Database:
 
 
 def begin_unlocked() -> None:
-    """Forget who held the lock when this process was forked."""
+    """Replace the lock, which a thread may have held when this process was forked."""
     global LOCK  # noqa: PLW0603
     LOCK = threading.Lock()
 
@@ -77,10 +77,10 @@ class Lmdb(Source):
     def find(
         cls, path: str | os.PathLike[str], keys: Sequence[bytes] | None = None
     ) -> Lmdb:
-        """Return the records of a database, its keys listed now unless given.
+        """Return the records of a database; list its keys now unless given.
 
         Raises:
-            SpecError: no database, or no record in it.
+            SpecError: there is no database, or it has no record.
         """
         import lmdb
 
@@ -112,10 +112,10 @@ class Lmdb(Source):
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
-        """Return the values of some keys, all as of one moment.
+        """Return the values of some keys from one consistent snapshot.
 
         Raises:
-            KeyError: a key is not there.
+            KeyError: a key is missing.
         """
         with self._opened().environment.begin() as transaction:
             keys = [self.keys[index] for index in indices]
@@ -126,9 +126,9 @@ class Lmdb(Source):
         return found
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each record from others: `uint64 [n, 2]`.
+        """Return a fingerprint of each record: `uint64 [n, 2]`.
 
-        All change when the file does: what is in it shows by path, size and time.
+        All change when the file does: its path, size and time stand for its content.
         """
         from ...cache.fingerprint.key import file_fingerprints
 
@@ -138,7 +138,7 @@ class Lmdb(Source):
         return prints_of_rows(file_fingerprints(files), np.array([len(self)]), salt)
 
     def identity(self) -> str:
-        """Return the hash of its keys."""
+        """Return the hash of the keys."""
         return self._digest().hex()
 
     def _digest(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Which files of this machine a source is to read: paths, or a pattern."""
+"""The local files that a source reads, given as paths or a pattern."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Paths = Path | Sequence[Path]
 
 
 def files_here(source: str, paths: Paths) -> tuple[str, ...]:
-    """Return the files that are meant; those of a pattern sorted.
+    """Return the files at `paths`; those of a pattern are sorted.
 
     Args:
-        source: what the user called, for an error.
-        paths: as given.
+        source: name of the method that the user called, for an error.
+        paths: the paths or the pattern that the user gave.
 
     Raises:
-        SpecError: there is none, or one is not on this machine.
+        SpecError: there is no file, or one is not on this machine.
     """
     alone = isinstance(paths, (str, os.PathLike))
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths

@@ -1,4 +1,4 @@
-"""What each process opens for itself, once, for all its threads."""
+"""Values that each process makes for itself, once, for all its threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """Makes values by key, each once a process, and keeps those that were used last.
+    """Makes values by key, each once per process, and keeps the last used ones.
 
-    Any number of threads may ask at once; who asks for what another is making waits. A
-    child process begins empty, and so does a copy that was pickled.
+    Any number of threads may ask at once; a thread waits for a value that another is
+    making. A child process starts without values, and so does an unpickled copy.
 
     Args:
         make: returns the value of a key.
-        kept: how many.
+        kept: number of values to keep.
     """
 
     def __init__(self, make: Callable[[Any], T], kept: int) -> None:
@@ -35,7 +35,7 @@ class PerProcess(Generic[T]):
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, Future[T]] = OrderedDict()
-        self._process = os.getpid()  # last: who sees it finds a lock that is free
+        self._process = os.getpid()  # last: a thread that sees it finds a free lock
 
     def __call__(self, key: Hashable) -> T:
         """Return the value of a key."""
@@ -69,17 +69,17 @@ class PerProcess(Generic[T]):
 def prints_of_rows(
     files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Return what tells the rows of some files from others, `uint64 [n, 2]`.
+    """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
 
     Args:
-        files: of each file, `[f, 2]`.
-        sizes: rows of each file, `[f]`; n together.
-        salt: what is read of all, `[1, 2]`.
+        files: fingerprint of each file, `[f, 2]`.
+        sizes: number of rows of each file, `[f]`; n in total.
+        salt: fingerprint of what is read of all rows, `[1, 2]`.
     """
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
     found = np.repeat(files ^ salt, sizes, axis=0)
-    # An odd factor makes another number of each row, and so do sums in a file.
+    # An odd factor maps each row to a different number; the sums in a file differ, too.
     found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return found
 

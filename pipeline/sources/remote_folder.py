@@ -1,4 +1,4 @@
-"""Class folders of images in a store: listed once, then read as files are."""
+"""Class folders of images in a store, listed once and then read as files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .folder import SUFFIXES
 
 
 class RemoteFolder(Files):
-    """Sample i is `(bytes of the file, label)`, as of a folder of this machine."""
+    """Sample i is `(bytes of the file, label)`, as in a folder on this machine."""
 
     KIND: ClassVar[str] = "Folder"
 
 
 class AsyncRemoteFolder(RemoteFolder, AsyncFiles):
-    """The same, awaited in an event loop."""
+    """A `RemoteFolder` whose samples are awaited in an event loop."""
 
 
 def find_folder(
@@ -28,11 +28,11 @@ def find_folder(
     executor: Executor,
     patience: Patience,
 ) -> Files:
-    """Return the images in class folders below a URL; labels number these, sorted.
+    """Return the images in class folders below a URL; labels number sorted folders.
 
     Raises:
-        SpecError: no image in a class folder; a file system that cannot be read in an
-            event loop, with executor="async".
+        SpecError: there is no image in a class folder; or executor="async" with a file
+            system that an event loop cannot read.
     """
     from fsspec.core import url_to_fs
 
@@ -40,7 +40,7 @@ def find_folder(
     store.kind()
     files, top = url_to_fs(root, **store.options)
     try:
-        # `find` passes over what cannot be listed, be it all.
+        # `find` skips folders that cannot be listed, even if that is all of them.
         found = files.find(top) or files.ls(top, detail=False)
     except Exception as error:
         raise SpecError(
@@ -63,11 +63,11 @@ def find_folder(
 
 
 def class_of(path: str, top: str) -> str:
-    """Return the class folder that a file is in; empty where it is in none."""
+    """Return the class folder that holds a file; empty if there is none."""
     name, inside, _ = posixpath.relpath(path, top).partition("/")
     return name if inside else ""
 
 
 def is_image(path: str) -> bool:
-    """Whether a file is taken for an image, by the end of its name."""
+    """Whether a file is an image, judged by its suffix."""
     return posixpath.splitext(path)[1].lower() in SUFFIXES

@@ -1,8 +1,8 @@
-"""What every source has in common that penstock reads itself.
+"""The common interface of all sources that penstock reads itself.
 
-A source is a map-style data set: it knows its length, and gives sample i, from any
-thread and in any process. It opens what it reads where it reads it, so it travels to
-other processes as a description. `docs/sources.md` shows how to write one.
+A source is a map-style data set: it knows its length, and returns sample i in any
+thread and process. It opens files in the process that reads them, so only a description
+of it is sent to other processes. `docs/sources.md` shows how to write one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Source(ABC):
 
     It may also have:
 
-    - `__getitems__(indices) -> list`: many samples at once, where that costs less;
+    - `__getitems__(indices) -> list`: many samples at once, if that costs less;
     - `group_sizes`: samples of each shard or row group, in order, for
       `shuffle(window=...)`.
     """
 
     KIND: ClassVar[str]
-    """As the log names it; `Pipeline.from_<kind>` makes it."""
+    """The name of the source in the log; `Pipeline.from_<kind>` makes the source."""
     WAITS: ClassVar[bool] = True
-    """Whether it waits for its storage, and so is best read by workers of its own."""
+    """Whether it waits for its storage and is best read by workers of its own."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -43,22 +43,22 @@ class Source(ABC):
     @property
     @abstractmethod
     def shown(self) -> tuple[object, ...]:
-        """How the arguments that made it print."""
+        """The arguments of this source as code."""
 
     @abstractmethod
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each sample from others, `uint64 [n, 2]`.
+        """Return a fingerprint of each sample, `uint64 [n, 2]`.
 
-        A cache keeps what was made of a sample for as long as this is the same. So it
-        changes with the bytes, as far as can be told without reading them: by path,
-        size and time of change, by URL and offset.
+        A cache keeps the result for a sample as long as this is the same. So the
+        fingerprint has to change with the bytes, as far as that shows without reading
+        them: by path, size and time of change, or by URL and offset.
         """
 
     @abstractmethod
     def identity(self) -> str | None:
-        """Return 32 hex digits of which data set it is; None: only its length tells.
+        """Return 32 hex digits that identify the data set; None: only its length does.
 
-        A state is held against it. So a copy in another place is the same.
+        A state is checked against it, so a copy in another place has the same identity.
         """
 
 

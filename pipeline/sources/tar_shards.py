@@ -1,7 +1,7 @@
-"""WebDataset shards: tar files, indexed once, then read at any place.
+"""WebDataset shards: tar files, indexed once, then read by random access.
 
-Files in a row whose names are the same up to the first dot are one sample, as the
-webdataset package has it.
+As in the webdataset package, consecutive files whose names are equal up to the first
+dot form one sample.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from .source import Source, digest
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
 """A key, and the name of a field."""
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
-"""Fields that webdataset unpickles, which runs what they hold."""
+"""Fields that webdataset unpickles, which would run code in them."""
 READS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": lambda data: npy.read_array(io.BytesIO(data), allow_pickle=False),
 }
-"""By the end of a field's name; other fields stay bytes."""
+"""Decoders by the suffix of a field's name; other fields stay bytes."""
 
 
 @dataclass(slots=True)
 class Index:
-    """Where the fields of all samples are."""
+    """The positions of the fields of all samples."""
 
     names: dict[str, int] = field(default_factory=dict)
     """A number for each field's name."""
     keys: list[str] = field(default_factory=list)
     shards: list[int] = field(default_factory=list)
-    """Of each sample, the number of its file."""
+    """The number of each sample's file."""
     firsts: list[int] = field(default_factory=list)
-    """Of each sample, where its fields begin in `fields`."""
+    """The position in `fields` where each sample's fields begin."""
     fields: list[tuple[int, int, int]] = field(default_factory=list)
     """Number of the name; first byte; bytes."""
 
@@ -56,7 +56,7 @@ class Index:
         """Index a file.
 
         Raises:
-            SpecError: it is no tar, or a compressed one.
+            SpecError: the file is not a tar file, or is compressed.
         """
         last = None
         try:
@@ -79,23 +79,23 @@ def members(path: str) -> Iterator[tuple[str, str, int, int]]:
     """Yield key, field, first byte and bytes of each file in a tar."""
     with tarfile.open(path, "r:") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # else it keeps all
+            tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members
             match = NAME.fullmatch(member.name)
             if match and member.isreg() and not member.issparse():
                 yield match[1], match[2].lower(), member.offset_data, member.size
 
 
 class OpenTar:
-    """A tar that is open to be read by any number of threads."""
+    """An open tar file that any number of threads may read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, fields: Sequence[tuple[str, int, int]]) -> dict[str, bytes]:
-        """Return fields by name, of name, first byte and bytes; in one read.
+        """Return fields by name in one read, given their names, first bytes and sizes.
 
-        They follow each other in the file, but for a header each.
+        They are consecutive in the file, apart from a header each.
 
         Raises:
             OSError: the file ends before they do.
@@ -120,11 +120,11 @@ class OpenTar:
 
 
 OPEN_TARS = 256
-"""Of each process."""
+"""The open tar files of each process."""
 
 
 class WebDataset(Source):
-    """Sample i is a tuple of fields, or a dict of all with its `__key__`."""
+    """Sample i is a tuple of fields, or a dict of all fields and `__key__`."""
 
     KIND: ClassVar[str] = "WebDataset"
 
@@ -147,7 +147,8 @@ class WebDataset(Source):
         """Index shards.
 
         Raises:
-            SpecError: no shard; no sample; a field that would have to be unpickled.
+            SpecError: there is no shard or no sample, or a field would have to be
+                unpickled.
         """
         found = files_here("from_webdataset", paths)
         index = Index()
@@ -171,7 +172,7 @@ class WebDataset(Source):
 
     @property
     def group_sizes(self) -> list[int]:
-        """Samples of each shard, in order."""
+        """The number of samples in each shard, in order."""
         sizes: list[int] = self._counts().tolist()
         return sizes
 
@@ -198,9 +199,9 @@ class WebDataset(Source):
         return tuple(found[name] for name in self.fields)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return what tells each sample from others: `uint64 [n, 2]`.
+        """Return a fingerprint of each sample: `uint64 [n, 2]`.
 
-        It is told by its shard's path, size and time, and its place in there.
+        It depends on the shard's path, size and time, and the sample's place in it.
         """
         from ...cache.fingerprint.key import file_fingerprints
 
@@ -209,7 +210,7 @@ class WebDataset(Source):
         return prints_of_rows(file_fingerprints(self.paths), self._counts(), salt)
 
     def identity(self) -> str:
-        """Return the hash of its keys and fields, shard by shard."""
+        """Return the hash of all keys and fields, shard by shard."""
         counts = map(str, self._counts().tolist())
         return digest([*self._keys, *counts, repr(self.fields)])
 
@@ -230,7 +231,7 @@ class WebDataset(Source):
 def remade(
     paths: Sequence[str], fields: tuple[str, ...] | None, index: Callable[[], Index]
 ) -> WebDataset:
-    """Return shards again, in another process."""
+    """Return the shards again in another process."""
     return WebDataset(paths, fields, index())
 
 
