@@ -1,4 +1,4 @@
-"""The caches of a pipeline: what they hold, made from what stands before them."""
+"""The caches of a pipeline, made from the stages before them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIVATE = (
 
 
 def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
-    """Return the caches among the stages, by their number; none is open yet."""
+    """Return the caches among the stages by number, none of them open yet."""
     return {
         number: _cache(stages[:place], stage, f"Cache(ID:{number})")
         for place, (number, stage) in enumerate(numbered(stages))
@@ -33,9 +33,9 @@ def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
 
 
 def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
-    """Let threads read files where plain functions stand between these and a cache.
+    """Let threads read files if plain functions come between the source and a cache.
 
-    What is before a cache runs together, and a plain function would hold up an event
+    The stages before a cache run together, and a plain function would block an event
     loop.
     """
     cached = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
@@ -85,7 +85,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
-    """Raise `SpecError` unless all before a cache may be worked on together."""
+    """Raise `SpecError` unless all stages before a cache can run together."""
     stages = (source, *maps)
     for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
         said = [getattr(stage, setting) for stage in stages]

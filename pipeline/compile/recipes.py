@@ -1,4 +1,4 @@
-"""From what the user wrote to what can run: stages in, a recipe out."""
+"""Compilation of the user's stages into a recipe that can run."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def compile_drawn(
     """Build the recipe of batches that torch's samplers draw.
 
     Args:
-        source: map-style; that it is to be measured inline first (`executor="auto"`)
-            holds also for data that no two threads may share.
-        batch: how rows are collated; its size counts for nothing.
-        defaults: what is taken where nothing is said.
-        options: of the whole.
-        start: what each worker process does first; the global generators are set
-            before each sample then. None: neither, as threads share all of it.
+        source: map-style. With `executor="auto"` it is measured inline first, even if
+            no two threads may share its data.
+        batch: how to collate rows; its size is ignored.
+        defaults: settings for arguments that the user left out.
+        options: options of the whole pipeline.
+        start: what each worker process does first; the global generators are then
+            seeded before each sample. None: neither, because threads share both.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
     (segment,) = recipe.segments
@@ -124,18 +124,18 @@ def compile_drawn(
 
 
 def _collating(recipe: Recipe) -> Recipe:
-    """Have worker processes collate, as torch's do: those asked for, or moved to."""
+    """Let worker processes collate, as torch's do, if requested or chosen later."""
     first = recipe.segments[0]
     may = first.executor == "process" or (first.executor == "thread" and first.movable)
     return recipe.collating() if may else recipe
 
 
 def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:
-    """Return the stages that do something to samples, and to batches, numbered.
+    """Return the numbered stages that work on samples, and those on batches.
 
     Args:
-        stages: of the pipeline.
-        batch: the number of the one that makes batches.
+        stages: stages of the pipeline.
+        batch: number of the stage that makes batches.
     """
     work: list[Numbered] = [
         (number, stage)
@@ -147,7 +147,7 @@ def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Num
 
 
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
-    """Return the stage that makes batches, and which of the pipeline's it is."""
+    """Return the stage that makes batches, and its number in the pipeline."""
     for number, stage in numbered(stages):
         if isinstance(stage, BatchStage):
             return number, stage
@@ -163,7 +163,7 @@ def _buffers(number: int, batch: BatchStage, *, repack: bool) -> Buffers:
 
 
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
-    """Whether batches can only be made of what is left over at run time."""
+    """Whether batches can only be formed at run time, from the remaining samples."""
     repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
     check(
         not repack or shard.size == 1,
@@ -174,7 +174,7 @@ def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> boo
 
 
 def _seed(stages: Sequence[Stage], defaults: Defaults) -> int:
-    """Return the seed of random functions: that of the shuffle, if there is one."""
+    """Return the seed of random functions: the shuffle's seed, if there is one."""
     seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
     return seeds[-1] if seeds else defaults.seed
 
@@ -198,11 +198,11 @@ def _plan(
         )
         schedule = scheduled.resolve(shard.size)
     else:
-        # Where tokens count, each batch has a size of its own.
+        # If tokens limit batches, each batch has its own size.
         per_rank = 1 if batch.size is None else batch.size * shard.size
         size = batch.global_size or per_rank
         schedule = ConstantSchedule(Setting(global_size=size, image_size=None))
-    # What a filter leaves over is batched later, so no ticket may be dropped here.
+    # Batches form after a filter, so no ticket may be dropped here.
     drop_last = batch.drop_last and not repack
     plan = Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
     if batch.microbatches is not None:
@@ -213,7 +213,7 @@ def _plan(
 def _by_length(
     order: Order, batch: BatchStage, lengths: Lengths, shard: Shard, *, repack: bool
 ) -> Order:
-    """Return the order with samples of about the same length together."""
+    """Return the order with samples of similar length together."""
     check(
         not repack,
         "`lengths` decide which samples make a batch before any is read, which filter()"
@@ -233,7 +233,7 @@ def _by_length(
 
 
 def check_microbatches(plan: Plan, count: int) -> None:
-    """Raise `SpecError` where some batch is not `count` equal parts on every rank."""
+    """Raise `SpecError` unless each batch has `count` equal parts on every rank."""
     whole = plan.shard.size * count
     for run in plan.timeline.runs:
         check(

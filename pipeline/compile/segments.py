@@ -1,12 +1,13 @@
-"""Neighbouring stages into segments: what runs together, worked on by whom.
+"""Fusion of neighbouring stages into segments, and their kinds of workers.
 
-Neighbours of one executor kind are fused into one segment, so a sample passes through
-them without being handed over. Three things are borders: a setting of its own
+Neighbours with one kind of executor form one segment, so a sample passes through them
+without a handover. Three things end a segment: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
-reads wait while what follows computes. All that stands before a cache is one segment:
-what the cache holds needs none of it.
+reads wait while later stages compute. All stages before a cache form one segment,
+because samples in the cache need none of them.
 
-Pure, but for a line in the log where a segment is not worked on as one would think.
+All functions are pure, apart from a line in the log if a segment's workers differ from
+what the user may expect.
 """
 
 from __future__ import annotations
@@ -45,23 +46,24 @@ from ..stages import (
     wanted_by,
 )
 
-# Which kind of workers a segment starts with, and whether threads may share its data.
+# The initial kind of workers of a segment, and whether threads may share its data.
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a segment is to be worked on by."""
+    """The kind of workers of a segment."""
 
     executor: Executor
     thread_safe: bool = True
-    """Whether several threads of one process may work on it."""
+    """Whether several threads of one process may work on the segment."""
     finding: Finding | None = None
-    """What the user is to be told of: it made `auto` take processes, or is shared by
-    the threads that were asked for."""
+    """The object to report to the user: because of it `auto` chose processes, or the
+    requested threads share it.
+    """
 
 
 def kind_of(stages: Sequence[PerSample]) -> Kind:
-    """Return what the neighbours that make one segment are to be worked on by."""
+    """Return the kind of workers for the neighbours that form one segment."""
     asked = map(executor_of, stages)
     said: Executor = next((each for each in asked if each != "auto"), "auto")
     source = stages[0]
@@ -84,8 +86,8 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
     counted = any(stage.num_parallel_workers is not None for stage in stages)
     source = stages[0] if isinstance(stages[0], SourceStage) else None
     if not safe:
-        # Several workers are the user's word. Else it is right where it is: a forked
-        # worker would share the read position, or repeat the stream.
+        # The user may ask for several workers. Otherwise the data stays in the trainer:
+        # a forked worker would share the read position, or repeat the stream.
         declared = source is not None and source.thread_safe is False
         return "process" if counted or declared else "inline"
     waits = source is not None and source.waits
@@ -93,7 +95,7 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
 
 
 def _find_in(stage: PerSample) -> Finding | None:
-    """Return what no two threads may share of a stage, if anything is seen."""
+    """Return the object of a stage that no two threads may share, if one is found."""
     if isinstance(stage, SourceStage) and (
         stage.waits or stage.thread_safe is not None
     ):
@@ -102,7 +104,7 @@ def _find_in(stage: PerSample) -> Finding | None:
 
 
 def _find(stage: PerSample) -> Finding | None:
-    """Return what has one place, or one user, unless threads are said to share it."""
+    """Return an object with one position or user, unless declared safe for threads."""
     if isinstance(stage, SourceStage):
         safe = stage.thread_safe
         return None if safe else find_unsafe(stage.dataset, "dataset")
@@ -110,30 +112,31 @@ def _find(stage: PerSample) -> Finding | None:
 
 
 def _is_doubtful(stage: PerSample) -> bool:
-    """Whether threads are penstock's choice, and the user says nothing of them."""
+    """Whether threads are penstock's choice, without a word from the user."""
     if executor_of(stage) not in ("auto", "process") or _is_read_on(stage):
         return False
     return not _is_known(stage)
 
 
 def _is_known(stage: PerSample) -> bool:
-    """Whether it is said, or a reader of ours, that threads may share it."""
+    """Whether threads may share a stage: the user says so, or it is our reader."""
     said = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
     return bool(said)
 
 
 MAX_WORKERS = 128
-"""Upper bound of a segment's workers where the user gives none."""
+"""Upper bound of a segment's workers if the user gives none."""
 PERMITS = 64
-"""Coroutines at once where the user gives no number: sized by how long they wait, not
-by cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python can use.
+"""Number of concurrent coroutines if the user gives none. It depends on how long they
+wait, not on cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python
+can use.
 """
 MAX_PERMITS = 4096
-"""Upper bound of these: reads in flight beyond it are more than stores like."""
+"""Upper bound of concurrent coroutines: stores dislike more reads in flight."""
 
 
 Numbered = tuple[int, PerSample | CacheStage]
-"""A stage, and which of the pipeline's it is."""
+"""A stage, and its number in the pipeline."""
 
 
 def fused(
@@ -142,13 +145,13 @@ def fused(
     defaults: Defaults,
     caches: Mapping[int, Cache],
 ) -> tuple[SegmentRecipe, ...]:
-    """Return the segments of the stages that do something to samples, in order.
+    """Return the segments of the stages that work on samples, in order.
 
     Args:
-        work: these stages, and which of the pipeline's each is.
-        batch_name: the stage that their results go to, as the log names it.
-        defaults: what is taken where nothing is said.
-        caches: by the number of their stage.
+        work: these stages, with their numbers in the pipeline.
+        batch_name: name in the log of the stage that receives their results.
+        defaults: settings for arguments that the user left out.
+        caches: the caches by the number of their stage.
     """
     start = 1 + max(last_cache(work), 0)
     groups = _grouped(work[:start], work[start:])
@@ -177,13 +180,13 @@ def on_batches(
     caches: Mapping[int, Cache],
     rank: int,
 ) -> tuple[SegmentRecipe, ...]:
-    """Return the segments of the stages that do something to whole batches.
+    """Return the segments of the stages that work on whole batches.
 
     Args:
-        work: these stages, and which of the pipeline's each is.
-        defaults: what is taken where nothing is said.
-        caches: by the number of their stage.
-        rank: whose batches these are.
+        work: these stages, with their numbers in the pipeline.
+        defaults: settings for arguments that the user left out.
+        caches: the caches by the number of their stage.
+        rank: the rank that gets these batches.
     """
     segments = []
     for group in _grouped(work[:1], work[1:]) if work else ():
@@ -207,7 +210,7 @@ def with_batch_work(
     buffers: Buffers,
     seed: int,
 ) -> tuple[SegmentRecipe, ...]:
-    """Return all segments: between samples and batches a `collate_fn` is one, too."""
+    """Return all segments; a `collate_fn` is one between samples and batches."""
     collates = batch_work and buffers.collate is not None
     between = (collating(buffers, seed),) if collates else ()
     return *segments, *between, *batch_work
@@ -234,7 +237,7 @@ def collating(buffers: Buffers, seed: int) -> SegmentRecipe:
 def _grouped(
     first: Sequence[Numbered], rest: Sequence[Numbered]
 ) -> list[list[Numbered]]:
-    """Return the stages in groups that run together; those of `first` all do."""
+    """Return groups of stages that run together; `first` is one group."""
     groups = [list(first)]
     for numbered in rest:
         assert not isinstance(numbered[1], CacheStage)
@@ -246,18 +249,18 @@ def _grouped(
 
 
 def last_cache(stages: Sequence[Numbered]) -> int:
-    """Return which of these stages is the last that stores samples; -1: none."""
+    """Return the position of the last cache among these stages; -1: none."""
     caches = (at for at, (_, s) in enumerate(stages) if isinstance(s, CacheStage))
     return max(caches, default=-1)
 
 
 def subject_of(stage: PerSample) -> Any:
-    """Return the object of the user's that a stage works with."""
+    """Return the user's object that a stage works with."""
     return stage.dataset if isinstance(stage, SourceStage) else stage.called
 
 
 def is_repeatable(operation: Operation) -> bool:
-    """Whether it makes the same of the same, as far as it says."""
+    """Whether an operation declares that equal inputs give equal outputs."""
     match operation:
         case Map():
             return not operation.wants_rng
@@ -267,7 +270,7 @@ def is_repeatable(operation: Operation) -> bool:
 
 
 def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
-    """Return those that make samples."""
+    """Return the stages that make samples."""
     return [stage for _, stage in group if not isinstance(stage, CacheStage)]
 
 
@@ -292,7 +295,7 @@ def _segment(
 ) -> SegmentRecipe:
     stages = _samplers(group)
     names = [named(number, stage) for number, stage in group]
-    # A segment is called after the first stage that does something of the user's.
+    # A segment is named after the first stage that runs a user's function.
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
     kind = kind_of(stages)
     _tell(names[lead], kind, defaults.name)
@@ -325,10 +328,10 @@ def named(number: int, stage: PerSample | CacheStage) -> str:
 
 
 def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
-    """Return what a dataset of torch's loader begins with if no workers are set.
+    """Return the initial executor of a torch loader's dataset without set workers.
 
-    That is the trainer's process, and so it is right there; what several workers must
-    not share, or would repeat, keeps it there.
+    Loading starts in the trainer's process, where the dataset works correctly. Data
+    that several workers must not share, or would repeat, stays there.
     """
     finding = find_unsafe(dataset, "dataset")
     _tell(name, Kind("inline", finding=finding), pipeline)
@@ -336,7 +339,7 @@ def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
 
 
 def _tell(name: str, kind: Kind, pipeline: str) -> None:
-    """Log what was found in a segment's data that its threads would share."""
+    """Log the object in a segment's data that its threads would share."""
     if kind.finding is None:
         return
     if kind.executor in ("process", "inline"):
@@ -367,7 +370,7 @@ SHARED = (
 def _workers(
     stages: list[PerSample], executor: Executor, defaults: Defaults
 ) -> tuple[int, tuple[int, int]]:
-    """Return where the worker count starts, and its bounds."""
+    """Return the initial number of workers, and its bounds."""
     source = stages[0]
     if executor == "inline" or _is_read_on(source):
         return 1, (1, 1)
@@ -386,14 +389,14 @@ def _workers(
 
 
 def _is_read_on(stage: PerSample) -> bool:
-    """Whether it is an iterable, whose place is in one process."""
+    """Whether a stage reads an iterable, which has its position in one process."""
     return isinstance(stage, SourceStage) and stage.iterable
 
 
 def _operations(
     group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
-    """Return what is done to samples; all up to the last cache is one operation."""
+    """Return the operations on samples; all up to the last cache form one."""
     last = last_cache(group)
     written = [n for n, cache in caches.items() if not cache.opening.optional]
     steps: list[Step] = []
