@@ -66,9 +66,15 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
             is created if it does not exist.
 
     Raises:
-        SpecError: the folder cannot be created, or is not writable.
+        SpecError: the prefix is empty; or the folder cannot be created, or is not
+            writable.
     """
     if enable and filepath_prefix is not None:
+        check(
+            filepath_prefix,
+            "`filepath_prefix` must be what the files' names begin with, as 'out/run',"
+            f" got {filepath_prefix!r}; leave it out to write no files",
+        )
         _make_folder(Path(filepath_prefix).absolute().parent)
     _set(autotune=enable, filepath_prefix=filepath_prefix)
 

@@ -134,3 +134,9 @@ def test_a_seed_beyond_64_bits_is_refused() -> None:
 def test_the_memory_budget_is_bytes_or_a_text(text: str | int, nbytes: int) -> None:
     ps.set_memory_budget(text)
     assert ps.config.budget().memory_bytes == nbytes
+
+
+def test_an_empty_prefix_is_refused_and_changes_nothing() -> None:
+    with pytest.raises(ps.SpecError, match="got ''; leave it out to write no files"):
+        ps.set_enable_autotune(True, "")
+    assert ps.get_enable_autotune() is False
