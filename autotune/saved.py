@@ -92,9 +92,18 @@ def load_saved(
         operators: of the pipeline that is to begin with it.
 
     Raises:
-        SpecError: there is no such file, or it says nothing of such a pipeline.
+        SpecError: there is no such file, it says nothing of such a pipeline, or its run
+            tuned nothing.
     """
     found = read_saved(path)
+    meant = [found[name]] if name in found else list(found.values())
+    whose = repr(name) if name in found else "any pipeline"
+    check(
+        any(saved.knobs for saved in meant),
+        f"{os.fspath(path)!r} has nothing to begin with: the run that wrote it tuned"
+        f" nothing of {whose}, because no stage had workers that penstock may tune;"
+        " leave load_autotune() out, or load the file of a run that had some",
+    )
     if name in found:
         return found[name]
     fitting = {n: s for n, s in found.items() if s.operators & set(operators)}

@@ -164,7 +164,11 @@ def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
             only('{"knobs": [], "executors": {"a": "fork bomb"}}'),
             "there is no executor",
         ),
-        (only('{"knobs": []}'), "has results of 'train', and none of them could be"),
+        (only('{"knobs": []}'), "tuned nothing of any pipeline"),
+        (
+            only('{"knobs": [{"op": "a", "knob": "prefetch_size", "value": 3}]}'),
+            "has results of 'train', and none of them could be",
+        ),
     ],
     ids=lambda text: text[:20],
 )
@@ -218,3 +222,17 @@ def test_a_loop_that_was_left_is_followed_by_one_with_what_it_found() -> None:
         pipe.close()
         next(iter(pipe))
         assert first_stage(pipe)["num_parallel_workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"), [("train", "'train'"), ("val", "any pipeline")]
+)
+def test_a_run_that_tuned_nothing_leaves_nothing_to_load(
+    name: str, whose: str, tmp_path: Path
+) -> None:
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    with described(executor="inline").options(name="train") as pipe:
+        list(pipe)
+    told = f"tuned nothing of {whose}, because .*; leave load_autotune\\(\\) out"
+    with pytest.raises(SpecError, match=told):
+        described().options(name=name).load_autotune(tmp_path / "run_0.json")
