@@ -199,7 +199,9 @@ class SourceStage(PerSample):
             self.num_parallel_workers in (None, 1),
             "an iterable dataset is read by one worker, in its order, got "
             f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out "
-            "here and give it to the map() that does the work",
+            "here and give it to the map() that does the work; or, where the dataset "
+            "itself says which worker reads what, share its reading out with "
+            "penstock.DataLoader(dataset, num_workers=n)",
         )
         check(
             self.executor not in ("process", "async"),

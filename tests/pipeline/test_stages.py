@@ -91,6 +91,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         "is read by one worker",
         "give it to the map()",
     ),
+    "several readers of an iterable, shared out": (
+        lambda: SourceStage(iter([1]), iterable=True, num_parallel_workers=(1, 2)),
+        "num_parallel_workers=(1, 2)",
+        "is read by one worker",
+        "share its reading out with penstock.DataLoader(dataset, num_workers=n)",
+    ),
     "an iterable in processes": (
         lambda: SourceStage(iter([1]), iterable=True, executor="process"),
         'executor="process"',
