@@ -356,7 +356,7 @@ class Description(Constructors, Printed):
 def check_place(stages: Sequence[Stage], stage: Stage) -> None:
     """Raise `SpecError` if `stage` cannot come after `stages`."""
     batched = any(isinstance(before, BatchStage) for before in stages)
-    shown = repr(stage).lstrip(".")
+    shown = f"Pipeline{stage!r}"
     if isinstance(stage, DeviceStage):
         check(batched, f"{shown} copies batches: put it after .batch(n)")
         return
@@ -435,8 +435,9 @@ def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
         return
     check(
         len(said) == 1,
-        "batch() needs one size: batch(n), samples a rank; batch(global_size=n), over"
-        " all ranks; batch(max_tokens=n, lengths=...), tokens a rank; or"
+        "Pipeline.batch() needs one size: batch(n), samples a rank;"
+        " batch(global_size=n), over all ranks;"
+        " batch(max_tokens=n, lengths=...), tokens a rank; or"
         f" batch(global_max_tokens=n, lengths=...), over all ranks; got {said}",
     )
 
@@ -486,7 +487,7 @@ def _group_sizes(source: SourceStage) -> Sequence[int]:
     sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
     if sizes is None:
         raise SpecError(
-            f"shuffle(window=...) mixes a few shards at a time, and"
+            f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
             f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
             " each of its shards; leave `window` out to mix all samples"
         )
@@ -494,7 +495,8 @@ def _group_sizes(source: SourceStage) -> Sequence[int]:
 
 
 NO_BUFFER = (
-    "`shuffle` takes nothing but `seed=`, got {!r}: it needs no buffer, as it shuffles"
-    " the whole dataset, differently each epoch; call shuffle(), or shuffle(seed=...)"
+    "Pipeline.shuffle() takes nothing but `seed=`, got {!r}: it needs no buffer, as it"
+    " shuffles the whole dataset, differently each epoch;"
+    " call shuffle(), or shuffle(seed=...)"
     " for an order that is the same in each run"
 )

@@ -251,7 +251,8 @@ class FunctionStage(PerSample):
         method = self.kind.lower()
         check(
             callable(self.function),
-            f"{method}() needs a function of one sample, got {self.function!r}",
+            f"Pipeline.{method}() needs a function of one sample, got"
+            f" {self.function!r}",
         )
         PerSample.__post_init__(self)
         check_kind(self.function, self.executor)
@@ -354,8 +355,8 @@ class CacheStage:
     def __post_init__(self) -> None:
         check(
             self.ram or self.disk is not None,
-            'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or both'
-            ", got neither",
+            'Pipeline.cache() needs a tier: cache(ram="2GB"),'
+            ' cache(disk="/nvme/cache"), or both, got neither',
         )
         total = memory_limit_bytes()
         check(

@@ -42,8 +42,11 @@ def numbers() -> ps.Pipeline:
         ),
         (lambda p: p.batch(-3), "the batch size must be an int >= 1, got -3"),
         (lambda p: p.batch(2.5), "the batch size must be an int >= 1, got 2.5"),
-        (lambda p: p.batch(), "batch() needs one size: batch(n), samples a rank;"),
-        (lambda p: p.batch(2, global_size=4), "batch() needs one size"),
+        (
+            lambda p: p.batch(),
+            "Pipeline.batch() needs one size: batch(n), samples a rank;",
+        ),
+        (lambda p: p.batch(2, global_size=4), "Pipeline.batch() needs one size"),
         (
             lambda p: p.map(abs, executor="fast"),
             (
@@ -63,21 +66,27 @@ def numbers() -> ps.Pipeline:
             lambda p: p.map(abs, num_parallel_workers=2, executor="inline"),
             'executor="inline" has one worker, the trainer itself, got',
         ),
-        (lambda p: p.map(3), "map() needs a function of one sample, got 3"),
-        (lambda p: p.filter(None), "filter() needs a function of one sample, got None"),
+        (lambda p: p.map(3), "Pipeline.map() needs a function of one sample, got 3"),
+        (
+            lambda p: p.filter(None),
+            "Pipeline.filter() needs a function of one sample, got None",
+        ),
         (
             lambda p: p.shuffle(seed=-1),
             "`seed` must be an int from 0 to 2**64 - 1, got -1",
         ),
         (
             lambda p: p.shuffle(1000),
-            "`shuffle` takes nothing but `seed=`, got 1000: it needs no buffer",
+            "Pipeline.shuffle() takes nothing but `seed=`, got 1000: it needs no",
         ),
-        (lambda p: p.shuffle(None), "`shuffle` takes nothing but `seed=`, got None"),
+        (
+            lambda p: p.shuffle(None),
+            "Pipeline.shuffle() takes nothing but `seed=`, got None",
+        ),
         (lambda p: p.take(0), "`n` must be an int >= 1, got 0; take at least"),
         (lambda p: p.repeat(0), "`n` must be an int >= 1, got 0; repeat(1)"),
         (lambda p: p.select([]), "`indices` must not be empty"),
-        (lambda p: p.batch(2).batch(2), "batch(2) cannot come after .batch()"),
+        (lambda p: p.batch(2).batch(2), "Pipeline.batch(2) cannot come after .batch()"),
         (lambda p: p.to_device("cpu"), "put it after .batch(n)"),
         (lambda p: p.batch(2).to_device("gpu9"), '`device` must be one such as "cpu"'),
         (

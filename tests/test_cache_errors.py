@@ -75,8 +75,8 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no tier": (
         lambda: plain().cache(),
         (
-            'cache() needs a tier: cache(ram="2GB"), cache(disk="/nvme/cache"), or'
-            " both, got neither"
+            'Pipeline.cache() needs a tier: cache(ram="2GB"), '
+            'cache(disk="/nvme/cache"), or both, got neither'
         ),
     ),
     "codec": (

@@ -112,13 +112,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "no function": (
         lambda: MapStage("decode"),  # type: ignore[arg-type]
         "got 'decode'",
-        "map() needs a function",
+        "Pipeline.map() needs a function",
         "of one sample",
     ),
     "no predicate": (
         lambda: FilterStage(None),  # type: ignore[arg-type]
         "got None",
-        "filter() needs a function",
+        "Pipeline.filter() needs a function",
         "of one sample",
     ),
     "a seed that is none": (
@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "no batch size": (
         lambda: check_sized(BatchStage(), scheduled=False),
         "got []",
-        "batch() needs one size",
+        "Pipeline.batch() needs one size",
         "batch(global_size=n)",
     ),
     "two batch sizes": (
