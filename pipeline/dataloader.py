@@ -29,6 +29,7 @@ from ..engine.plan import BatchPlan, Drawing, DrawnPlan
 from ..engine.recipe import check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
+from ..system.printing import Printed, loader_call
 from .naming import found_name
 from .session import Epoch, Loop, Slot, rank_of_process
 from .sources.datasets import warn_of
@@ -92,7 +93,7 @@ UNORDERED = (
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     """A torch DataLoader; with autotune on, penstock loads the data and tunes itself.
 
     It takes all arguments of torch's DataLoader. With autotune on, `num_workers` is the
@@ -308,6 +309,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             BYPASS.known = True  # once is enough
             self._tell(BYPASSED)
         return False
+
+    __repr__ = loader_call
 
     # Copies: frameworks rebuild, copy and pickle loaders
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -49,3 +49,38 @@ def call(method: str, made: Any, *args: object, hidden: Collection[str] = ()) ->
             shown = os.fspath(value) if isinstance(value, os.PathLike) else value
             given.append(f"{field.name}={shown!r}")
     return f"{method}({', '.join(given)})"
+
+
+UNSAID: Mapping[str, tuple[object, ...]] = {
+    "drop_last": (False,),
+    "num_workers": (0,),
+    "pin_memory": (False,),
+    "timeout": (0,),
+    "prefetch_factor": (None, 2),
+    "persistent_workers": (False,),
+    "in_order": (True,),
+    "sample_seeding": (None,),
+    "thread_safe": (None,),
+    "name": ("",),
+}
+"""What a loader has where its arguments are left out."""
+
+
+def loader_call(loader: object) -> str:
+    """Return the source of the call that made a loader. No code of the user's runs."""
+    held = vars(loader)
+    given = [f"<{type(held.get('dataset')).__name__}>"]
+    batches = held.get("batch_sampler")
+    if held.get("batch_size") is None and batches is not None:
+        given.append(f"batch_sampler=<{type(batches).__name__}>")
+    else:
+        given.append(f"batch_size={held.get('batch_size')}")
+    sampler = type(held.get("sampler")).__name__
+    if sampler == "RandomSampler":
+        given.append("shuffle=True")
+    elif sampler not in ("SequentialSampler", "_InfiniteConstantSampler", "NoneType"):
+        given.append(f"sampler=<{sampler}>")
+    for name, unsaid in UNSAID.items():
+        if held.get(name, unsaid[0]) not in unsaid:
+            given.append(f"{name}={held[name]!r}")
+    return f"{type(loader).__name__}({', '.join(given)})"

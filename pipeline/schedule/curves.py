@@ -15,10 +15,23 @@ from typing import Literal, Protocol, get_args
 
 from ...engine.plan import Change, Place
 from ...errors import SpecError, check
+from ...system.printing import name_of
 
 Unit = Literal["samples", "steps", "epochs"]
 MAX_CHANGES = 100_000
 """The most changes of a function: a plan stores each change of the batch size."""
+
+
+def plain(value: float) -> str:
+    """Return a number as people write it: 20, not 20.0."""
+    whole = isinstance(value, float) and value.is_integer()
+    return repr(int(value) if whole else value)
+
+
+def called(method: str, *given: str, unit: Unit = "epochs") -> str:
+    """Return the code that makes a curve."""
+    said = () if unit == "epochs" else (f"unit={unit!r}",)
+    return f"schedule.{method}({', '.join((*given, *said))})"
 
 
 class Curve(Protocol):
@@ -34,7 +47,7 @@ class Curve(Protocol):
         """Return a description that identifies the curve: small, JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Constant:
     """The same value forever."""
 
@@ -49,8 +62,11 @@ class Constant:
     def describe(self) -> Mapping[str, object]:
         return {"kind": "constant", "value": self.value}
 
+    def __repr__(self) -> str:
+        return plain(self.value)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Stages:
     """A table with a new value from each start on."""
 
@@ -83,8 +99,13 @@ class Stages:
         table = [list(each) for each in zip(self.starts, self.values, strict=True)]
         return {"kind": "stages", "unit": self.unit, "table": table}
 
+    def __repr__(self) -> str:
+        rows = zip(self.starts, self.values, strict=True)
+        table = ", ".join(f"{plain(start)}: {plain(value)}" for start, value in rows)
+        return called("steps", f"{{{table}}}", unit=self.unit)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Ramp:
     """A ramp from one value to another, straight or along half a cosine.
 
@@ -139,6 +160,13 @@ class Ramp:
             "multiple_of": self.multiple_of,
         }
 
+    def __repr__(self) -> str:
+        given = [plain(self.first), plain(self.last), f"end={plain(self.end)}"]
+        given += [f"begin={plain(self.begin)}"] if self.begin else []
+        if self.multiple_of is not None:
+            given.append(f"multiple_of={self.multiple_of}")
+        return called(self.shape, *given, unit=self.unit)
+
     def _value(self, now: int, place: Place) -> float:
         begin = threshold(self.begin, self.unit, place)
         end = threshold(self.end, self.unit, place)
@@ -152,7 +180,7 @@ class Ramp:
         return max(rounded, self.multiple_of)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Function:
     """A function of the whole number of samples, steps or epochs before a batch."""
 
@@ -197,6 +225,10 @@ class Function:
             "code": digest,
             "until": self.until,
         }
+
+    def __repr__(self) -> str:
+        until = [] if self.until is None else [f"until={self.until}"]
+        return called("function", name_of(self.function), *until, unit=self.unit)
 
     def _argument(self, place: Place) -> int:
         now = place.epoch if self.unit == "epochs" else count(place, self.unit)

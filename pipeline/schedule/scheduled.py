@@ -9,14 +9,15 @@ from typing import Literal
 from ...engine.plan import Change, Place, Setting
 from ...engine.plan.timeline import Timeline
 from ...errors import check
+from ...system.printing import Printed
 from .curves import Constant, Curve, Ramp, Stages
 
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+@dataclass(frozen=True, slots=True, repr=False)
+class Scheduled(Printed):
     """The values at each point of training; pass it to a pipeline as `schedule=`.
 
     `ps.schedule.of` and `ps.schedule.policy` make it.
@@ -69,6 +70,18 @@ class Scheduled:
                 or to the epoch after its last change.
         """
         return preview(self.resolve(world), samples, epochs or self.end_epoch)
+
+    def __repr__(self) -> str:
+        """Return the code that makes it, a line a setting."""
+        size = "batch_size" if self.per_rank else "global_batch_size"
+        given = [f"{size}={self.batch_size!r}"]
+        for name in ("image_size", "momentum", "lr_mult", "strength", "base_batch"):
+            value = getattr(self, name)
+            given += [] if value is None else [f"{name}={value!r}"]
+        given += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]
+        if len(given) == 1:
+            return f"schedule.of({given[0]})"
+        return "\n".join(["schedule.of(", *(f"    {each}," for each in given), ")"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import code
 import gc
+import html
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import penstock as ps
 from support.datasets import KINDS
@@ -28,10 +31,40 @@ def test_figures_are_tables_and_names_are_escaped() -> None:
     assert "Dataset(ID:0) <b>digits</b>" in repr(said)
     assert "in functions" in repr(stats)
     for shown in (pipe, said, stats):
-        html = shown._repr_html_()  # type: ignore[union-attr]
-        assert html.startswith("<pre>")
-        assert "<b>" not in html
-        assert "&lt;b&gt;digits" in html
+        text = shown._repr_html_()  # type: ignore[union-attr]
+        assert text.startswith("<pre>")
+        assert "<b>" not in text
+        assert "&lt;b&gt;digits" in text
+
+
+def test_a_loader_prints_as_the_call_that_makes_it() -> None:
+    settings: Any = {"batch_size": 8, "shuffle": True, "num_workers": 2}
+    loader = ps.DataLoader(list(range(64)), **settings, name="<b>train")
+    settings = "batch_size=8, shuffle=True, num_workers=2"
+    assert repr(loader) == f"DataLoader(<list>, {settings}, name='<b>train')"
+    assert "&lt;b&gt;train" in loader._repr_html_()
+    copy = pickle.loads(pickle.dumps(loader))  # noqa: S301 our own
+    assert repr(copy) == repr(loader)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    batches = torch.utils.data.BatchSampler(range(64), 4, drop_last=False)
+    loader = ps.DataLoader(range(64), batch_sampler=batches, name="val")
+    assert (
+        repr(loader) == "DataLoader(<range>, batch_sampler=<BatchSampler>, name='val')"
+    )
+
+
+def test_a_schedule_prints_as_the_code_that_makes_it() -> None:
+    ramp = ps.schedule.linear(128, 224, end=38, begin=2.5, multiple_of=32)
+    sizes = ps.schedule.steps({0: 64, 30: 128}, "steps")
+    momentum = ps.schedule.cosine(0.9, 0.95, end=9, unit="samples")
+    made = ps.schedule.of(
+        sizes, image_size=ramp, momentum=momentum, lr_mult=2, coupling="linear"
+    )
+    for each in (made, ps.schedule.of(global_batch_size=64)):
+        again = eval(repr(each), {"schedule": ps.schedule})  # noqa: S307 our own
+        assert again == each
+        assert html.unescape(each._repr_html_()) == f"<pre>{each!r}</pre>"
+    assert "batch_size=schedule.steps({0: 64, 30: 128}, unit='steps')" in repr(made)
 
 
 class Shell(code.InteractiveInterpreter):
