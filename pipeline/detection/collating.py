@@ -9,12 +9,12 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import torch
 
 from ...errors import SampleError, check
+from ..image.geometry import writable
 from ..image.kinds import pixels_of
-from ..image.sample import IMAGE, Image, described
+from ..image.sample import IMAGE, described
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,13 @@ def channels_first(image: Any) -> torch.Tensor:
     Raises:
         SampleError: it is no image.
     """
-    numbers = torch.from_numpy(image) if is_numbers(image) else image
+    numbers = torch.from_numpy(writable(image)) if is_numbers(image) else image
     if isinstance(numbers, torch.Tensor) and numbers.ndim == 3:
         if numbers.shape[0] == 3:
             return numbers
         if numbers.shape[-1] == 3:
             return numbers.permute(2, 0, 1)
-    pixels: Image = pixels_of(image)
-    if isinstance(image, PIL.Image.Image):
-        pixels = pixels.copy()
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(writable(pixels_of(image))).permute(2, 0, 1)
 
 
 def is_numbers(image: Any) -> bool:

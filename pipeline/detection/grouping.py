@@ -31,7 +31,8 @@ def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:
         f" {[*given.shape]}; a dataset's index tells them, or the files' headers",
     )
     check(groups >= 1, f"`groups` must be >= 1, got {groups}; 7 is usual")
-    borders = 2 ** np.linspace(-1, 1, groups - 1) if groups > 1 else np.empty(0)
+    # A single border is 1:1: linspace would have it at its lower end.
+    borders = np.ones(1) if groups == 2 else 2 ** np.linspace(-1, 1, groups - 1)
     found: NDArray[np.int64] = np.searchsorted(
         borders, given[:, 1] / given[:, 0], side="right"
     ).astype(np.int64)

@@ -57,8 +57,11 @@ class resize:
         size = sizes[int(rng.integers(len(sizes))) if len(sizes) > 1 else 0]
 
         def choose(height: int, width: int) -> Placement:
-            scale = min(size / min(height, width), self.max_size / max(height, width))
-            tall, wide = (max(1, int(side * scale)) for side in (height, width))
+            low, high = min(height, width), max(height, width)
+            is_short = size * high <= self.max_size * low
+            # Whole numbers: 49 * (800 / 49) is less than 800 in floats.
+            new, old = (size, low) if is_short else (self.max_size, high)
+            tall, wide = (max(1, side * new // old) for side in (height, width))
             return Placement.whole(
                 (height, width), height=tall, width=wide, antialias=self.antialias
             )

@@ -68,7 +68,7 @@ class color_jitter:
             picture = PIL.Image.fromarray(pixels)
             for change, amount in changes:
                 picture = change(picture, amount)
-            return np.asarray(picture)
+            return np.array(picture)  # `asarray` would be read-only
 
         return on_pixels(sample, changed)
 

@@ -64,7 +64,8 @@ class Mixing(ABC):
         made: tuple[Any, Any] = (mixed, shares)
         if not isinstance(batch[0], torch.Tensor):
             made = (mixed.numpy(), shares.numpy())
-        return type(batch)((*made, *batch[2:]))
+        make = getattr(type(batch), "_make", type(batch))  # a namedtuple stays one
+        return make((*made, *batch[2:]))
 
     @abstractmethod
     def _mixed(

@@ -209,4 +209,4 @@ class rand_augment:
                 picture = change(picture, 1 + sign * level * MAX_FACTOR)
             else:
                 picture = change(picture, level)
-        return parts.made(like(parts.image, np.asarray(picture)), target)
+        return parts.made(like(parts.image, np.array(picture)), target)
