@@ -388,6 +388,24 @@ def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
     assert "input-bound: waiting " in caplog.text
 
 
+def test_a_move_after_the_last_look_is_in_the_log_and_the_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "penstock.autotune")
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog())
+    plant.advance(1.0)
+    tuner.step()
+    plant.advance(1.0)
+    seen = plant.observe()
+    assert seen is not None
+    move = Move(plant.now_s, DECODE, "inline", "process", "moved", "it pays")
+    last = replace(seen.segments[-1], moves=(move,), executor="process")
+    tuner.finish(lambda: replace(seen, segments=(*seen.segments[:-1], last)))
+    assert caplog.text.count(move.line) == 1
+    assert tuner.found().executors[last.name] == "process"
+
+
 def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     plant.advance(10.0)
