@@ -70,7 +70,7 @@ class HostChild(Child):
         self._number = 0
         # Batches taken that the child does not know of yet, and their round.
         self._round = self._taken = 0
-        # It is told after this many.
+        # The child is notified after this many.
         self._at_once = 1
         self._unpacker = Unpacker()
         super().__init__(*self.fork(partial(body, theirs), theirs))
@@ -95,7 +95,7 @@ class HostChild(Child):
     def take(self, round_: int, left: int) -> None:
         """Report that a batch was taken, and which arrays have died.
 
-        Waking the child takes longer than everything else here. So it is told only
+        Waking the child takes longer than everything else here. So notify it only
         twice for all batches that came together, and always before none is `left`:
         otherwise it would wait without end.
         """

@@ -7,8 +7,8 @@ or lists:
 - `masks [n, H, W]`: one an object; `mask [H, W]`: one class a pixel;
 - `keypoints [n, k, 2 or 3]`: x, y, and whether it is visible.
 
-A box that nothing is left of is dropped, and so is its entry in all that has one a box:
-`PER_BOX`, and what an operator is told.
+A box of which nothing is left is dropped, together with its entry under each name in
+`PER_BOX` and each name that the operator was given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Flags = NDArray[np.bool_]
 PER_BOX = frozenset(
     ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")
 )
-"""What has an entry a box, besides what an operator is told."""
+"""Names with one entry per box; operators may be given more of them."""
 
 
 class Transform(Protocol):

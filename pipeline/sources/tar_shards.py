@@ -105,10 +105,16 @@ class OpenTar:
         begin = min(start for _, start, _ in fields)
         end = max(start + nbytes for _, start, nbytes in fields)
         data = os.pread(self._descriptor, end - begin, begin)
-        if len(data) != end - begin:
-            raise OSError(
-                f"{self.path} ends within a sample: it was cut off since it was indexed"
+        while len(data) != end - begin:  # Linux reads at most 2 GiB at once
+            more = os.pread(
+                self._descriptor, end - begin - len(data), begin + len(data)
             )
+            if not more:
+                raise OSError(
+                    f"{self.path} ends within a sample: it was cut off since it was"
+                    " indexed"
+                )
+            data += more
         return {
             name: data[start - begin : start - begin + nbytes]
             for name, start, nbytes in fields
