@@ -26,17 +26,19 @@ LOOKS = 500
 
 
 async def settled() -> None:
-    """Close every connection, late ones too, until none and no task is left but this.
+    """Close all connections, until none is open and this is the only task.
 
-    aiohttp forgets some that come while it shuts down; the loop knows them all.
+    aiohttp forgets connections that it accepts while it shuts down, but the loop knows
+    them. A task that accepts one may end, and leave it open, during any sleep.
     """
-    transports = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # noqa: SLF001
+    known = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # noqa: SLF001
     for _ in range(LOOKS):
-        for transport in list(transports.values()):
+        still_open = [each for each in list(known.values()) if each._sock is not None]  # noqa: SLF001
+        if not still_open and len(asyncio.all_tasks()) == 1:
+            return
+        for transport in still_open:
             transport.abort()
         await asyncio.sleep(0.01)
-        if len(asyncio.all_tasks()) == 1:
-            return
 
 
 class HttpStore:
