@@ -161,15 +161,17 @@ class SeededCalls:
         Args:
             make: calls the subject.
             seed: of this call.
-            alone: whether no other thread may draw meanwhile, which would look alike.
+            alone: whether no other thread may draw meanwhile. Otherwise a draw of any
+                thread looks like one of this call, so it seeds all further calls.
         """
         undrawn = self._undrawn
-        if self._seeds is False and alone:
+        if self._seeds is False:
             undrawn.look()
             made = make()
             if not undrawn.drawn:
                 return made
             undrawn.put_back()
+            self._seeds = not alone
         before = snapshot(self._subject) if self.keeps is None else None
         with seeded_by(*seed):
             undrawn.look()

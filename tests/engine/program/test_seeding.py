@@ -109,9 +109,10 @@ def test_what_was_drawn_is_put_back(trainers: list[str], datas: list[str]) -> No
     assert next_ones() == expected
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=6))
+@pytest.mark.parametrize("alone", [True, False])
+@given(draws=st.lists(st.booleans(), min_size=1, max_size=6))
 def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
-    draws: list[bool],
+    draws: list[bool], *, alone: bool
 ) -> None:
     def run(*, seeded: bool) -> tuple[list[float], tuple[object, ...]]:
         random.seed(5)
@@ -121,7 +122,7 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
             if not seeded:
                 random.random()  # what the trainer draws changes nothing
             make = random.random if drawing else lambda: 0.0
-            made.append(calls.call(make, 7, number))
+            made.append(calls.call(make, 7, number, alone=alone))
         return made, next_ones()[:1]
 
     made, after = run(seeded=True)
@@ -130,3 +131,23 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     assert after == next_ones()[:1]
     drawn = [one for one, drawing in zip(made, draws, strict=True) if drawing]
     assert len(set(drawn)) == len(drawn)
+
+
+def test_what_draws_nothing_beside_other_threads_is_not_seeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread's draw looks like the call's own, so from then on it is."""
+    seeded = []
+
+    def note(seed: int) -> None:
+        seeded.append(seed)
+
+    monkeypatch.setattr(seeding, "seed_global_generators", note)
+    calls = SeededCalls(None)
+    for number in range(3):
+        assert calls.call(int, 7, number, alone=False) == 0
+    assert len(seeded) == 1
+    assert 0 <= calls.call(random.random, 7, 3, alone=False) < 1
+    for number in range(2):
+        calls.call(int, 7, number, alone=False)
+    assert len(seeded) == 4
