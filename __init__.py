@@ -27,7 +27,6 @@ from .config import (
     set_prefetch_size,
     set_seed,
 )
-from .engine.plan import BatchPlan, Shard
 from .errors import (
     BudgetError,
     PenstockError,
@@ -36,11 +35,12 @@ from .errors import (
     StateError,
     WorkerError,
 )
-from .pipeline.dataloader import DataLoader
-from .pipeline.pipeline import Pipeline
 
 if _typing.TYPE_CHECKING:
+    from .engine.plan import BatchPlan, Shard
     from .pipeline import detection, image, optim, schedule, testing, text
+    from .pipeline.dataloader import DataLoader
+    from .pipeline.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -79,10 +79,21 @@ __all__ = [
 ]
 
 
+_CLASSES = {
+    "BatchPlan": ".engine.plan",
+    "DataLoader": ".pipeline.dataloader",
+    "Pipeline": ".pipeline.pipeline",
+    "Shard": ".engine.plan",
+}
+
+
 def __getattr__(name: str) -> object:
-    """Load what brings libraries of its own (Pillow, simplejpeg) when it is used."""
+    """Load what brings libraries of its own (torch, Pillow) when it is used."""
     if name in ("detection", "image", "optim", "schedule", "testing", "text"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
+    if name in _CLASSES:
+        found = getattr(_importlib.import_module(_CLASSES[name], __name__), name)
+        return globals().setdefault(name, found)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
 

@@ -18,18 +18,11 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-import torch.utils.data
-import torch.utils.data.dataloader
 import typer
 
 from . import __version__, config
 from .autotune.report.terminal import read_report
-from .cache.housekeeping import NoCacheError, clear, entries, verify
 from .errors import PenstockError, check
-from .pipeline.dataloader import DataLoader
-from .pipeline.image.crop_decoder import crop_extension
-from .pipeline.session import end_tuning, rank_of_process
 from .system.forking import FORKS
 from .system.resources import effective_cpus, parse_bytes
 from .system.shared_memory import SHARED_MEMORY
@@ -58,7 +51,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     try:
         app(prog_name="penstock")
-    except (PenstockError, NoCacheError) as error:
+    except PenstockError as error:
         sys.exit(f"penstock: {error}")
     except SystemExit as end:
         if end.code == INTERRUPTED:
@@ -210,6 +203,11 @@ def run_script(
         module or Path(target).is_file(),
         f"there is no script {target!r}; `-m` runs a module",
     )
+    import torch.utils.data.dataloader
+
+    from .pipeline.dataloader import DataLoader
+    from .pipeline.session import end_tuning, rank_of_process
+
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
         files = prefix or str(Path(folder) / "run")
         torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
@@ -322,6 +320,8 @@ def list_cache(folder: Folder) -> None:
     """List what is stored: one line for each data set, code and image size."""
     from rich.console import Console
 
+    from .cache.housekeeping import entries
+
     with Console(stderr=True).status("counting what is stored"):  # on a terminal
         found = entries(folder)
     for entry in found:
@@ -336,6 +336,7 @@ def list_cache(folder: Folder) -> None:
 @caches.command("verify")
 def verify_cache(folder: Folder) -> None:
     """Read every record, drop those that are damaged; exit code 1 if there are any."""
+    from .cache.housekeeping import verify
 
     def progress(seen: int) -> None:
         print(f"{seen:,} records read", file=sys.stderr)
@@ -352,6 +353,8 @@ def clear_cache(
 ) -> None:
     """Delete what is stored."""
     from rich.console import Console
+
+    from .cache.housekeeping import clear
 
     with Console(stderr=True).status("deleting"):  # on a terminal
         count = clear(folder, name or None)
@@ -381,10 +384,14 @@ class Diagnosis:
 
 def findings() -> Iterator[Diagnosis]:
     """Look at everything that loading depends on."""
+    import torch
+
+    from .pipeline.image.crop_decoder import crop_extension
+
     budget = config.budget()
     yield Diagnosis("penstock", __version__)
     yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
-    yield Diagnosis("torch", f"{torch.__version__}, {accelerators()}")
+    yield Diagnosis("torch", f"{torch.__version__}, {accelerators(torch.cuda)}")
     yield of_cpus(budget.cpu_cores)
     yield of_torch_threads(torch.get_num_threads(), budget.cpu_cores)
     yield of_memory(budget.memory_bytes)
@@ -395,9 +402,9 @@ def findings() -> Iterator[Diagnosis]:
     yield of_crop_decoding(*crop_extension())
 
 
-def accelerators() -> str:
-    """Name the GPUs that torch can use."""
-    names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+def accelerators(cuda: Any) -> str:
+    """Name the GPUs that `torch.cuda` can use."""
+    names = [cuda.get_device_name(at) for at in range(cuda.device_count())]
     return ", ".join(names) or "no CUDA device"
 
 

@@ -7,16 +7,15 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isclose
-from typing import Any, get_args
+from typing import Any
 
-from ..engine.recipe import Executor
 from ..errors import SpecError, check
 from .policies.per_regime import Values
-from .situation import KnobKey, Row
+from .situation import CHEAPER, KnobKey, Row
 
 VERSION = 1
 """Of the format of `<prefix>_<rank>.json` and of the rows beside it."""
-EXECUTORS = {*get_args(Executor)} - {"auto"}
+EXECUTORS = {*CHEAPER, "async"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""

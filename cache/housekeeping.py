@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from ..errors import PenstockError
 from .disk import Disk, DiskError, Namespace
 from .folder import SLOW_S, DistrustError, alone, check_folder, places, wipe
 from .record import RecordError, check
 from .tiers import FOLDER
 
 
-class NoCacheError(Exception):
+class NoCacheError(PenstockError):
     """There is no cache in the folder, or it cannot be read."""
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -331,17 +332,22 @@ def logs_of(prefix: str) -> list[str]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-WINDOW = b'"event": "observation"'
-HEAD = 400
-"""Bytes at the start of a row that identify it."""
+ROW = re.compile(
+    rb'\{"pipeline": ("(?:[^"\\]|\\.)*"), (?:"time_s": [^,]+, )?"event": "(\w+)"'
+)
+"""The beginning of a row: its pipeline and event, in the form in which logs have it."""
+CHANGES = (b"decision", b"outcome", b"executor")
 LARGE = 1 << 21
 """Size of a log, some 800 windows, above which not every window is examined."""
+BLOCK = 1 << 20
+"""Bytes that are read at a time."""
 
 
 class Follower:
     """Reads a log as it grows. Of a large one, every second or tenth window counts.
 
-    The window before a change and the last one always count: they have the values.
+    The window before a change and the last one always count: they have the values. Of
+    the verdicts, the first and the last count.
 
     Args:
         path: of one rank's file.
@@ -353,8 +359,9 @@ class Follower:
         self._offset = self._rows = 0
         self._rest = b""
         self._windows = 0
-        # The latest window that was skipped, by the beginning of its row.
-        self._passed: dict[bytes, bytes] = {}
+        # The latest rows that were skipped, by pipeline and event.
+        self._passed: dict[tuple[bytes, bytes], bytes] = {}
+        self._judged: set[bytes] = set()  # pipelines with a verdict
         self._found: dict[str, Recorded] = {}
         self.damaged = 0
         """Lines that could not be read."""
@@ -374,55 +381,70 @@ class Follower:
         with open(self._path, "rb") as file:
             every = 1 + (os.fstat(file.fileno()).st_size - self._offset) // LARGE
             file.seek(self._offset)
-            for line in file:
-                self._offset += len(line)
-                if line.endswith(b"\n"):
-                    self._see(self._rest + line, every)
-                    self._rest = b""
-                else:
-                    self._rest += line
-        self._catch_up()
+            while block := file.read(BLOCK):
+                self._offset += len(block)
+                *lines, self._rest = (self._rest + block).split(b"\n")
+                self._take([each for line in lines for each in self._due(line, every)])
+        self._take(list(self._passed.values()))
+        self._passed.clear()
 
     def end(self) -> None:
         """Note that nothing more will be written: half a line is a damaged one."""
         if self._rest:
-            self._take(self._rest)
+            self._take([self._rest])
             self._rest = b""
 
-    def _see(self, line: bytes, every: int) -> None:
-        """Take a line, or skip it for now."""
-        head = line[:HEAD]
-        whose = head[: head.find(b'"time_s"')]
-        if WINDOW in head:
+    def _due(self, line: bytes, every: int) -> Iterable[bytes]:
+        """Return the lines to take at this one, which may itself be skipped for now."""
+        begins = ROW.match(line)
+        if every == 1 or begins is None:
+            return (line,)
+        whose, event = begins.groups()
+        if event == b"observation":
             self._windows += 1
-            if self._windows % every:
-                self._passed[whose] = line
-                return
-            self._passed.pop(whose, None)
-        elif whose in self._passed:
-            self._take(self._passed.pop(whose))
-        self._take(line)
+            skipped = self._windows % every > 0
+        else:
+            skipped = event == b"verdict" and whose in self._judged
+        if skipped:
+            self._passed[whose, event] = line
+            return ()
+        if event == b"verdict":
+            self._judged.add(whose)
+        before = None
+        if event in CHANGES:
+            before = self._passed.pop((whose, b"observation"), None)
+        elif event == b"observation":
+            self._passed.pop((whose, event), None)
+        return (line,) if before is None else (before, line)
 
-    def _catch_up(self) -> None:
-        """Take the latest windows."""
-        for line in self._passed.values():
-            self._take(line)
-        self._passed.clear()
+    def _take(self, lines: Sequence[bytes]) -> None:
+        """Add the rows of lines: parsed together, or one by one if one is damaged."""
+        together = _parsed(lines)
+        for number, line in enumerate(lines):
+            try:
+                self._add(json.loads(line) if together is None else together[number])
+            except SpecError:
+                raise
+            except UNREADABLE as error:
+                self.damaged += 1
+                if not self._rows:
+                    told = f"{type(error).__name__}: {error}"
+                    raise SpecError(STRANGE.format(self._path, told)) from error
 
-    def _take(self, line: bytes) -> None:
-        try:
-            row = json.loads(line)
-            if row["event"] == "begin":
-                check_version(row, self._path)
-            name = row["pipeline"]
-            if name not in self._found:
-                self._found[name] = Recorded(name, self._number)
-            self._found[name].add(row)
-            self._rows += 1
-        except SpecError:
-            raise
-        except UNREADABLE as error:
-            self.damaged += 1
-            if not self._rows:
-                told = f"{type(error).__name__}: {error}"
-                raise SpecError(STRANGE.format(self._path, told)) from error
+    def _add(self, row: Row) -> None:
+        if row["event"] == "begin":
+            check_version(row, self._path)
+        name = row["pipeline"]
+        if name not in self._found:
+            self._found[name] = Recorded(name, self._number)
+        self._found[name].add(row)
+        self._rows += 1
+
+
+def _parsed(lines: Sequence[bytes]) -> list[Row] | None:
+    """Return the rows of lines, or None unless each line is one row."""
+    try:
+        rows: list[Row] = json.loads(b"[%b]" % b",".join(lines))
+    except UNREADABLE:
+        return None
+    return rows if len(rows) == len(lines) else None

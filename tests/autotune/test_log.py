@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from penstock.autotune import phrases
 from penstock.autotune.log import AutotuneLog, show_by_default
-from penstock.autotune.saved import Saved, read_saved
+from penstock.autotune.saved import EXECUTORS, Saved, read_saved
 from penstock.autotune.situation import (
     Decision,
     DecisionOutcome,
@@ -20,6 +21,7 @@ from penstock.autotune.situation import (
     Measure,
     Situation,
 )
+from penstock.engine.recipe import Executor
 from support.windows import DECODE, READ, situation, starved
 
 DECISION = Decision(
@@ -243,3 +245,7 @@ def test_numbers_are_those_a_person_would_say(number: float, text: str) -> None:
 def test_a_speed_up_that_nobody_can_judge_is_not_given_to_a_digit() -> None:
     assert phrases.speedup(1.7) == "at most 1.7x faster"
     assert phrases.speedup(1000.0) == "more than 100x faster"
+
+
+def test_a_result_may_name_every_kind_of_worker_that_a_run_ends_with() -> None:
+    assert {*get_args(Executor)} - {"auto"} == EXECUTORS

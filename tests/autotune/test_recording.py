@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune import log as autotune_log
+from penstock.autotune.report import recording as recordings
 from penstock.autotune.report.charts import timeline
 from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Follower, read_recording
@@ -153,3 +154,34 @@ def test_a_long_run_leaves_quiet_windows_out_and_none_that_was_decided_on(
     assert found.values() == full.values()
     assert len(found.windows) < len(full.windows) / 2
     assert found.latest == full.latest
+
+
+def test_a_large_log_is_thinned_by_windows_that_nothing_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run", "train", seconds=150.0)
+    log = record(tmp_path / "run", 'v"al, {', seconds=150.0)
+    whole = read_recording(log).pipelines
+    monkeypatch.setattr(recordings, "LARGE", 20_000)
+    monkeypatch.setattr(recordings, "BLOCK", 10_000)
+    for found, full in zip(read_recording(log).pipelines, whole, strict=True):
+        assert len(found.windows) < len(full.windows) / 2
+        assert found.windows[-1] == full.windows[-1]
+        kept = "name changes said verdicts begun end latest measured"
+        for each in kept.split():
+            assert getattr(found, each) == getattr(full, each)
+        assert found.values() == full.values()
+        decided = {row["time_s"] for row in full.changes if row["event"] == "decision"}
+        assert decided <= {window.time_s for window in found.windows}
+
+
+def test_a_damaged_line_costs_that_line_alone(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    rows = log.read_bytes().splitlines(keepends=True)
+    (whole,) = read_recording(log).pipelines
+    for damage in (b"{", b"[" * 100_000, b"1", b'{"event": "said"}, {}', b""):
+        damaged = [*rows[:3], damage + b"\n", *rows[3:]]
+        log.write_bytes(b"".join(damaged))
+        recording = read_recording(log)
+        assert recording.pipelines == (whole,)
+        assert recording.damaged == 1
