@@ -3,24 +3,24 @@
     pipe.map(ps.image.decode).map(ps.image.random_resized_crop(224))
     pipe.map(ps.image.decode_random_resized_crop(224, flip=0.5))
 
-The second decodes only the crop of a JPEG, by an extension in C that is built with
-penstock where libjpeg-turbo's headers are, and it decodes less where photos are large
-for the crops.
+The second line decodes only the crop of a JPEG, with an extension in C that is built
+with penstock if libjpeg-turbo's headers are installed. Photos that are much larger than
+the crop are decoded at a smaller scale.
 
     pipe.map(ps.image.decode_only_random_resized_crop(224, flip=0.5))
 
-The third leaves unread what is below the crop: damage there may go unnoticed.
+This one does not read the file below the crop, so damage there may go unnoticed.
 
     pipe.map(ps.image.random_resized_crop(224)).map(ps.image.rand_augment())
     pipe.batch(32).map(ps.image.mixup(1000)).map(ps.image.normalize())
 
 An operator takes the bytes of a file, an array `uint8 [H, W, 3]`, a tensor `uint8 [3,
 H, W]` or a Pillow image: alone, as the first element of a tuple, or as a dict's
-"image". Boxes, masks and keypoints in a dict move with it, by the names that
-torchvision's detection models have for them; all else is handed on.
+"image". Boxes, masks and keypoints in a dict move with the image if they have the names
+that torchvision's detection models use. Everything else is passed on.
 
-All may run on any number of threads at once, and the bytes do not depend on the number
-of threads. What cuts, resizes and mirrors does so outside the GIL.
+All operators may run on any number of threads at once, and the result does not depend
+on that number. Cropping, resizing and mirroring release the GIL.
 """
 
 from __future__ import annotations

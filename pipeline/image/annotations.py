@@ -1,14 +1,14 @@
 """Annotations that move with an image's pixels: boxes, masks and keypoints.
 
-They are named, and shaped, as torchvision's detection models take them; arrays, tensors
-or lists:
+They have the names and shapes that torchvision's detection models expect, and may be
+arrays, tensors or lists:
 
-- `boxes [n, 4]`: left, top, right, bottom in pixels, x from the left and y from above;
-- `masks [n, H, W]`: one an object; `mask [H, W]`: one class a pixel;
-- `keypoints [n, k, 2 or 3]`: x, y, and whether it is visible.
+- `boxes [n, 4]`: left, top, right, bottom in pixels; x grows to the right, y downwards;
+- `masks [n, H, W]`: one per object; `mask [H, W]`: one class per pixel;
+- `keypoints [n, k, 2 or 3]`: x and y in pixels, and whether the point is visible.
 
-A box of which nothing is left is dropped, together with its entry under each name in
-`PER_BOX` and each name that the operator was given.
+If nothing is left of a box, it is dropped, together with its entry under each name in
+`PER_BOX` and each name in the operator's `per_box`.
 """
 
 from __future__ import annotations
@@ -30,33 +30,36 @@ Flags = NDArray[np.bool_]
 PER_BOX = frozenset(
     ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")
 )
-"""Names with one entry per box; operators may be given more of them."""
+"""Names with one entry per box; an operator's `per_box` adds others."""
 
 
 class Transform(Protocol):
-    """What an operator does to places in an image."""
+    """Where an operator moves the places of an image."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the image that comes of it."""
+        """Height and width of the new image, in pixels."""
         ...
 
     @property
     def shown(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of what was the image; around it is padding."""
+        """Left, top, right, bottom of the old image in the new one, in pixels.
+
+        Everything around it is padding.
+        """
         ...
 
     @property
     def cuts(self) -> bool:
-        """Whether something may lie outside afterwards."""
+        """Whether a part of the old image may lie outside the new one."""
         ...
 
     def points(self, points: Points) -> Points:
-        """Return where points come to lie."""
+        """Return the new places of points, `float64 [m, 2]`."""
         ...
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        """Return masks `uint8 or int [n, H, W]` of the new image, nearest pixels."""
+        """Return masks `uint8 or int [n, H, W]` of the new image, by nearest pixels."""
         ...
 
 
@@ -72,16 +75,16 @@ def moved(
     """Return annotations as they are after a move.
 
     Args:
-        target: the annotations, and what else is in their dict: handed on.
-        move: what became of the image.
-        size: height and width before.
-        per_box: names of further entries that have one a box.
-        by_middle: boxes stay whose middle is in the image. False: all that something
-            is left of.
-        mask_fill: what `mask` is around the image.
+        target: the annotations; everything else in their dict is passed on.
+        move: the move that the image made.
+        size: height and width of the image before, in pixels.
+        per_box: names of further entries that have one value per box.
+        by_middle: keep the boxes whose middle is inside the image. False: keep each box
+            that has any part inside.
+        mask_fill: the class that `mask` gets around the image.
 
     Raises:
-        SampleError: an annotation of another shape than its name says.
+        SampleError: an annotation does not have the shape that its name stands for.
     """
     found = dict(target)
     kept: Flags | None = None
@@ -104,7 +107,11 @@ def moved(
 
 
 def boxes_of(given: Any) -> Points:
-    """Return boxes as `float64 [n, 4]`, or raise `SampleError`."""
+    """Return boxes as `float64 [n, 4]`.
+
+    Raises:
+        SampleError: they are not numbers, or have another shape.
+    """
     boxes = numbers(given, "boxes")
     if boxes.size == 0:
         return boxes.reshape(0, 4)
@@ -119,9 +126,10 @@ def boxes_of(given: Any) -> Points:
 def moved_boxes(
     boxes: Points, move: Transform, *, by_middle: bool
 ) -> tuple[Points, Flags]:
-    """Return the boxes that hold the moved ones, within the image; and which stay.
+    """Return the upright boxes around the moved ones, and which of them to keep.
 
-    They are `float64 [n, 4]` still: `n` is not changed.
+    The boxes are cut off at the edges of the image. All `n` are returned, as `float64
+    [n, 4]`.
     """
     corners = boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2)
     places = move.points(corners).reshape(-1, 4, 2)
@@ -138,33 +146,42 @@ def moved_boxes(
 
 
 def areas(boxes: Points) -> NDArray[np.float64]:
-    """Return the area of each box `[n, 4]`, in pixels; 0 where it is turned over."""
+    """Return the area of each box `[n, 4]` in pixels; 0 if its edges are swapped."""
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
     found: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
     return found
 
 
 def scaled_area(given: Any, before: Points, after: Points) -> Any:
-    """Return `area [n]` in the proportion in which the boxes' areas changed."""
+    """Return `area [n]`, scaled as the areas of the boxes have changed.
+
+    Raises:
+        SampleError: it does not have one number per box.
+    """
     was = areas(before)
     share = np.divide(areas(after), was, out=np.ones_like(was), where=was > 0)
     area = numbers(given, "area")
     if area.shape != share.shape:
         raise SampleError(
-            f"`area` must be one number a box, [{len(share)}], got {[*area.shape]}"
+            f"`area` must have one number per box, [{len(share)}], got"
+            f" {[*area.shape]}; give the area of each box, in pixels"
         )
     return as_given(area * share, given)
 
 
 def moved_keypoints(given: Any, move: Transform) -> Any:
-    """Return keypoints `[n, k, 2 or 3]`; what lies outside is 0, and not visible."""
+    """Return keypoints `[n, k, 2 or 3]`; those outside become 0, and not visible.
+
+    Raises:
+        SampleError: they have another shape.
+    """
     points = numbers(given, "keypoints")
     if points.size == 0:
         return given
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise SampleError(
-            "`keypoints` must be [n, k, 3]: x, y and whether it is visible, or [n, k,"
-            f" 2], got {[*points.shape]}; convert them in a map() before this"
+            "`keypoints` must be [n, k, 3] (x, y, visibility) or [n, k, 2] (x, y), got"
+            f" {[*points.shape]}; convert them in a map() before this"
         )
     places = move.points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:2], 2)
     if points.shape[2] == 2:
@@ -179,14 +196,18 @@ def moved_keypoints(given: Any, move: Transform) -> Any:
 def moved_masks(
     given: Any, move: Transform, size: tuple[int, int], name: str, fill: int
 ) -> Any:
-    """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move."""
+    """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move.
+
+    Raises:
+        SampleError: they are not of the image's height and width.
+    """
     array = given if isinstance(given, torch.Tensor) else np.asarray(given)
     dimensions = 3 if name == "masks" else 2
     if array.ndim != dimensions or tuple(array.shape[-2:]) != size:
         lead = "n, " if name == "masks" else ""
         raise SampleError(
-            f"`{name}` must be [{lead}{size[0]}, {size[1]}], as the image is, got"
-            f" {described(array)}"
+            f"`{name}` must be [{lead}{size[0]}, {size[1]}], the size of the image, got"
+            f" {described(array)}; resize them together with the image"
         )
     if not isinstance(array, torch.Tensor):
         array = torch.from_numpy(np.require(array, requirements=("C", "W")))
@@ -198,11 +219,15 @@ def moved_masks(
 
 
 def chosen(given: Any, kept: Flags, name: str) -> Any:
-    """Return the entries of the boxes that stay."""
+    """Return the entries of the boxes that are kept.
+
+    Raises:
+        SampleError: there is not one entry per box.
+    """
     if len(given) != len(kept):
         raise SampleError(
-            f"`{name}` must have one entry a box, {len(kept)}, got {len(given)}; give"
-            " what belongs to the whole image another name"
+            f"`{name}` must have one entry per box, {len(kept)}, got {len(given)}; if"
+            " it belongs to the whole image, give it another name"
         )
     if isinstance(given, torch.Tensor):
         return given[torch.from_numpy(kept)]
@@ -212,18 +237,25 @@ def chosen(given: Any, kept: Flags, name: str) -> Any:
 
 
 def numbers(given: Any, name: str) -> Points:
-    """Return numbers of a list, an array or a tensor as `float64`, as a copy."""
+    """Return the numbers in a list, an array or a tensor as a new `float64` array.
+
+    Raises:
+        SampleError: they are not numbers.
+    """
     try:
         return np.array(given, np.float64)
     except (TypeError, ValueError) as error:
         raise SampleError(
-            f"`{name}` must be numbers, as a list, an array or a tensor, got"
+            f"`{name}` must be a list, an array or a tensor of numbers, got"
             f" {described(given)}: {error}"
         ) from error
 
 
 def as_given(found: Points, given: Any) -> Any:
-    """Return numbers as the kind they came as; integers become `float32`."""
+    """Return numbers as a list, an array or a tensor, whichever `given` is.
+
+    Floats keep their dtype; integers become `float32`.
+    """
     if isinstance(given, torch.Tensor):
         kind = given.dtype if given.is_floating_point() else torch.float32
         return torch.from_numpy(found).to(kind)

@@ -1,7 +1,7 @@
 """From the bytes of an image file to pixels.
 
-JPEG goes through simplejpeg (libjpeg-turbo); whatever that leaves (PNG, CMYK, unusual
-sampling) through Pillow. Both let other threads run while they decode.
+simplejpeg (libjpeg-turbo) decodes JPEG; Pillow decodes everything else, such as PNG,
+CMYK and unusual sampling. Both release the GIL while they decode.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ FORMATS = (
     "TIFF",
     "WEBP",
 )
-"""All that is read, where Pillow can: others start programs (EPS starts Ghostscript),
-or hold no photographs."""
+"""The formats that are read, if Pillow can read them. The others start a program (EPS
+starts Ghostscript), or do not hold photographs."""
 
 
 def decode(sample: Any) -> Any:
-    """Decode an image file to RGB pixels, those of Pillow's `convert("RGB")`.
+    """Decode an image file to RGB pixels, the same as Pillow's `convert("RGB")`.
 
-    An orientation in EXIF is not applied: nor does the loader of torchvision's
-    `ImageFolder`, so the pixels agree with it.
+    The EXIF orientation is not applied. The loader of torchvision's `ImageFolder` does
+    not apply it either, so the pixels agree.
 
     Args:
         sample: the bytes of the file, a tuple that starts with them, or a dict that
             has them as "image".
 
     Returns:
-        `uint8 [H, W, 3]`, or the tuple or dict with this in the place of the bytes.
+        `uint8 [H, W, 3]`, or the tuple or dict with this in place of the bytes.
 
     Raises:
-        ValueError: the bytes are empty, truncated, corrupt or no image, or the picture
-            has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels (a decompression
-            bomb).
-        SampleError: the sample has no bytes where they belong.
+        ValueError: the bytes are empty, truncated, corrupt or not an image, or the
+            image has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels (a
+            decompression bomb).
+        SampleError: the sample has no bytes in any of these places.
     """
     return on_image(sample, lambda data: decode_reduced(require_encoded(data), 1))
 
 
 def image_size(data: Encoded) -> tuple[int, int]:
-    """Return (height, width) in pixels from the file's header, nothing decoded.
+    """Return (height, width) in pixels from the file's header, without decoding it.
 
     Raises:
-        ValueError: as `decode`, as far as the header shows it.
+        ValueError: as for `decode`, if the header shows it.
     """
     size = simplejpeg_size(data)
     if size is not None:
@@ -78,10 +78,10 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
     Args:
         data: the bytes of the file.
         factor: 1, 2, 4 or 8. A JPEG is decoded at this scale, which saves most of the
-            inverse DCT; other formats are decoded in full and averaged.
+            inverse DCT; other formats are decoded at full size and averaged.
 
     Raises:
-        ValueError: as `decode`.
+        ValueError: as for `decode`.
     """
     size = simplejpeg_size(data)
     if size is None:
@@ -99,26 +99,31 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
 
 
 def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
-    """Return (height, width) of a JPEG that simplejpeg decodes, else None."""
+    """Return (height, width) in pixels of a JPEG that simplejpeg can decode, else None.
+
+    Raises:
+        ValueError: it has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels.
+    """
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
-        return None  # no JPEG, or an unusual one: Pillow says what it is
+        return None  # not a JPEG, or an unusual one: left to Pillow
     if colors not in SIMPLEJPEG_COLORS:
         return None
     limit = PIL.Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
         raise ValueError(
-            f"an image may have {2 * limit} pixels (twice PIL.Image.MAX_IMAGE_PIXELS), "
-            f"got {height} x {width}; if you trust the file, raise that limit"
+            f"an image may have at most {2 * limit} pixels (twice "
+            f"PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust the "
+            "file, raise that limit"
         )
     return height, width
 
 
 def is_damage(complaint: str) -> bool:
-    """Whether libjpeg's `complaint` means that pixels are missing or made up.
+    """Whether libjpeg's `complaint` means that pixels are missing or invented.
 
-    Stray bytes between two segments lose no pixel; Pillow reads past them, so do we.
+    Stray bytes between two segments cost no pixels. Pillow skips them, and so do we.
     """
     if complaint.startswith("Corrupt JPEG data"):
         return "extraneous bytes" not in complaint
@@ -134,9 +139,13 @@ def decode_with_pillow(data: Encoded, factor: int) -> Image:
 
 @contextmanager
 def opened(data: Encoded) -> Iterator[PIL.Image.Image]:
-    """Open an image; what Pillow raises becomes a `ValueError` that says what ails it.
+    """Open an image with Pillow.
 
-    Its readers raise whatever comes to them of files that they cannot make sense of.
+    Pillow's readers raise all kinds of exceptions for files that they cannot read. Each
+    becomes a `ValueError` that says what is wrong with the file.
+
+    Raises:
+        ValueError: the file cannot be read, when it is opened or inside the `with`.
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=readable()) as picture:
@@ -147,20 +156,20 @@ def opened(data: Encoded) -> Iterator[PIL.Image.Image]:
 
 @cache
 def readable() -> list[str]:
-    """Return those of the `FORMATS` that this Pillow can read."""
+    """Return the `FORMATS` that the installed Pillow can read."""
     PIL.Image.init()
     return [name for name in FORMATS if name in PIL.Image.OPEN]
 
 
 def damage(data: Encoded, error: Exception) -> str:
-    """Return what ails `data`, which raised `error`, and what to do about it."""
+    """Return a message: what is wrong with `data`, by `error`, and what to do."""
     cure = "restore this file from its source, or leave it out"
     if len(data) == 0:
-        return f"an image file must hold an image, got 0 bytes; {cure}"
+        return f"an image file must not be empty, got 0 bytes; {cure}"
     if isinstance(error, PIL.UnidentifiedImageError):
         start = bytes(data[:8])
         return (
             f"an image file must be one of {', '.join(readable())}, "
             f"got {len(data)} bytes that start with {start!r}; {cure}"
         )
-    return f"an image file must be whole, got {len(data)} bytes: {error}; {cure}"
+    return f"an image file must be intact, got {len(data)} bytes: {error}; {cure}"

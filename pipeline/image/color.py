@@ -1,7 +1,8 @@
 """Changes of color, by Pillow: brightness, contrast, saturation and hue.
 
-Factors mean what they mean to Pillow's `ImageEnhance`: 0 is black, or grey, 1 is the
-image as it is, and beyond 1 is more. The pixels are Pillow's, to the last bit.
+Factors have the meaning they have in Pillow's `ImageEnhance`: 0 gives black or grey, 1
+leaves the image as it is, and more than 1 strengthens it. The pixels are exactly
+Pillow's.
 """
 # ruff: noqa: N801
 
@@ -28,15 +29,18 @@ UNCHANGED: Range = (1.0, 1.0)
 class color_jitter:
     """Change brightness, contrast, saturation and hue by random amounts.
 
-    The four are done in a random order (Howard, "Some Improvements on Deep
-    Convolutional Neural Network Based Image Classification", 2013; the ranges are those
-    of torchvision's `ColorJitter`).
+    The four are applied in a random order (Howard, "Some Improvements on Deep
+    Convolutional Neural Network Based Image Classification", 2013). The ranges are
+    those of torchvision's `ColorJitter`.
 
     Args:
-        brightness, contrast, saturation: the factor is uniform in 1 - x to 1 + x, but
-            not below 0; or in (least, greatest).
-        hue: the hue turns by a share of the circle that is uniform in -x to x, x <=
-            0.5; or in (least, greatest).
+        brightness, contrast, saturation: x, for a factor drawn uniformly from 1 - x
+            (but at least 0) to 1 + x; or its range, (min, max).
+        hue: x <= 0.5, for a turn of the hue drawn uniformly from -x to x, as a share of
+            the circle; or its range, (min, max).
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     brightness: float | Range = 0.0
@@ -50,18 +54,23 @@ class color_jitter:
             low, high = around_one(given)
             check(
                 0 <= low <= high and (isinstance(given, tuple) or given >= 0),
-                f"`{name}` must be a number >= 0, or (least, greatest) of these, got"
+                f"`{name}` must be a number >= 0, or a range (min, max) of these, got"
                 f" {given}; 0.4 is usual",
             )
         low, high = around_zero(self.hue)
         check(
             -0.5 <= low <= high <= 0.5,
-            f"`hue` must be within 0 and 0.5, or (least, greatest) within -0.5 and 0.5,"
-            f" got {self.hue}; 0.1 is usual",
+            f"`hue` must be 0 to 0.5, or a range (min, max) within -0.5 and 0.5, got"
+            f" {self.hue}; 0.1 is usual",
         )
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return the sample with the colors of its image changed."""
+        """Return the sample with the colors of its image changed.
+
+        Raises:
+            SampleError: it has no image.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         changes = self._drawn(rng)
 
         def changed(pixels: Image) -> Image:
@@ -73,7 +82,10 @@ class color_jitter:
         return on_pixels(sample, changed)
 
     def _drawn(self, rng: np.random.Generator) -> list[tuple[Change, float]]:
-        """Return what to do, and by how much; what would change nothing is left out."""
+        """Return the changes to make, each with its amount, in order.
+
+        A change whose range is fixed at "no change" is left out.
+        """
         ranges: list[tuple[Change, Range, Range]] = [
             (brightened, around_one(self.brightness), UNCHANGED),
             (contrasted, around_one(self.contrast), UNCHANGED),
@@ -86,41 +98,44 @@ class color_jitter:
 
 
 Change = Callable[[PIL.Image.Image, float], PIL.Image.Image]
-"""Changes a picture by an amount."""
+"""A function that changes a picture by an amount."""
 
 
 def around_one(given: float | Range) -> Range:
-    """Return the least and the greatest factor."""
+    """Return the smallest and the largest factor."""
     return given if isinstance(given, tuple) else (max(0.0, 1 - given), 1 + given)
 
 
 def around_zero(given: float | Range) -> Range:
-    """Return the least and the greatest turn."""
+    """Return the smallest and the largest turn, as shares of the circle."""
     return given if isinstance(given, tuple) else (-given, given)
 
 
 def brightened(picture: PIL.Image.Image, factor: float) -> PIL.Image.Image:
-    """Return a picture brighter by a factor: 0 is black."""
+    """Return the picture with its brightness multiplied by a factor; 0 gives black."""
     return PIL.ImageEnhance.Brightness(picture).enhance(factor)
 
 
 def contrasted(picture: PIL.Image.Image, factor: float) -> PIL.Image.Image:
-    """Return a picture with more contrast by a factor: 0 is its mean grey."""
+    """Return the picture with its contrast multiplied; 0 gives its mean grey."""
     return PIL.ImageEnhance.Contrast(picture).enhance(factor)
 
 
 def saturated(picture: PIL.Image.Image, factor: float) -> PIL.Image.Image:
-    """Return a picture with more color by a factor: 0 is grey."""
+    """Return the picture with its saturation multiplied; 0 gives shades of grey."""
     return PIL.ImageEnhance.Color(picture).enhance(factor)
 
 
 def sharpened(picture: PIL.Image.Image, factor: float) -> PIL.Image.Image:
-    """Return a picture sharper by a factor: 0 is blurred."""
+    """Return the picture with its sharpness multiplied; 0 gives a blurred one."""
     return PIL.ImageEnhance.Sharpness(picture).enhance(factor)
 
 
 def turned(picture: PIL.Image.Image, share: float) -> PIL.Image.Image:
-    """Return a picture with its hues turned by a share of the circle, in 1/256."""
+    """Return the picture with its hues turned by a share of the circle.
+
+    The turn is in whole steps of 1/256.
+    """
     hue, saturation, value = picture.convert("HSV").split()
     steps = math.trunc(share * 255) % 256
     shifted = hue.point([(step + steps) % 256 for step in range(256)])

@@ -1,8 +1,9 @@
-"""Decoding one box of a JPEG: faster than all of it, where the extension was built.
+"""Decoding one box of a JPEG, which is faster than decoding all of it.
 
-`_crop.c` is compiled where there are a compiler and libjpeg-turbo's headers. It is used
-only after it was seen to decode the pixels that simplejpeg does, which brings its own
-libjpeg-turbo, another release as a rule. What it refuses is decoded in full.
+`_crop.c` is compiled if a compiler and libjpeg-turbo's headers are installed. It may be
+linked to another release of libjpeg-turbo than simplejpeg, which brings its own. It is
+therefore used only once it has decoded the same pixels as simplejpeg. Without it, and
+for files that it refuses, the whole image is decoded.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from .geometry import Box
 from .sample import Encoded, Image
 
 FULL = "in full"
-"""Said in the place of a version where there is no extension to have one."""
+"""The version of a decoder without the extension."""
 TRIED = Box(19, 21, 33, 35)
-"""Edges in the middle of iMCUs, and rows and columns left out on all sides."""
+"""A box whose edges lie inside iMCUs, with rows and columns left out on all sides."""
 TRIED_SIDE = 96
-"""Pixels on both sides of the photos on which the extension is tried."""
+"""Height and width in pixels of the images on which the extension is tried."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 
 @dataclass(frozen=True, slots=True)
 class CropDecoder:
-    """What decodes boxes of JPEGs on this machine: told by its version, as data is."""
+    """Decodes boxes of JPEGs. Fingerprints identify it by its version."""
 
     @property
     def version(self) -> str:
-        """The extension's version and its libjpeg-turbo's; `FULL` if there is none."""
+        """The versions of the extension and its libjpeg-turbo; `FULL` without it."""
         extension, _ = crop_extension()
         return FULL if extension is None else str(extension.VERSION)
 
@@ -48,14 +49,14 @@ class CropDecoder:
 
         Args:
             data: the bytes of the file.
-            size: height and width of the whole image, by `image_size`.
-            box: which part of it.
-            to_end: read what is below the box, too. Otherwise damage there is an error
-                where the file was cut off or its markers are out of order, and may go
-                unnoticed where codes were changed.
+            size: height and width of the whole image in pixels, from `image_size`.
+            box: the part to decode.
+            to_end: also read the file below the box. Otherwise a file that was cut off
+                there, or whose markers are out of order, is still an error, but changed
+                codes may go unnoticed.
 
         Raises:
-            ValueError: as `decode_reduced`.
+            ValueError: as for `decode_reduced`.
         """
         extension, _ = crop_extension()
         if extension is not None:
@@ -67,7 +68,7 @@ class CropDecoder:
 
 @cache
 def crop_extension() -> tuple[Any | None, str]:
-    """Return the extension, or None and why it is not used."""
+    """Return the extension and an empty text, or None and why it is not used."""
     try:
         extension = importlib.import_module("._crop", __package__)
     except ModuleNotFoundError:
@@ -76,12 +77,12 @@ def crop_extension() -> tuple[Any | None, str]:
         return None, f"it cannot be loaded: {error}"
     if not all(is_exact(extension, sampling) for sampling in SAMPLINGS):
         found = extension.VERSION
-        return None, f"its pixels are not those of simplejpeg (version {found})"
+        return None, f"its pixels differ from simplejpeg's (version {found})"
     return extension, ""
 
 
 def is_exact(extension: Any, sampling: str) -> bool:
-    """Whether the extension decodes what simplejpeg does, of noise."""
+    """Whether the extension and simplejpeg decode an image of noise alike."""
     shape = (TRIED_SIDE, TRIED_SIDE, 1 if sampling == "Gray" else 3)
     noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     data = simplejpeg.encode_jpeg(
@@ -96,7 +97,7 @@ def is_exact(extension: Any, sampling: str) -> bool:
 def decoded_box(
     extension: Any, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
 ) -> Image | None:
-    """Return what the extension makes of a box; None: it leaves it to others."""
+    """Return the box as the extension decodes it, or None if it refuses the file."""
     image: Image = np.empty((box.height, box.width, 3), np.uint8)
     done = extension.decode(data, image, *size, box.top, box.left, to_end)
     return image if done else None

@@ -1,7 +1,7 @@
-"""Which part of a photo is taken, and how it is resized and mirrored. Pure.
+"""Which part of an image to cut out, and how to resize and mirror it. Pure.
 
-Boxes are drawn at random, or central. Pixels are `uint8 [H, W, 3]`; torch works on them
-outside the GIL.
+Boxes are random or central. Pixels are `uint8 [H, W, 3]`; torch works on them without
+holding the GIL.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import torch
 from .sample import Image
 
 Range: TypeAlias = tuple[float, float]
-"""Least and greatest, both possible."""
+"""The smallest and the largest value; both are included."""
 
 TRIES = 10
+"""Boxes drawn before the central one is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle of whole pixels inside an image."""
+    """A rectangle of whole pixels inside an image; all numbers are pixels."""
 
     top: int
     left: int
@@ -38,7 +39,7 @@ class Box:
     def reduced(self, factor: int) -> Box:
         """Return the box that covers the same part of the image at 1/`factor` scale.
 
-        Its edges lie at most half a (reduced) pixel off.
+        Its edges are off by at most half a (reduced) pixel.
         """
         top, left = round(self.top / factor), round(self.left / factor)
         bottom = round((self.top + self.height) / factor)
@@ -55,13 +56,14 @@ class Box:
 def random_box(
     height: int, width: int, scale: Range, ratio: Range, rng: np.random.Generator
 ) -> Box:
-    """Draw the box of a random resized crop, by the rule that torchvision's follows.
+    """Draw the box of a random resized crop, by the same rule as torchvision.
 
-    The area's share of the image is uniform in `scale`, the aspect (width / height)
-    log-uniform in `ratio`, the place uniform. A box that does not fit is drawn again,
-    up to 10 times; then it is the largest central one with an aspect within `ratio`.
-    (Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6; the tries
-    and the rounding are those of torchvision's `RandomResizedCrop`.)
+    The box's share of the image's area is uniform in `scale`, its aspect (width /
+    height) is log-uniform in `ratio`, and its place is uniform. If a box does not fit,
+    another is drawn, 10 in all. If none fits, the largest central box with an aspect
+    within `ratio` is taken. (Szegedy et al., "Going deeper with convolutions", CVPR
+    2015, section 6. The number of tries and the rounding are those of torchvision's
+    `RandomResizedCrop`.)
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(TRIES):
@@ -76,7 +78,7 @@ def random_box(
 
 
 def widest_fit(height: int, width: int, ratio: Range) -> tuple[int, int]:
-    """Return (height, width) of the largest box with an aspect within `ratio`."""
+    """Return (height, width) of the largest box with its aspect within `ratio`."""
     aspect = width / height
     if aspect < ratio[0]:
         return max(1, round(width / ratio[0])), width
@@ -93,9 +95,10 @@ def central_box(height: int, width: int, tall: int, wide: int) -> Box:
 def short_side_size(
     height: int, width: int, short: int, longest: int | None = None
 ) -> tuple[int, int]:
-    """Return (height, width), same aspect, of which the smaller is `short` pixels.
+    """Return (height, width) of the same aspect whose smaller side is `short` pixels.
 
-    Where the larger would be more than `longest` it is that, and the smaller less.
+    If the larger side would then exceed `longest`, it becomes `longest`, and the
+    smaller side is below `short`.
     """
     low, high = min(height, width), max(height, width)
     long = max(short, short * high // low)
@@ -105,13 +108,13 @@ def short_side_size(
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:
-    """Return `image` bilinearly resized, as new memory `uint8 [height, width, 3]`.
+    """Return `image` resized bilinearly, in new memory: `uint8 [height, width, 3]`.
 
-    With `antialias` it is within 1/255 of Pillow's `BILINEAR`, pixel by pixel.
+    With `antialias`, each pixel is within 1/255 of Pillow's `BILINEAR`.
     """
-    # As channels-last memory, for which torch has a vectorised path, twice as fast. In
-    # one call: each lets go of the GIL, which takes some 50 us to get back where other
-    # threads want it.
+    # torch has a vectorised path for channels-last memory, which is twice as fast. All
+    # is done in one call: each call releases the GIL, and getting it back takes some
+    # 50 us if other threads want it.
     tall, wide, channels = image.shape
     planes = torch.as_strided(
         torch.from_numpy(writable(image)),
@@ -126,12 +129,12 @@ def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:
 
 
 def mirror(image: Image) -> Image:
-    """Return `image` with left and right exchanged, as new memory."""
-    # numpy copies reversed rows a pixel at a time: 20 times slower.
+    """Return `image` with left and right exchanged, in new memory."""
+    # numpy copies reversed rows one pixel at a time, which is 20 times slower.
     mirrored: Image = torch.flip(torch.from_numpy(writable(image)), (1,)).numpy()
     return mirrored
 
 
 def writable(image: Image) -> Image:
-    """Return `image` as memory that torch takes: contiguous, not read-only."""
+    """Return `image` in memory that torch accepts: contiguous and writable."""
     return np.require(image, requirements=("C", "W"))

@@ -1,8 +1,9 @@
 """The kinds of images: files, arrays, tensors and Pillow images.
 
 An image is the bytes of a file, an array `uint8 [H, W, 3]`, a tensor `uint8 [3, H, W]`
-as torch has them, or a Pillow image. Operators work on arrays, and return what they
-were given: of a tensor a tensor, of a Pillow image one. Bytes are decoded to an array.
+as in torch, or a Pillow image. Operators work on arrays and return the kind they were
+given: a tensor for a tensor, a Pillow image for a Pillow image. Bytes are decoded to an
+array.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from .sample import Image, on_image, require_image
 
 
 def on_pixels(sample: Any, change: Callable[[Image], Image]) -> Any:
-    """The same for `change` of an array, whatever kind of image it is."""
+    """Return `sample` with its image, of any kind, changed by a function of arrays.
+
+    Raises:
+        SampleError: the sample has no image.
+        ValueError: the image is the bytes of a file that cannot be decoded.
+    """
     return on_image(sample, lambda image: like(image, change(pixels_of(image))))
 
 
@@ -28,8 +34,8 @@ def pixels_of(image: Any) -> Image:
     """Return the pixels of an image of any kind, `uint8 [H, W, 3]`.
 
     Raises:
-        SampleError: it is none of them.
-        ValueError: bytes that cannot be decoded.
+        SampleError: it is not an image.
+        ValueError: it is the bytes of a file that cannot be decoded.
     """
     if isinstance(image, torch.Tensor):
         if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3:
@@ -52,7 +58,12 @@ def like(image: Any, pixels: NDArray[Any]) -> Any:
 
 
 def size_of(image: Any) -> tuple[int, int]:
-    """Return (height, width) in pixels of an image of any kind; of bytes: undecoded."""
+    """Return (height, width) in pixels of an image of any kind; bytes stay undecoded.
+
+    Raises:
+        SampleError: it is not an image.
+        ValueError: it is the bytes of a file whose header cannot be read.
+    """
     if isinstance(image, bytes | bytearray | memoryview):
         return image_size(image)
     if isinstance(image, PIL.Image.Image):

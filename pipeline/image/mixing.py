@@ -1,7 +1,7 @@
-"""Images of a batch mixed with one another: mixup and cutmix, for `map` behind `batch`.
+"""Mixing the images of a batch: mixup and cutmix, for a `map` after `batch`.
 
-A batch is `(images, labels)`: images `[N, H, W, C]` or `[N, C, H, W]`, labels the
-number of a class `[N]`, or already a share of each class `[N, classes]`.
+A batch is `(images, labels)`: images `[N, H, W, C]` or `[N, C, H, W]`, labels either
+class numbers `[N]` or the share of each class `[N, classes]`.
 """
 # ruff: noqa: N801
 
@@ -21,13 +21,17 @@ from .sample import described
 
 @dataclass(frozen=True, slots=True)
 class Mixing(ABC):
-    """Mixes each image of a batch with another one, by one share for the batch.
+    """Mixes each image of a batch with another one, by the same share for all.
 
     Args:
-        num_classes: that labels number, from 0.
-        alpha: the share is drawn from a Beta distribution of (alpha, alpha): the
-            larger, the nearer to a half.
-        p: probability that a batch is mixed; labels are shares of classes in any case.
+        num_classes: number of classes; labels are 0 to `num_classes` - 1.
+        alpha: the share is drawn from Beta(alpha, alpha): the larger `alpha`, the
+            closer it is to a half.
+        p: probability that a batch is mixed. Labels become shares of classes in any
+            case.
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     num_classes: int
@@ -37,21 +41,26 @@ class Mixing(ABC):
     def __post_init__(self) -> None:
         check(
             type(self.num_classes) is int and self.num_classes >= 2,
-            f"`num_classes` must be an int >= 2, got {self.num_classes!r}",
+            f"`num_classes` must be an int >= 2, got {self.num_classes!r}; give the"
+            " number of classes of the dataset",
         )
         check(
             self.alpha > 0,
             f"`alpha` must be > 0, got {self.alpha}; 0.2 to 1.0 are usual",
         )
-        check(0 <= self.p <= 1, f"`p` must be a probability, 0 to 1, got {self.p}")
+        check(
+            0 <= self.p <= 1,
+            f"`p` must be a probability, 0 to 1, got {self.p}; 1.0 mixes every batch",
+        )
 
     def __call__(self, batch: Any, rng: np.random.Generator) -> Any:
-        """Return the batch with images mixed, and labels `float32 [N, classes]`.
+        """Return the batch with its images mixed, and labels `float32 [N, classes]`.
 
-        What else is in the batch is handed on.
+        Images keep their dtype and layout. Everything else in the batch is passed on.
 
         Raises:
-            SampleError: no pair of images and labels.
+            SampleError: the batch does not start with images and labels, or the labels
+                do not fit `num_classes`.
         """
         images, labels = pair_of(batch)
         shares = self._shares(labels)
@@ -75,23 +84,29 @@ class Mixing(ABC):
         share: float,
         rng: np.random.Generator,
     ) -> tuple[torch.Tensor, float]:
-        """Return images mixed, and the share of the first that came of it."""
+        """Return mixed images, and the share of `images` in them."""
 
     def _shares(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the share of each class, `float32 [N, classes]`."""
+        """Return the share of each class, `float32 [N, classes]`.
+
+        Raises:
+            SampleError: the labels are neither class numbers nor shares of classes.
+        """
         if labels.ndim == 2 and labels.shape[1] == self.num_classes:
             return labels.to(torch.float32)
         if labels.ndim != 1 or labels.is_floating_point():
             raise SampleError(
-                f"labels must be the numbers of classes [N], or a share of each [N,"
-                f" {self.num_classes}], got {described(labels)}"
+                "labels must be integers, the numbers of classes [N], or the share of"
+                f" each class [N, {self.num_classes}], got {described(labels)}; convert"
+                " them in a map() before this"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < (
             self.num_classes
         ):
             raise SampleError(
                 f"labels must be 0 to {self.num_classes - 1}, got {int(labels.min())}"
-                f" to {int(labels.max())}; `num_classes` is {self.num_classes}"
+                f" to {int(labels.max())}; `num_classes` is {self.num_classes}: raise"
+                " it, or number the classes from 0"
             )
         return torch.nn.functional.one_hot(labels.long(), self.num_classes).float()
 
@@ -100,8 +115,8 @@ class Mixing(ABC):
 class mixup(Mixing):
     """Blend each image, and its label, with another one of the batch.
 
-    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
-    Integer images are rounded to the nearest.
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Pixels
+    of integer images are rounded to the nearest integer.
     """
 
     def _mixed(
@@ -120,12 +135,12 @@ class mixup(Mixing):
 
 @dataclass(frozen=True, slots=True)
 class cutmix(Mixing):
-    """Replace a part of each image by that of another one, and share the label so.
+    """Replace a part of each image by the same part of another one; mix labels alike.
 
     Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers
-    with Localizable Features", ICCV 2019, section 3 and appendix A: the part's sides
-    are sqrt(1 - share) of the image's, its middle is uniform, and what lies outside is
-    cut off, after which the share is that of the pixels.
+    with Localizable Features", ICCV 2019, section 3 and appendix A. The part's sides
+    are sqrt(1 - share) of the image's, and its center is uniform. It is cut off at the
+    edges of the image, and the labels are mixed by the share of pixels that remain.
     """
 
     def _mixed(
@@ -148,18 +163,22 @@ class cutmix(Mixing):
 
 
 def drawn_span(length: int, side: float, rng: np.random.Generator) -> tuple[int, int]:
-    """Draw where a part begins and ends, cut off at the image's edges."""
+    """Draw the start and the end of a part, in pixels, cut off at the image's edges."""
     middle, half = int(rng.integers(length)), int(length * side) // 2
     return max(0, middle - half), min(length, middle + half)
 
 
 def spatial_axes(images: torch.Tensor) -> tuple[int, int]:
-    """Return the axes of rows and columns of `[N, C, H, W]`, or of `[N, H, W, C]`."""
+    """Return the axes of rows and columns in `[N, C, H, W]` or `[N, H, W, C]`."""
     return (2, 3) if images.shape[1] <= 4 else (1, 2)
 
 
 def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the images and the labels of a batch, as tensors."""
+    """Return the images and the labels of a batch, as tensors.
+
+    Raises:
+        SampleError: the batch does not start with images and one label for each.
+    """
     if isinstance(batch, list | tuple) and len(batch) >= 2:
         images, labels = (
             each if isinstance(each, torch.Tensor) else torch.as_tensor(each)
@@ -170,6 +189,6 @@ def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     is_pair = isinstance(batch, list | tuple)
     found = [described(each) for each in batch] if is_pair else described(batch)
     raise SampleError(
-        "mixing takes a batch (images, labels) of images [N, H, W, C] or [N, C, H, W],"
-        f" and one label each, got {found}; put it into map() behind batch()"
+        "mixing takes a batch (images, labels): images [N, H, W, C] or [N, C, H, W],"
+        f" and one label for each, got {found}; call it in a map() after batch()"
     )

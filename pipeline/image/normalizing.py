@@ -1,4 +1,4 @@
-"""From pixels to the numbers that a model is trained on."""
+"""From pixels to the floats that a model is trained on."""
 # ruff: noqa: N801
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from .sample import described, on_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Of the training set's pixels between 0 and 1, by channel, as torchvision has them."""
+"""Of the pixels of ImageNet's training set, scaled to 0 to 1, by channel: the values
+that torchvision's models were trained with."""
 
 
 @dataclass(frozen=True, slots=True)
 class normalize:
-    """Turn pixels into numbers: `(pixel / 255 - mean) / std`, by channel.
+    """Turn pixels into floats: `(pixel / 255 - mean) / std`, by channel.
 
-    It takes one image of any kind, or a batch of them: an array or a tensor `uint8 [N,
-    H, W, 3]`, a tensor `uint8 [N, 3, H, W]`. Tensors give tensors, all else arrays. One
-    call for a batch, in `map` behind `batch`, is the faster way.
+    It takes one image of any kind, or a batch of images: an array or a tensor `uint8
+    [N, H, W, 3]`, or a tensor `uint8 [N, 3, H, W]`. The result is a `float32` tensor
+    for a tensor, and a `float32` array for everything else. One call per batch, in a
+    `map` after `batch`, is faster than one per image.
 
     Args:
-        mean: of each channel between 0 and 1 (default: ImageNet's).
-        std: the standard deviation, likewise.
-        channels_first: put the channels in front of height and width, as torch's models
-            take them. False: leave them where they are.
+        mean: of each channel, for pixels scaled to 0 to 1 (default: ImageNet's).
+        std: standard deviation of each channel, likewise.
+        channels_first: put the channels before height and width, as torch's models
+            expect. False: leave them where they are.
+
+    Raises:
+        SpecError: `mean` or `std` is not three numbers, or `std` is not positive.
     """
 
     mean: Sequence[float] = IMAGENET_MEAN
@@ -42,12 +47,17 @@ class normalize:
     def __post_init__(self) -> None:
         check(
             len(self.mean) == len(self.std) == 3 and min(self.std) > 0,
-            f"`mean` and `std` must be three numbers each, and `std` > 0, got"
+            "`mean` and `std` must be three numbers each, and `std` > 0, got"
             f" {self.mean} and {self.std}; ImageNet's are the default",
         )
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample with its image, or images, as `float32`."""
+        """Return the sample with its image, or images, as `float32`.
+
+        Raises:
+            SampleError: it has no image.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         return on_image(sample, self._normalized)
 
     def _normalized(self, image: Any) -> Any:
@@ -72,10 +82,10 @@ class normalize:
 
 
 def channel_axis(pixels: torch.Tensor) -> int:
-    """Return where the channels are, -1 or -3; if both may be, -3, as torch has them.
+    """Return the axis of the channels, -1 or -3; if it may be either, -3 as in torch.
 
     Raises:
-        SampleError: no images.
+        SampleError: these are not images.
     """
     if pixels.dtype == torch.uint8 and pixels.ndim in (3, 4):
         for axis in (-3, -1):
@@ -85,8 +95,8 @@ def channel_axis(pixels: torch.Tensor) -> int:
 
 
 def no_images(given: Any) -> SampleError:
-    """Return the error for what are no images."""
+    """Return the error about a value that is neither an image nor several."""
     return SampleError(
-        "`normalize` takes images uint8 [H, W, 3] or [3, H, W], or a batch of them, got"
-        f" {described(given)}"
+        "`normalize` takes an image uint8 [H, W, 3] or [3, H, W], or a batch of images,"
+        f" got {described(given)}; call it once, on the pixels as they were decoded"
     )

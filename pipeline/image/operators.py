@@ -1,11 +1,11 @@
-"""The operators that cut, resize and mirror; a user writes them into `map`.
+"""The operators that cut, resize and mirror; users pass them to `map`.
 
-Each takes an image or a sample that holds one (`SampleParts`), and moves boxes, masks
-and keypoints with it (`annotations`).
+Each takes an image, or a sample that holds one (`SampleParts`), and moves boxes, masks
+and keypoints along with it (`annotations`).
 
-Each is a frozen value which compares, pickles and prints as the call that makes it. The
-lower-case class names are what makes that true, in the log as well: they are used as
-functions, as `functools.partial` is.
+Each is a frozen value that compares, pickles and prints as the call that makes it, also
+in the log. That is why the classes have lower-case names: they are used like functions,
+as `functools.partial` is.
 """
 # ruff: noqa: N801
 
@@ -27,22 +27,25 @@ from .placement import Fill, Placement, placed
 from .sample import Image, SampleParts, require_encoded
 
 REDUCTIONS = (8, 4, 2)
-"""Scales 1/n at which libjpeg decodes faster than in full."""
+"""The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
 @dataclass(frozen=True, slots=True)
 class random_resized_crop:
     """Cut a random part out of an image and resize it to a square.
 
-    The geometry is torchvision's (see `random_box`), drawn from the ticket's `rng`.
+    The rule is torchvision's (see `random_box`). It draws from the sample's `rng`.
 
     Args:
         size: side of the square in pixels, >= 1; None: the context's `image_size`,
             which a schedule sets.
-        scale: least and greatest share of the image's area, > 0 and <= 1.
-        ratio: least and greatest width / height of the part, > 0.
-        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
-        per_box: names of what has one entry a box, besides the usual ones.
+        scale: smallest and largest share of the image's area, > 0 and <= 1.
+        ratio: smallest and largest width / height of the part, > 0.
+        antialias: filter when shrinking, as Pillow does; False is faster but aliases.
+        per_box: further annotations that have one entry per box, by name.
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     size: int | None
@@ -61,7 +64,13 @@ class random_resized_crop:
         rng: np.random.Generator,
         ctx: Context | None = None,
     ) -> Any:
-        """Return the part `[size, size]` of an image `[H, W]` of any kind."""
+        """Return the sample with a part of its image, `[size, size]`.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            SpecError: neither the operator nor the context has a size.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         size = wanted_size(self.size, ctx)
 
         def choose(height: int, width: int) -> Placement:
@@ -74,12 +83,16 @@ class random_resized_crop:
 
 @dataclass(frozen=True, slots=True)
 class horizontal_flip:
-    """Exchange left and right of an image with probability `p`, 0 to 1.
+    """Exchange left and right of an image with probability `p`.
 
     Args:
-        p: the probability.
-        keypoint_pairs: numbers of keypoints that are each other's mirror images, such
-            as a left and a right eye: `((1, 2), ...)`. They change places, too.
+        p: the probability, 0 to 1.
+        keypoint_pairs: pairs of keypoints that mirror each other, by their numbers: if
+            the left and the right eye are 1 and 2, `((1, 2), ...)`. The two are also
+            exchanged.
+
+    Raises:
+        SpecError: `p` is out of range.
     """
 
     p: float = 0.5
@@ -90,7 +103,12 @@ class horizontal_flip:
         check_probability("p", self.p)
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return the sample mirrored, or as it is."""
+        """Return the sample, mirrored or as it is.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         if rng.random() >= self.p:
             return on_pixels(sample, lambda image: image)
 
@@ -102,11 +120,15 @@ class horizontal_flip:
 
 @dataclass(frozen=True, slots=True)
 class resize:
-    """Resize an image to `size`: (height, width), or one number for both.
+    """Resize an image to `size`, whatever its aspect.
 
     Args:
-        size: in pixels; None: the context's `image_size`, which a schedule sets.
-        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+        size: (height, width) in pixels, or one number for both; None: the context's
+            `image_size`, which a schedule sets.
+        antialias: filter when shrinking, as Pillow does; False is faster but aliases.
+
+    Raises:
+        SpecError: `size` is not a number of pixels.
     """
 
     size: int | tuple[int, int] | None
@@ -119,7 +141,13 @@ class resize:
                 check_size(side)
 
     def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
-        """Return the sample with its image `[*size]`."""
+        """Return the sample with its image `[*size]`.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            SpecError: neither the operator nor the context has a size.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         given = self.size
         tall, wide = sides(wanted_size(None, ctx) if given is None else given)
 
@@ -132,13 +160,16 @@ class resize:
 
 @dataclass(frozen=True, slots=True)
 class resize_short_side:
-    """Resize an image, keeping its aspect, until its shorter side has `size` pixels.
+    """Resize an image so that its shorter side has `size` pixels; keep its aspect.
 
     Args:
-        size: in pixels.
-        max_size: the longer side has no more than so many: then the shorter one may
-            have less than `size`. None: any number.
-        antialias: filter when shrinking, as Pillow does; False is faster and aliases.
+        size: pixels of the shorter side.
+        max_size: most pixels of the longer side. If it would have more, the image is
+            made smaller, and the shorter side has less than `size`. None: no limit.
+        antialias: filter when shrinking, as Pillow does; False is faster but aliases.
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     size: int
@@ -151,11 +182,16 @@ class resize_short_side:
         check(
             self.max_size is None or self.max_size >= self.size,
             f"`max_size` must be at least `size`, {self.size}, got {self.max_size};"
-            " 1333 goes with 800",
+            " size=800, max_size=1333 are usual",
         )
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample with its image `[h, w]`, min(h, w) = size."""
+        """Return the sample with its image `[h, w]`, where min(h, w) is `size`.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
 
         def choose(height: int, width: int) -> Placement:
             tall, wide = short_side_size(height, width, self.size, self.max_size)
@@ -167,14 +203,14 @@ class resize_short_side:
 
 @dataclass(frozen=True, slots=True)
 class center_crop:
-    """Cut a square of `size` pixels out of the middle of an image.
+    """Cut a square out of the middle of an image.
 
     Args:
-        size: in pixels.
-        per_box: names of what has one entry a box, besides the usual ones.
+        size: side of the square in pixels.
+        per_box: further annotations that have one entry per box, by name.
 
-    Raises (when called):
-        ValueError: the image is smaller than that.
+    Raises:
+        SpecError: `size` is not a number of pixels.
     """
 
     size: int
@@ -185,7 +221,13 @@ class center_crop:
         check_size(self.size)
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample with its image `[size, size]`."""
+        """Return the sample with its image `[size, size]`.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: the image is smaller than that, or has the bytes of a file that
+                cannot be decoded.
+        """
         return placed(sample, self._choose, per_box=self.per_box)
 
     def _choose(self, height: int, width: int) -> Placement:
@@ -200,18 +242,18 @@ class center_crop:
 
 @dataclass(frozen=True, slots=True)
 class random_crop:
-    """Cut a part of `size` out of an image at a random place, each as likely.
+    """Cut a part of fixed size out of an image, at a uniformly random place.
 
     Args:
-        size: (height, width), or one number for both.
-        padding: pixels around the image before, as for CIFAR (He et al., "Deep Residual
-            Learning", CVPR 2016, section 4.2, has 4).
-        fill: what these are.
-        mask_fill: what they are in a `mask`.
-        per_box: names of what has one entry a box, besides the usual ones.
+        size: (height, width) of the part in pixels, or one number for both.
+        padding: pixels added on each side of the image first, as is usual for CIFAR (He
+            et al., "Deep Residual Learning", CVPR 2016, section 4.2, use 4).
+        fill: the value of these pixels, 0 to 255: one number, or one per channel.
+        mask_fill: their class in a `mask`.
+        per_box: further annotations that have one entry per box, by name.
 
-    Raises (when called):
-        ValueError: the image, with its padding, is smaller than that.
+    Raises:
+        SpecError: `size` or `padding` is not a number of pixels.
     """
 
     size: int | tuple[int, int]
@@ -227,7 +269,13 @@ class random_crop:
         check_padding(self.padding)
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return the sample with its image `[*size]`."""
+        """Return the sample with its image `[*size]`.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: the image, with its padding, is smaller than that, or has the
+                bytes of a file that cannot be decoded.
+        """
         tall, wide = sides(self.size)
 
         def choose(height: int, width: int) -> Placement:
@@ -247,14 +295,18 @@ class random_crop:
 
 @dataclass(frozen=True, slots=True)
 class pad:
-    """Set an image into a larger one.
+    """Add pixels around an image.
 
     Args:
-        padding: pixels on each side: one number, or (left, top, right, bottom).
-        to: height and width that the image is to have at least, in the place of
-            `padding`: what is missing is added on the right and below.
-        fill: what the new pixels are, 0 to 255: one number, or one a channel.
-        mask_fill: what they are in a `mask`.
+        padding: pixels to add on each side: one number, or (left, top, right, bottom).
+        to: the smallest (height, width) of the result in pixels, instead of `padding`.
+            Pixels are added on the right and at the bottom.
+        fill: the value of the new pixels, 0 to 255: one number, or one per channel.
+        mask_fill: their class in a `mask`.
+
+    Raises:
+        SpecError: `padding` is not a number of pixels, or both `padding` and `to` are
+            given.
     """
 
     padding: int | tuple[int, int, int, int] = 0
@@ -269,11 +321,17 @@ class pad:
             check_padding(number)
         check(
             self.to is None or self.padding == 0,
-            f"`pad` takes `padding` or `to`, got {self.padding} and {self.to}",
+            f"`pad` takes `padding` or `to`, not both, got {self.padding} and"
+            f" {self.to}; leave one out",
         )
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample with its image padded; annotations move with it."""
+        """Return the sample with its image padded; annotations move with it.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         return placed(sample, self._choose, mask_fill=self.mask_fill)
 
     def _choose(self, height: int, width: int) -> Placement:
@@ -288,26 +346,31 @@ class pad:
 
 @dataclass(frozen=True, slots=True)
 class decode_random_resized_crop:
-    """`decode`, `random_resized_crop` and `horizontal_flip` in one, decoding less.
+    """`decode`, `random_resized_crop` and `horizontal_flip` in one, with less decoding.
 
-    The crop is drawn from the file's header; then the photo is decoded no larger than
-    the crop needs. Where it is decoded in full, the pixels are those of the three.
+    The crop is chosen from the size in the file's header. Then the image is decoded at
+    the smallest scale that the crop allows. At full scale, the pixels are the same as
+    those of the three operators.
 
-    With penstock's extension in C (`penstock doctor` says whether it is there) only the
-    crop of a usual JPEG is decoded; the pixels, and the errors, are the same.
+    With penstock's extension in C, only the crop of an ordinary JPEG is decoded; pixels
+    and errors are the same. `penstock doctor` says whether the extension is installed.
 
     Args:
         size, scale, ratio, antialias, per_box: as for `random_resized_crop`.
-        flip: probability of a mirror image, 0 to 1.
-        reducing_gap: decode at 1/2, 1/4 or 1/8 scale where that leaves the crop at
+        flip: probability that the crop is mirrored, 0 to 1.
+        reducing_gap: decode at 1/2, 1/4 or 1/8 scale if the crop then still has at
             least this many times `size` pixels on both sides, >= 1 (Pillow's `resize`
-            has the same option). On 500 ImageNet photos the crops decoded so differ
-            from Pillow's, decoded in full, by 1.3/255 in the mean with 3 and by 1.9/255
-            with 2; crops decoded in full by 0.02/255. `math.inf`: always in full.
+            has the same option). On 500 ImageNet photos, crops decoded at a reduced
+            scale differ from Pillow's at full scale by 1.3/255 on average with 3, and
+            by 1.9/255 with 2; crops decoded at full scale differ by 0.02/255.
+            `math.inf`: always decode at full scale.
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     TO_END: ClassVar[bool] = True
-    """Whether what is below the crop is read, and damage there is an error."""
+    """Whether the file is read below the crop, so that damage there is an error."""
 
     size: int | None
     _: KW_ONLY
@@ -320,7 +383,8 @@ class decode_random_resized_crop:
     decoder: CropDecoder = field(
         default=CropDecoder(), init=False, repr=False, compare=False
     )
-    """What decodes: caches, and ranks, tell it by its version."""
+    """The decoder. Its version is part of the operator's fingerprint, by which caches
+    and ranks compare operators."""
 
     def __post_init__(self) -> None:
         check_crop(self.size, self.scale, self.ratio)
@@ -337,7 +401,14 @@ class decode_random_resized_crop:
         rng: np.random.Generator,
         ctx: Context | None = None,
     ) -> Any:
-        """Return `uint8 [size, size, 3]` for the bytes of an image file."""
+        """Return the sample with a crop `uint8 [size, size, 3]` instead of its bytes.
+
+        Raises:
+            SampleError: it does not have the bytes of a file, or its annotations have
+                wrong shapes.
+            SpecError: neither the operator nor the context has a size.
+            ValueError: the file cannot be decoded.
+        """
         size = wanted_size(self.size, ctx)
 
         def choose(height: int, width: int) -> Placement:
@@ -361,42 +432,46 @@ class decode_random_resized_crop:
 
 @dataclass(frozen=True, slots=True)
 class decode_only_random_resized_crop(decode_random_resized_crop):
-    """`decode_random_resized_crop`, blind to damage below the crop, and faster for it.
+    """A faster `decode_random_resized_crop` that ignores damage below the crop.
 
-    It takes the same arguments. With penstock's extension a usual JPEG is read only to
-    the last row of the crop, so changed codes below it raise no error. A file that was
-    cut off, or whose markers are out of order, is an error all the same. Without the
-    extension the two are one.
+    It takes the same arguments. With penstock's extension, an ordinary JPEG is read
+    only to the last row of the crop, so changed codes below it raise no error. A file
+    that was cut off, or whose markers are out of order, is still an error. Without the
+    extension, the two operators do the same.
     """
 
     TO_END: ClassVar[bool] = False
 
 
 def reduction(box: Box, pixels: float) -> int:
-    """Return the largest reduction that leaves `box` `pixels` on both sides; else 1."""
+    """Return the largest n at which `box` still has `pixels` on both sides; else 1."""
     room = box.short_side / pixels
     return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
 def wanted_size(size: int | None, ctx: Context | None) -> int:
-    """Return `size`, or where it is None the context's."""
+    """Return `size`, or the context's `image_size` if it is None; in pixels.
+
+    Raises:
+        SpecError: neither is given.
+    """
     if size is None:
         size = None if ctx is None else ctx.image_size
     if size is None:
         raise SpecError(
             "`size` is None and the context has no `image_size`; give the operator a "
-            "size, or the pipeline a schedule with image sizes"
+            "size, or give the pipeline a schedule with image sizes"
         )
     return size
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width of a size, which may be one number for both."""
+    """Return (height, width) for a size, which may be one number for both."""
     return (size, size) if isinstance(size, int) else size
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
-    """Return a mirrored sample, the pairs of its keypoints exchanged."""
+    """Return a mirrored sample with the keypoints of each pair exchanged."""
     parts = SampleParts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample
@@ -411,23 +486,31 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
 
 
 def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
-    """Raise `SpecError` unless a random resized crop can be made of these."""
+    """Check the arguments of a random resized crop.
+
+    Raises:
+        SpecError: one is out of range.
+    """
     if size is not None:
         check_size(size)
     check(
         0 < scale[0] <= scale[1] <= 1,
-        f"`scale` must be (least, greatest) with 0 < least <= greatest <= 1, got "
-        f"{scale}; (0.08, 1.0) is usual",
+        f"`scale` must be (min, max) with 0 < min <= max <= 1, got {scale}; "
+        "(0.08, 1.0) is usual",
     )
     check(
         0 < ratio[0] <= ratio[1],
-        "`ratio` must be (least, greatest) with 0 < least <= greatest, got "
-        f"{ratio}; (3/4, 4/3) is usual",
+        f"`ratio` must be (min, max) with 0 < min <= max, got {ratio}; "
+        "(3/4, 4/3) is usual",
     )
 
 
 def check_size(size: object) -> None:
-    """Raise `SpecError` unless `size` is a side in pixels."""
+    """Check that `size` is the length of a side in pixels.
+
+    Raises:
+        SpecError: it is not.
+    """
     check(
         isinstance(size, int) and size >= 1,
         f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual",
@@ -435,7 +518,11 @@ def check_size(size: object) -> None:
 
 
 def check_padding(padding: object) -> None:
-    """Raise `SpecError` unless `padding` is a number of pixels."""
+    """Check that `padding` is a number of pixels.
+
+    Raises:
+        SpecError: it is not.
+    """
     check(
         isinstance(padding, int) and padding >= 0,
         f"`padding` must be an int >= 0, in pixels, got {padding!r}; 4 is usual",
@@ -443,7 +530,11 @@ def check_padding(padding: object) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raise `SpecError` unless `value` is within 0 and 1."""
+    """Check that `value` is a probability.
+
+    Raises:
+        SpecError: it is not within 0 to 1.
+    """
     check(
         0 <= value <= 1,
         f"`{name}` must be a probability, 0 to 1, got {value}; 0.5 is usual",

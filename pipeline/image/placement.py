@@ -1,4 +1,4 @@
-"""Cut, resize, mirror, set into a canvas: one move, of pixels and annotations alike."""
+"""One move for pixels and annotations alike: cut, resize, mirror, place on a canvas."""
 
 from __future__ import annotations
 
@@ -15,53 +15,54 @@ from .kinds import like, pixels_of, size_of
 from .sample import Image, SampleParts
 
 Fill = int | tuple[int, int, int]
-"""What pixels around an image are, 0 to 255: one number, or one a channel."""
+"""The value of pixels around an image, 0 to 255: one number, or one per channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which part of an image is taken, how large it becomes, and what is around it."""
+    """Which part of an image to take, how large to make it, and what goes around it."""
 
     box: Box
-    """The part that is taken."""
+    """The part to take."""
     height: int
-    """Pixels that it is resized to."""
+    """Its height in pixels, after resizing."""
     width: int
+    """Its width, likewise."""
     of: tuple[int, int]
-    """Height and width of the image."""
+    """Height and width of the original image, in pixels."""
     mirrored: bool = False
     canvas: Box | None = None
-    """Where it begins (`top`, `left`) in an image of `height` by `width`; None: it is
-    the image."""
+    """The new image, of `height` by `width`, with the part placed at `top`, `left`.
+    None: the part is the new image."""
     fill: Fill = 0
     antialias: bool = True
 
     @classmethod
     def whole(cls, of: tuple[int, int], **changes: Any) -> Placement:
-        """Return the placement that takes all of an image, but for `changes`."""
+        """Return the placement that leaves an image as it is, apart from `changes`."""
         said = {"height": of[0], "width": of[1]} | changes
         return cls(Box(0, 0, *of), of=of, **said)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the image that comes of it."""
+        """Height and width of the new image, in pixels."""
         if self.canvas is None:
             return self.height, self.width
         return self.canvas.height, self.canvas.width
 
     @property
     def shown(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of what was the image."""
+        """Left, top, right, bottom of the old image in the new one, in pixels."""
         left, top = self._offset()
         return left, top, left + self.width, top + self.height
 
     @property
     def cuts(self) -> bool:
-        """Whether it takes less than all."""
+        """Whether it takes less than the whole image."""
         return (self.box.height, self.box.width) != self.of
 
     def pixels(self, image: Image) -> Image:
-        """Return the image that comes of `image`, as new memory."""
+        """Return the new image, `uint8 [H, W, 3]`, in new memory."""
         made = self.box.cut(image) if self.cuts else image
         if made.shape[:2] != (self.height, self.width):
             made = resize(made, self.height, self.width, antialias=self.antialias)
@@ -86,7 +87,7 @@ class Placement:
         return found + self._offset()
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        """Return masks `[n, H, W]` of the image that comes of it, nearest pixels."""
+        """Return masks `[n, H, W]` of the new image, by nearest pixels."""
         box = self.box
         made = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
         if made.shape[1:] != (self.height, self.width):
@@ -101,19 +102,19 @@ class Placement:
         return made.clone() if made._is_view() else made  # noqa: SLF001 public in use
 
     def _offset(self) -> tuple[int, int]:
-        """Left and top of the image in its canvas."""
+        """Return left and top of the part on its canvas, in pixels."""
         return (0, 0) if self.canvas is None else (self.canvas.left, self.canvas.top)
 
 
 def nearest(masks: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return `[n, H, W]` resized; each pixel is the one its middle lies in."""
+    """Return masks `[n, H, W]` resized: each pixel copies the one at its center."""
     rows = nearest_places(masks.shape[1], height)
     columns = nearest_places(masks.shape[2], width)
     return masks[:, rows][:, :, columns]
 
 
 def nearest_places(before: int, after: int) -> torch.Tensor:
-    """Return which of `before` pixels each of `after` pixels shows, as Pillow does."""
+    """Return which of `before` pixels each of `after` pixels copies, as in Pillow."""
     middles = (np.arange(after) + 0.5) * (before / after)
     return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
 
@@ -127,15 +128,20 @@ def placed(
     mask_fill: int = 0,
     draw: Callable[[Any, Placement], Image] | None = None,
 ) -> Any:
-    """Return a sample with its image, and its annotations, placed.
+    """Return a sample with its image and its annotations placed.
 
     Args:
-        sample: an image, or what holds one: see `SampleParts`.
-        choose: given height and width, returns the placement.
+        sample: an image, or a sample that holds one: see `SampleParts`.
+        choose: returns the placement for an image of this height and width.
         per_box: see `moved`.
         by_middle: see `moved`.
         mask_fill: see `moved`.
-        draw: makes the pixels of the image as it was given; None: decodes all of it.
+        draw: makes the new pixels from the image as it was given. None: decode all of
+            it, and apply the placement.
+
+    Raises:
+        SampleError: it has no image, or its annotations have wrong shapes.
+        ValueError: it has the bytes of a file that cannot be decoded.
     """
     parts = SampleParts.of(sample)
     height, width = size_of(parts.image)

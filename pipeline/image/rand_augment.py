@@ -1,8 +1,9 @@
-"""RandAugment: a few changes drawn from a list, all of one magnitude.
+"""RandAugment: a few changes drawn from a list, all of the same magnitude.
 
 Source: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced
-search space", 2019. The list, and what a magnitude means to each change, are those of
-torchvision's `RandAugment` with its 31 bins; the pixels are Pillow's.
+search space", 2019. The list of changes, and the amount that a magnitude stands for in
+each, are those of torchvision's `RandAugment` with its 31 bins. The pixels are
+Pillow's.
 """
 # ruff: noqa: N801
 
@@ -26,44 +27,47 @@ from .sample import SampleParts
 
 Picture = PIL.Image.Image
 MAX_SHEAR = 0.3
+"""Pixels of shift per pixel of distance."""
 MAX_SHIFT = 150 / 331
-"""Of the side that it goes along (the paper's images have 331 pixels)."""
+"""Share of the side in its direction (images in the paper have 331 pixels)."""
 MAX_TURN = 30.0
+"""Degrees."""
 MAX_FACTOR = 0.9
+"""Distance of a factor from 1."""
 MAX_POSTERIZED = 4
-"""Bits of eight that are taken away at most."""
+"""Bits, of eight, that may be cleared."""
 
 
 class Warp(NamedTuple):
-    """A change of places: pixel (x, y) shows what was at `matrix` times (x, y, 1)."""
+    """An affine move: the new pixel (x, y) shows the old one at `matrix` (x, y, 1)."""
 
     matrix: tuple[float, float, float, float, float, float]
-    """Two rows of three, as Pillow's `transform` takes them."""
+    """Two rows of three, as for Pillow's `transform`."""
     size: tuple[int, int]
-    """Height and width, which stay."""
+    """Height and width in pixels, which do not change."""
 
     @property
     def shown(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of what may be seen."""
+        """Left, top, right, bottom of the visible part, in pixels."""
         return 0, 0, self.size[1], self.size[0]
 
     @property
     def cuts(self) -> bool:
-        """Whether something may lie outside afterwards."""
+        """Whether a part of the old image may lie outside the new one."""
         return True
 
     def points(self, points: Points) -> Points:
-        """Return where points come to lie, `float64 [m, 2]`."""
+        """Return the new places of points, `float64 [m, 2]`."""
         a, b, c, d, e, f = self.matrix
         linear = np.array([[a, b], [d, e]])
         found: Points = np.linalg.solve(linear, (points - (c, f)).T).T
         return found
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        """Return masks `[n, H, W]` warped, nearest pixels."""
+        """Return masks `[n, H, W]` warped, by nearest pixels."""
         height, width = self.size
         a, b, c, d, e, f = self.matrix
-        # Pixels are seen at their middles.
+        # A pixel's place is its center.
         y, x = np.mgrid[:height, :width] + 0.5
         column = np.floor(a * x + b * y + c).astype(np.int64)
         row = np.floor(d * x + e * y + f).astype(np.int64)
@@ -73,7 +77,7 @@ class Warp(NamedTuple):
         return made
 
     def drawn(self, picture: Picture, fill: int) -> Picture:
-        """Return a picture warped."""
+        """Return the picture warped, with `fill` where it leaves a gap."""
         size = (self.size[1], self.size[0])
         method = PIL.Image.Transform.AFFINE
         colors = (fill,) * 3
@@ -81,27 +85,27 @@ class Warp(NamedTuple):
 
 
 def sheared_x(size: tuple[int, int], amount: float) -> Warp:
-    """Move rows sideways, the more the further down."""
+    """Return a warp that shifts each row sideways in proportion to its y."""
     return Warp((1, amount, 0, 0, 1, 0), size)
 
 
 def sheared_y(size: tuple[int, int], amount: float) -> Warp:
-    """Move columns up or down, the more the further right."""
+    """Return a warp that shifts each column up or down in proportion to its x."""
     return Warp((1, 0, 0, amount, 1, 0), size)
 
 
 def shifted_x(size: tuple[int, int], amount: float) -> Warp:
-    """Move an image sideways by a share of its width, in whole pixels."""
+    """Return a warp that shifts sideways by a share of the width (whole pixels)."""
     return Warp((1, 0, -int(amount * size[1]), 0, 1, 0), size)
 
 
 def shifted_y(size: tuple[int, int], amount: float) -> Warp:
-    """Move an image up or down by a share of its height, in whole pixels."""
+    """Return a warp that shifts vertically by a share of the height (whole pixels)."""
     return Warp((1, 0, 0, 0, 1, -int(amount * size[0])), size)
 
 
 def rotated(size: tuple[int, int], degrees: float) -> Warp:
-    """Turn an image about its middle, counter-clockwise."""
+    """Return a warp that turns an image counter-clockwise about its center."""
     height, width = size
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -120,56 +124,59 @@ WARPS: dict[Callable[[tuple[int, int], float], Warp], float] = {
     shifted_y: MAX_SHIFT,
     rotated: MAX_TURN,
 }
-"""Changes of places, and the greatest amount of each: either way, as is drawn."""
+"""The warps, and the largest amount of each. Its sign is drawn."""
 
 
 def posterized(picture: Picture, level: float) -> Picture:
-    """Take away the lowest bits of each pixel."""
+    """Clear the lowest bits of each pixel: more of them for a higher level, 0 to 1."""
     return PIL.ImageOps.posterize(picture, 8 - round(level * MAX_POSTERIZED))
 
 
 def solarized(picture: Picture, level: float) -> Picture:
-    """Invert what is brighter than a threshold, which falls with the level."""
+    """Invert pixels above a threshold, which falls as the level, 0 to 1, rises."""
     return PIL.ImageOps.solarize(picture, math.ceil(255 * (1 - level)))
 
 
 def stretched(picture: Picture, level: float) -> Picture:
-    """Stretch each channel to the whole range."""
+    """Stretch each channel to its full range, whatever the level."""
     del level
     return PIL.ImageOps.autocontrast(picture)
 
 
 def equalized(picture: Picture, level: float) -> Picture:
-    """Make each value of a channel as frequent as any other."""
+    """Equalize the histogram of each channel, whatever the level."""
     del level
     return PIL.ImageOps.equalize(picture)
 
 
 def unchanged(picture: Picture, level: float) -> Picture:
-    """Do nothing."""
+    """Return the picture as it is."""
     del level
     return picture
 
 
 SIGNED: tuple[Change, ...] = (brightened, saturated, contrasted, sharpened)
-"""Changes by a factor: more or less, as is drawn."""
+"""Changes by a factor. Whether it is above or below 1 is drawn."""
 UNSIGNED: tuple[Change, ...] = (posterized, solarized, stretched, equalized, unchanged)
 CHANGES = (*WARPS, *SIGNED, *UNSIGNED)
 
 
 @dataclass(frozen=True, slots=True)
 class rand_augment:
-    """Change an image in a few ways drawn from 14, all by one magnitude.
+    """Apply a few changes, drawn from 14, to an image, all of the same magnitude.
 
-    Boxes, masks and keypoints move with it where it is sheared, shifted or turned; a
-    turned box becomes the upright one around it.
+    If the image is sheared, shifted or turned, boxes, masks and keypoints move with it.
+    A turned box becomes the upright box around it.
 
     Args:
-        num_ops: changes, one after the other.
-        magnitude: of each, 0 to `bins` - 1.
-        bins: magnitudes there are.
-        fill: what pixels are that come in from outside, 0 to 255.
-        per_box: names of what has one entry a box, besides the usual ones.
+        num_ops: how many changes to apply, one after another.
+        magnitude: of each change, 0 to `bins` - 1.
+        bins: number of magnitudes.
+        fill: value of the pixels that come in from outside the image, 0 to 255.
+        per_box: further annotations that have one entry per box, by name.
+
+    Raises:
+        SpecError: an argument is out of range.
     """
 
     num_ops: int = 2
@@ -186,12 +193,17 @@ class rand_augment:
         )
         check(
             self.bins >= 2 and 0 <= self.magnitude < self.bins,
-            f"`magnitude` must be within 0 and `bins` - 1, {self.bins - 1}, got"
-            f" {self.magnitude}; 9 of 31 is usual",
+            f"`magnitude` must be 0 to `bins` - 1, {self.bins - 1}, got"
+            f" {self.magnitude}; magnitude=9, bins=31 are usual",
         )
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return the sample with its image changed."""
+        """Return the sample with its image changed; annotations move with it.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         parts = SampleParts.of(sample)
         pixels = pixels_of(parts.image)
         picture = PIL.Image.fromarray(pixels)

@@ -1,4 +1,4 @@
-"""What an image operator is given: where in a sample the image is, and what moves."""
+"""The samples that image operators take: where the image and its annotations are."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ Encoded: TypeAlias = bytes | bytearray | memoryview
 Image: TypeAlias = NDArray[np.uint8]
 """`uint8 [H, W, 3]`, RGB."""
 Target: TypeAlias = Mapping[str, Any]
-"""Annotations of an image by name: see `annotations`."""
+"""The annotations of an image, by name: see `annotations`."""
 
 IMAGE = "image"
 """The key of the image in a dict."""
 ANNOTATIONS = frozenset(("boxes", "masks", "mask", "keypoints"))
-"""What moves with the pixels, by its name in a dict."""
+"""The entries of a dict that move with the pixels."""
 
 CURE = (
-    "an operator takes the image itself, a tuple that starts with it or a dict with an"
-    ' "image"; take other samples apart in a function of your own and call the operator'
-    " in there"
+    "an operator takes an image, a tuple that starts with an image, or a dict with an"
+    ' "image"; for other samples, write a function that calls the operator on the image'
 )
 
 
@@ -37,18 +36,19 @@ class SampleParts:
     """A sample taken apart: its image, and the annotations that move with it.
 
     The image is the sample itself, the first element of a tuple, or a dict's "image".
-    The annotations are the first dict of the tuple that has some, or the dict itself.
+    The annotations are in the dict itself, or in the first dict of the tuple that has
+    some.
     """
 
     image: Any
     target: Target | None
     sample: Any
     place: int | None
-    """Where the annotations are in a tuple."""
+    """The index of the annotations in a tuple."""
 
     @classmethod
     def of(cls, sample: Any) -> SampleParts:
-        """Take a sample apart; nothing is copied."""
+        """Take a sample apart, without copying anything."""
         if isinstance(sample, Mapping) and IMAGE in sample:
             target = sample if ANNOTATIONS & sample.keys() else None
             return cls(sample[IMAGE], target, sample, None)
@@ -75,22 +75,30 @@ class SampleParts:
 def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
     """Return `sample` with its image replaced by `change(image)`.
 
-    `SampleParts` says where the image is. All else passes unchanged. A namedtuple stays
-    one.
+    `SampleParts` says where the image is. Everything else stays as it is; a namedtuple
+    stays a namedtuple.
     """
     parts = SampleParts.of(sample)
     return parts.made(change(parts.image))
 
 
 def require_encoded(value: object) -> Encoded:
-    """Return `value` if it is the bytes of a file; else raise `SampleError`."""
+    """Return `value` if it is the bytes of a file.
+
+    Raises:
+        SampleError: it is not.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         return value
     raise SampleError(f"decoding takes bytes, got {described(value)}; {CURE}")
 
 
 def require_image(value: object) -> Image:
-    """Return `value` if it is `uint8 [H, W, 3]`, not empty; else `SampleError`."""
+    """Return `value` if it is an array `uint8 [H, W, 3]` that is not empty.
+
+    Raises:
+        SampleError: it is not.
+    """
     if (
         isinstance(value, np.ndarray)
         and value.dtype == np.uint8
@@ -105,7 +113,7 @@ def require_image(value: object) -> Image:
 
 
 def described(value: object) -> str:
-    """Return the kind of `value`, and of an array its dtype and shape."""
+    """Return the kind of `value`; for arrays and tensors, also dtype and shape."""
     if isinstance(value, np.ndarray):
         return f"an array {value.dtype} {list(value.shape)}"
     if isinstance(value, torch.Tensor):

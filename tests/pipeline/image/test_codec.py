@@ -138,7 +138,7 @@ def test_whatever_ails_an_image_is_a_value_error(kind: str) -> None:
 def test_bytes_that_are_no_image_are_shown() -> None:
     with pytest.raises(ValueError, match=re.escape("start with b'{\"label\"'")):
         decode(b'{"label": 3}')
-    with pytest.raises(ValueError, match="must hold an image, got 0 bytes"):
+    with pytest.raises(ValueError, match="must not be empty, got 0 bytes"):
         decode(b"")
 
 

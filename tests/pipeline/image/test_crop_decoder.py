@@ -367,7 +367,7 @@ def test_an_extension_that_decodes_other_pixels_is_not_used(
 
     fake = SimpleNamespace(decode=decode, VERSION="1, libjpeg 9")
     monkeypatch.setitem(sys.modules, NAME, fake)
-    expected = "its pixels are not those of simplejpeg (version 1, libjpeg 9)"
+    expected = "its pixels differ from simplejpeg's (version 1, libjpeg 9)"
     assert crop_extension() == (None, expected)
 
 
