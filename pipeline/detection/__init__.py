@@ -4,10 +4,10 @@
     pipe = pipe.map(ps.detection.resize(800, max_size=1333)).map(ps.detection.flip())
     pipe = pipe.batch(4, collate_fn=ps.detection.collate(size_divisor=32))
 
-A sample is `(image, target)`, or a dict with an "image", and the target a dict that has
-`boxes`, `labels`, `masks`, `keypoints`, by the names that torchvision's models take
-them by. All operators of `ps.image` move these with the pixels; here are those that
-detectors alone need.
+A sample is `(image, target)`, or a dict with an "image". The target is a dict with
+`boxes`, `labels`, `masks` and `keypoints`, named as for torchvision's models. All
+operators of `ps.image` move these along with the pixels. This module adds the operators
+that only detectors need.
 """
 
 from __future__ import annotations

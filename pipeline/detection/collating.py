@@ -1,4 +1,4 @@
-"""Images of several sizes, made into one batch: a `collate_fn`."""
+"""Batches of images of different sizes: a `collate_fn`."""
 # ruff: noqa: N801
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from ..image.sample import IMAGE, described
 class collate:
     """Pad images to the largest of the batch, and keep their targets in a list.
 
-    Samples are `(image, target, ...)`, or dicts with an "image". The batch is
-    `(images, targets, ...)`: a tensor `uint8 [N, 3, H, W]` (`float32` where the images
-    are), and lists of what else the samples have; or a dict of these. `sizes` of the
-    images before padding are `[N, 2]`, height and width, in a dict under "sizes"; in a
-    tuple they come last.
+    Samples are `(image, target, ...)`, or dicts with an "image". The batch is `(images,
+    targets, ..., sizes)`, or a dict with "image", the samples' other keys and "sizes":
+
+    - the images are a tensor `uint8 [N, 3, H, W]` (`float32` if the images are);
+    - targets, and everything else, are lists of the samples' values;
+    - the sizes are a tensor `int64 [N, 2]`: height and width before padding, in pixels.
 
     Args:
-        size_divisor: height and width are a multiple of it; feature pyramids need 32.
-        fill: what pixels on the right and below become.
+        size_divisor: height and width of the batch are multiples of this; feature
+            pyramids need 32.
+        fill: value of the pixels added on the right and at the bottom.
+
+    Raises:
+        SpecError: `size_divisor` is not an int >= 1.
     """
 
     size_divisor: int = 32
@@ -43,7 +48,12 @@ class collate:
         )
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Return a batch of these samples."""
+        """Return a batch of these samples.
+
+        Raises:
+            SampleError: a sample has no image.
+            ValueError: an image is the bytes of a file that cannot be decoded.
+        """
         if isinstance(samples[0], dict):
             images, sizes = self._padded([sample[IMAGE] for sample in samples])
             rest = {
@@ -54,15 +64,15 @@ class collate:
             return {IMAGE: images, **rest, "sizes": sizes}
         if not isinstance(samples[0], tuple):
             raise SampleError(
-                "`collate` takes samples (image, target), or dicts with an"
-                f' "image", got {described(samples[0])}'
+                '`collate` takes samples (image, target), or dicts with an "image", got'
+                f" {described(samples[0])}; convert them in a map() before batch()"
             )
         columns = list(zip(*samples, strict=True))
         images, sizes = self._padded(columns[0])
         return (images, *map(list, columns[1:]), sizes)
 
     def _padded(self, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images `[N, 3, H, W]`, and their sizes `int64 [N, 2]`."""
+        """Return images `[N, 3, H, W]`, and their sizes before, `int64 [N, 2]`."""
         tensors = [channels_first(image) for image in images]
         sizes = torch.tensor([tuple(each.shape[1:]) for each in tensors])
         by = self.size_divisor
@@ -75,10 +85,11 @@ class collate:
 
 
 def channels_first(image: Any) -> torch.Tensor:
-    """Return an image of any kind as `[3, H, W]`; numbers of `normalize` stay floats.
+    """Return an image of any kind as a tensor `[3, H, W]`; floats stay floats.
 
     Raises:
-        SampleError: it is no image.
+        SampleError: it is not an image.
+        ValueError: it is the bytes of a file that cannot be decoded.
     """
     numbers = torch.from_numpy(writable(image)) if is_numbers(image) else image
     if isinstance(numbers, torch.Tensor) and numbers.ndim == 3:
@@ -90,5 +101,5 @@ def channels_first(image: Any) -> torch.Tensor:
 
 
 def is_numbers(image: Any) -> bool:
-    """Whether it is an array that `normalize` has made."""
+    """Whether this is an array `float32`, as `normalize` makes."""
     return isinstance(image, np.ndarray) and image.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Resize, flip and crop as detectors are trained; each also takes boxes along."""
+"""Resize, flip and crop as in the training of detectors; annotations move along."""
 # ruff: noqa: N801
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from ..image.sample import SampleParts
 flip = horizontal_flip
 
 TRIES = 50
-"""For a part of an image, before it is taken whole (Liu et al. 2016)."""
+"""Parts of an image drawn before it is left whole (Liu et al. 2016)."""
 OVERLAPS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
-"""Least overlaps that a part is drawn for; 0: any (Liu et al. 2016)."""
+"""Minimum overlaps to choose from; 0: any overlap will do (Liu et al. 2016)."""
 
 
 @dataclass(frozen=True, slots=True)
 class resize:
-    """Resize an image so that its shorter side is `size`, its longer one `max_size`.
+    """Resize an image by its shorter side, with a limit on the longer one.
 
-    The aspect is kept; the smaller of the two scales counts (Ren et al., "Faster
-    R-CNN", 2015; Lin et al., "Feature Pyramid Networks", 2017, have 800 and 1333).
-    Sides are whole pixels, rounded down, as those of torchvision's detectors are.
+    The aspect is kept, and the smaller of the two possible scales is used (Ren et al.,
+    "Faster R-CNN", 2015; Lin et al., "Feature Pyramid Networks", 2017, use 800 and
+    1333). Sides are rounded down to whole pixels, as in torchvision's detectors.
 
     Args:
-        size: pixels of the shorter side; several: one is drawn for each image.
-        max_size: pixels of the longer side, at most.
-        antialias: filter when shrinking, as Pillow does. Torchvision's detectors do
+        size: pixels of the shorter side. If there are several numbers, one is drawn for
+            each image.
+        max_size: most pixels of the longer side.
+        antialias: filter when shrinking, as Pillow does. torchvision's detectors do
             not.
+
+    Raises:
+        SpecError: `size` or `max_size` is not a number of pixels.
     """
 
     size: int | Sequence[int] = 800
@@ -52,14 +56,19 @@ class resize:
         check_size(self.max_size)
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return the sample resized, its boxes, masks and keypoints with it."""
+        """Return the sample with its image resized; annotations move with it.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         sizes = self._sizes()
         size = sizes[int(rng.integers(len(sizes))) if len(sizes) > 1 else 0]
 
         def choose(height: int, width: int) -> Placement:
             low, high = min(height, width), max(height, width)
             is_short = size * high <= self.max_size * low
-            # Whole numbers: 49 * (800 / 49) is less than 800 in floats.
+            # In whole numbers: in floats, 49 * (800 / 49) is less than 800.
             new, old = (size, low) if is_short else (self.max_size, high)
             tall, wide = (max(1, side * new // old) for side in (height, width))
             return Placement.whole(
@@ -74,24 +83,30 @@ class resize:
 
 @dataclass(frozen=True, slots=True)
 class crop:
-    """Cut a random part out of an image that overlaps a box by enough.
+    """Cut a random part out of an image that overlaps a box sufficiently.
 
-    As SSD is trained (Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016,
-    section 2.2): with equal chance the image stays whole, or a part is drawn of which
-    every side is 0.3 to 1 of the image's, with an aspect between 1/2 and 2, and that
-    overlaps at least one box by a least Jaccard index of 0.1, 0.3, 0.5, 0.7, 0.9, or
-    any. Boxes stay whose middle is in the part, cut off at its edges. Where no part is
-    found in 50 tries the image stays whole.
+    This is the crop of SSD's training (Liu et al., "SSD: Single Shot MultiBox
+    Detector", ECCV 2016, section 2.2). One of seven choices is drawn, all equally
+    likely: leave the image whole, or cut out a part whose Jaccard index with at least
+    one box is 0.1, 0.3, 0.5, 0.7 or 0.9 or more, or anything. Each side of the part is
+    0.3 to 1 of the image's, and its aspect is between 1/2 and 2. If 50 tries find no
+    such part, the image stays whole. Boxes are kept if their center is inside the part,
+    and are cut off at its edges.
 
     Args:
-        per_box: names of what has one entry a box, besides the usual ones.
+        per_box: further annotations that have one entry per box, by name.
     """
 
     _: KW_ONLY
     per_box: tuple[str, ...] = ()
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Return a sample with the part as its image, or as it is."""
+        """Return the sample with a part as its image, or as it is.
+
+        Raises:
+            SampleError: it has no image, or its annotations have wrong shapes.
+            ValueError: it has the bytes of a file that cannot be decoded.
+        """
         target = SampleParts.of(sample).target
         boxes = boxes_of(target["boxes"] if target and "boxes" in target else [])
 
@@ -106,10 +121,10 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
     """Draw a part of an image, by the rule of `crop`.
 
     Args:
-        height: of the image, in pixels.
-        width: likewise.
-        boxes: `float64 [n, 4]`.
-        rng: what is drawn from.
+        height: height of the image in pixels.
+        width: its width, likewise.
+        boxes: `float64 [n, 4]`, in pixels.
+        rng: the generator to draw from.
     """
     whole = Box(0, 0, height, width)
     chosen = int(rng.integers(len(OVERLAPS) + 1))
@@ -131,7 +146,7 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
 
 
 def jaccard(boxes: Points, part: Box) -> Points:
-    """Return of each box `[n, 4]` the share of the union that it has with a part."""
+    """Return each box's intersection over union with a part, `float64 [n]`."""
     edges = edges_of(part)
     low = np.maximum(boxes[:, :2], edges[:2])
     shared = areas(np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1))
@@ -141,7 +156,7 @@ def jaccard(boxes: Points, part: Box) -> Points:
 
 
 def middle_inside(boxes: Points, part: Box) -> Flags:
-    """Return of each box `[n, 4]` whether its middle is in a part."""
+    """Return whether the center of each box is inside a part, `bool [n]`."""
     edges = edges_of(part)
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
     inside = (middles >= edges[:2]) & (middles < edges[2:])
@@ -150,6 +165,6 @@ def middle_inside(boxes: Points, part: Box) -> Flags:
 
 
 def edges_of(part: Box) -> Points:
-    """Return left, top, right, bottom."""
+    """Return left, top, right, bottom in pixels, `float64 [4]`."""
     right, bottom = part.left + part.width, part.top + part.height
     return np.array([part.left, part.top, right, bottom], np.float64)

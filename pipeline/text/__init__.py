@@ -12,9 +12,9 @@
 
     loader = ps.DataLoader(documents, 32, collate_fn=ps.text.pad(multiple_of=8))
 
-What is drawn comes from `rng` alone, and what is packed from the lengths alone, so the
-batches are the same for any number of workers. No library of tokenizers is imported:
-you bring the tokenizer.
+Masks depend on `rng` alone and blocks on the lengths alone, so the batches are the same
+for any number of workers. penstock imports no library of tokenizers: you bring your
+own tokenizer.
 """
 
 from __future__ import annotations

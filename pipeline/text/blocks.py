@@ -1,4 +1,4 @@
-"""Documents packed into blocks of one size: a dataset made of a dataset."""
+"""Documents packed into blocks of one size: a dataset made from a dataset."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from .packing import BestFit, Concatenated, PackingPlan, Pieces
 from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
 
 MEASURED = 1024
-"""Documents read at once to learn their lengths."""
+"""Documents read at a time to measure their lengths."""
 FORMAT = "penstock.text.PackedBlocks 1"
-"""Goes up when the same documents make other blocks."""
+"""Part of the fingerprint. The number goes up when a release makes other blocks of the
+same documents."""
 
 
 class PackedBlocks:
-    """Blocks of `size` tokens, packed of documents: a map-style dataset.
+    """Blocks of `size` tokens, packed from documents: a map-style dataset.
 
-    What block i is made of depends on the lengths alone. So it may be asked for in any
-    order, by any worker, and a state resumes exactly. A sample is a dict of `int64
-    [size]`:
+    The contents of block i depend on the lengths alone. Blocks may therefore be read in
+    any order, by any worker, and a saved state resumes exactly. A sample is a dict of
+    arrays `int64 [size]`:
 
-    - `input_ids`: the tokens; the last of a document is `eos_id`, if one is given.
-    - `document_ids`: 0, 1, ... for the documents of the block, in their order; -1 for
-      padding. Tokens may attend to those with the same number.
-    - `position_ids`: 0, 1, ... within what the block has of a document; 0 for padding.
+    - `input_ids`: the tokens. Each document ends with `eos_id`, if one is given.
+    - `document_ids`: 0, 1, ... for the documents of the block, in order; -1 for
+      padding. Tokens may attend to tokens with the same number.
+    - `position_ids`: 0, 1, ... within each document's part of the block; 0 for padding.
     - `attention_mask`: 1 for tokens, 0 for padding.
 
-    No token is lost or comes twice. Each block reads in whole the documents that it
-    has a part of, and neighbours read a document they share once more.
+    No token is lost or repeated. A block reads each of its documents completely, even
+    if it holds only a part. A document that spans several blocks is read once for each.
 
     Args:
         documents: a map-style dataset of token ids: lists, arrays or tensors `[n]`, or
-            dicts with these as `input_ids`. Where it has `__getitems__`, all documents
-            that are needed are asked for at once.
-        lengths: tokens of each document, without eos. None: each document is read once
-            when this is made, which takes as long as an epoch.
-        size: tokens of a block.
-        eos_id: ends each document; None: nothing does.
-        split: True: documents stand in one line, in their order, and are cut where a
-            block ends; only the last block has padding. False: a document that fits
+            dicts with these as `input_ids`. If it has `__getitems__`, all documents
+            that are needed are requested in one call.
+        lengths: tokens of each document, without eos. None: read each document once
+            now, which takes as long as an epoch.
+        size: tokens in a block.
+        eos_id: id appended to each document; None: append nothing.
+        split: True: documents follow one another in their order, and are cut at the end
+            of a block; only the last block has padding. False: a document that fits
             into a block stays whole; longer ones are cut every `size` tokens. The
-            pieces are placed by best-fit decreasing (Ding et al. 2024), which starts
-            with the longest: shuffle the blocks.
-        pad_id: of padding.
+            pieces are placed by best-fit decreasing (Ding et al. 2024), longest first,
+            so the blocks should be shuffled.
+        pad_id: id of padding.
 
     Raises:
-        SpecError: an argument is out of range, the lengths are not one a document, or
-            there is no token at all.
+        SpecError: an argument is out of range, there is not one length per document, or
+            the documents have no tokens.
+        SampleError: a document to be measured is not a sequence of ids.
     """
 
     def __init__(
@@ -79,8 +81,8 @@ class PackedBlocks:
         whole = self.lengths + (eos_id is not None)
         check(
             whole.any(),
-            f"there is no token in the {len(whole)} documents, so there are no blocks;"
-            " look at what makes the documents",
+            f"the {len(whole)} documents have no tokens, so there are no blocks;"
+            " look at the code that makes the documents",
         )
         self._plan: PackingPlan = (Concatenated if split else BestFit)(whole, self.size)
 
@@ -91,11 +93,12 @@ class PackedBlocks:
         return self.__getitems__([block])[0]
 
     def __getitems__(self, blocks: Sequence[int]) -> list[dict[str, Ids]]:
-        """Return several blocks; each document they need is read once.
+        """Return several blocks; each document that they need is read once.
 
         Raises:
             IndexError: there is no such block.
-            SampleError: a document is no sequence of ids, or not as long as was said.
+            SampleError: a document is not a sequence of ids, or not as long as
+                `lengths` says.
         """
         planned = [self._plan.pieces(self._checked(block)) for block in blocks]
         needed = sorted(set(chain.from_iterable(p.documents.tolist() for p in planned)))
@@ -108,7 +111,9 @@ class PackedBlocks:
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):
-            raise IndexError(f"there are {len(self)} blocks, none has number {block}")
+            raise IndexError(
+                f"block {block} is out of range; there are {len(self)} blocks"
+            )
         return number
 
     def _tokens(self, number: int, document: Any) -> Ids:
@@ -116,14 +121,14 @@ class PackedBlocks:
         ids = tokens_of(document)
         if len(ids) != self.lengths[number]:
             raise SampleError(
-                f"document {number} has {len(ids)} tokens, and `lengths` says "
-                f"{self.lengths[number]}; blocks are planned by lengths, so measure"
+                f"document {number} has {len(ids)} tokens, but `lengths` says "
+                f"{self.lengths[number]}, and blocks are planned by lengths; measure"
                 " them again, or leave `lengths` out"
             )
         return ids if self.eos_id is None else np.append(ids, self.eos_id)
 
     def _made(self, pieces: Pieces, tokens: Mapping[int, Ids]) -> dict[str, Ids]:
-        """Return the block that is made of these pieces."""
+        """Return the block made of these pieces."""
         lengths = pieces.lengths
         total, count = int(lengths.sum()), len(lengths)
         block = {
@@ -142,9 +147,9 @@ class PackedBlocks:
         return block
 
     def __penstock_fingerprint__(self) -> bytes | None:
-        """Return what identifies these blocks, if the documents say what they are.
+        """Return an identity of these blocks, if the documents have one themselves.
 
-        None: nobody knows, and whoever asks may look at what this object holds.
+        None: they have none, and the caller must fingerprint the contents instead.
         """
         from ...cache.fingerprint.digest import digest, said_fingerprint
 
@@ -163,16 +168,20 @@ class PackedBlocks:
 
 
 def tokens_of(document: Any) -> Ids:
-    """Return the ids of a document: itself, or what it has as `input_ids`."""
+    """Return the ids of a document, `int64 [n]`: itself, or its `input_ids`.
+
+    Raises:
+        SampleError: it is not a sequence of ids.
+    """
     is_dict = isinstance(document, Mapping)
     return row(ids_in(document) if is_dict else document, IDS)
 
 
 def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
-    """Return several documents of a dataset, asked for at once where it can be.
+    """Return several documents of a dataset, in one call if it has `__getitems__`.
 
     Raises:
-        SampleError: there are more or fewer of them than asked for.
+        SampleError: the call returned more or fewer documents than requested.
     """
     many = getattr(documents, "__getitems__", None)
     if many is None:
@@ -180,14 +189,18 @@ def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
     found = list(many(numbers))
     if len(found) != len(numbers):
         raise SampleError(
-            f"`__getitems__` of {type(documents).__name__} was asked for {len(numbers)}"
-            f" documents and returned {len(found)}; it must return one for each"
+            f"`__getitems__` of {type(documents).__name__} got {len(numbers)} indices"
+            f" and returned {len(found)} documents; it must return one for each index"
         )
     return found
 
 
 def measured(documents: Any) -> Ids:
-    """Return the lengths of all documents, having read them."""
+    """Return the lengths of all documents, `int64 [count]`, by reading them all.
+
+    Raises:
+        SampleError: a document is not a sequence of ids.
+    """
     count = len(documents)
     lengths = np.empty(count, np.int64)
     for begin in range(0, count, MEASURED):
@@ -201,13 +214,13 @@ def checked_lengths(lengths: Any, count: int) -> Ids:
     """Return a copy of the documents' lengths as `int64 [count]`.
 
     Raises:
-        SpecError: they are no integers, not one a document, or one is below 0.
+        SpecError: they are not integers >= 0, one per document.
     """
     given = np.asarray(lengths)
     is_fit = given.shape == (count,) and (given.dtype.kind in "iu" or not count)
     check(
         is_fit,
-        f"`lengths` must be integers [{count}], one a document, got {given.dtype} "
+        f"`lengths` must be integers [{count}], one per document, got {given.dtype} "
         f"{[*given.shape]}; leave it out to have the documents measured",
     )
     negative = np.flatnonzero(given < 0).tolist()

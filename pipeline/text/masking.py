@@ -1,7 +1,7 @@
-"""Masked language modelling: which tokens a model has to guess, drawn again each epoch.
+"""Masked language modelling: choosing the tokens that a model has to predict.
 
-Source: Devlin et al. 2018, "BERT", sections 3.1 and A.1; that the mask is drawn each
-time a sample is seen, Liu et al. 2019, "RoBERTa", section 4.1 ("dynamic masking").
+Source: Devlin et al. 2018, "BERT", sections 3.1 and A.1. A new mask is drawn each time
+a sample is read, as in Liu et al. 2019, "RoBERTa", section 4.1 ("dynamic masking").
 """
 # ruff: noqa: N801
 
@@ -31,31 +31,31 @@ from .sample import (
 
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9
-"""Shares that make 1 on paper may make a little more in floating point."""
+"""Shares that add up to 1 on paper may exceed it slightly in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
 class mask_tokens:
-    """Choose tokens to be guessed, and hide most of them, as BERT does.
+    """Choose tokens for the model to predict, and hide most of them, as in BERT.
 
-    Each token is chosen with probability `p`, on its own. Of the chosen ones a share is
-    replaced by the mask token, a share by a token drawn evenly from the vocabulary, and
-    the rest stays as it is. Special tokens and padding are never chosen: padding is
-    where `attention_mask` is 0, or put its id among `special_ids`. Where there is a
-    `special_tokens_mask`, what it marks is left alone, too.
+    Each token is chosen independently with probability `p`. Of the chosen tokens, a
+    share is replaced by the mask token, a share by tokens drawn uniformly from the
+    vocabulary, and the rest stays as it is. Special tokens and padding are never
+    chosen. Padding is where `attention_mask` is 0; without one, add its id to
+    `special_ids`. Tokens marked in a `special_tokens_mask` are never chosen either.
 
     Args:
-        vocab_size: ids are below it.
-        mask_id: of the mask token.
-        special_ids: of tokens that are never chosen.
+        vocab_size: size of the vocabulary; all ids are below it.
+        mask_id: id of the mask token.
+        special_ids: ids of tokens that are never chosen.
         p: probability that a token, or a word, is chosen.
-        mask_share: share of the chosen tokens that the mask replaces.
-        random_share: share of the chosen tokens that any token replaces.
-        ignore_id: the label of tokens that were not chosen.
+        mask_share: share of the chosen tokens that the mask token replaces.
+        random_share: share of the chosen tokens that a random token replaces.
+        ignore_id: label of the tokens that are not chosen.
         whole_words: choose all tokens of a word or none. The sample must then have
-            `word_ids`: tokens side by side with one number are a word; None or a
-            negative number is no word, and is never chosen. What replaces a chosen
-            token is drawn for each token, as in BERT.
+            `word_ids`: consecutive tokens with the same number form a word. Tokens with
+            None or a negative number belong to no word, and are never chosen. The
+            replacement is drawn for each token separately, as in BERT.
 
     Raises:
         SpecError: an argument is out of range.
@@ -76,7 +76,7 @@ class mask_tokens:
         check(
             np.iterable(self.special_ids),
             f"`special_ids` must be a tuple of ids, got {self.special_ids!r}; most"
-            " tokenizers tell them as `all_special_ids`",
+            " tokenizers have them as `all_special_ids`",
         )
         special = tuple(
             whole_number("special_ids", i, 0, FROM_ZERO) for i in self.special_ids
@@ -85,7 +85,7 @@ class mask_tokens:
             check(
                 each < size,
                 f"`mask_id` and `special_ids` must be below `vocab_size`, {size}, got "
-                f"{each}; count added tokens in, as len(tokenizer) does",
+                f"{each}; include added tokens in the size, as len(tokenizer) does",
             )
         object.__setattr__(self, "special_ids", special)
         self._check_shares()
@@ -95,13 +95,13 @@ class mask_tokens:
             share = getattr(self, name)
             check(
                 0 <= share <= 1,
-                f"`{name}` must be a probability, 0 to 1, got {share}; BERT has p=0.15,"
-                " mask_share=0.8, random_share=0.1",
+                f"`{name}` must be a probability, 0 to 1, got {share}; BERT uses"
+                " p=0.15, mask_share=0.8, random_share=0.1",
             )
         check(
             self.mask_share + self.random_share <= 1 + ROUNDING,
-            f"`mask_share` and `random_share` must make 1 at most, got "
-            f"{self.mask_share} and {self.random_share}; BERT has 0.8 and 0.1",
+            f"`mask_share` and `random_share` must add up to at most 1, got "
+            f"{self.mask_share} and {self.random_share}; BERT uses 0.8 and 0.1",
         )
 
     def __call__(
@@ -111,13 +111,14 @@ class mask_tokens:
 
         Args:
             sample: token ids `[n]`, or padded `[rows, n]`; or a dict that has them as
-                `input_ids`, whose other values are handed on. Arrays and lists give
-                arrays, tensors give tensors.
-            rng: what is drawn from; `Pipeline.map` gives it. None, as in a data set or
-                a `collate_fn`: one seeded from torch's global generator.
+                `input_ids`, whose other values are passed on. The result is tensors for
+                a tensor, and arrays for an array or a list.
+            rng: the generator to draw from; `Pipeline.map` passes it. None, as in a
+                dataset or a `collate_fn`: one seeded from torch's global generator.
 
         Raises:
-            SampleError: no integers, masks of another shape, or `labels` are there.
+            SampleError: the ids are not integers, a mask has another shape, or the
+                sample has `labels` already.
         """
         fields = sample if isinstance(sample, Mapping) else {IDS: sample}
         given = ids_in(fields)
@@ -125,8 +126,8 @@ class mask_tokens:
         ids = integers(given, IDS)
         if ids.ndim not in (1, 2):
             raise SampleError(
-                f"`{IDS}` must be [n] or [rows, n], got {[*ids.shape]}; mask one"
-                " sample or one padded batch at a time"
+                f"`{IDS}` must have the shape [n] or [rows, n], got {[*ids.shape]};"
+                " mask one sample or one padded batch at a time"
             )
         rng = rng or seeded_by_torch()
         chosen = self._chosen(ids, fields, rng)
@@ -139,7 +140,7 @@ class mask_tokens:
     def _chosen(
         self, ids: Ids, fields: Mapping[str, Any], rng: np.random.Generator
     ) -> Flags:
-        """Return which tokens are to be guessed; one draw a token."""
+        """Return which tokens the model must predict; one draw per token."""
         allowed = np.isin(ids, self.special_ids, invert=True)
         if MASK in fields:
             allowed &= matching(fields[MASK], MASK, ids) != 0
@@ -155,9 +156,10 @@ class mask_tokens:
     def _masked(
         self, ids: Ids, chosen: Flags, rng: np.random.Generator
     ) -> tuple[Ids, Ids]:
-        """Return new ids and labels; one draw a chosen token, and one more if random.
+        """Return new ids and labels.
 
-        A new token may be the one that was there: it is drawn from all.
+        There is one draw per chosen token, and a second one if it becomes a random
+        token. That token is drawn from the whole vocabulary, so it may be the same.
         """
         targets = ids[chosen]
         draws = rng.random(len(targets))
@@ -176,46 +178,54 @@ WORDS = "word_ids"
 
 
 def seeded_by_torch() -> np.random.Generator:
-    """Return a generator seeded by the one that a DataLoader seeds."""
+    """Return a generator seeded from torch's, which a DataLoader seeds in workers."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
 
 
 def check_unlabelled(fields: Mapping[str, Any]) -> None:
-    """Raise `SampleError` if there are labels, which would be lost."""
+    """Check that a sample has no labels, which masking would overwrite.
+
+    Raises:
+        SampleError: it has some.
+    """
     if LABELS in fields:
         raise SampleError(
-            f"`mask_tokens` makes `{LABELS}`, and this sample has some already: "
+            f"`mask_tokens` sets `{LABELS}`, but this sample already has them, got "
             f"{described_keys(fields)}; rename or drop them in a map() before this"
         )
 
 
 def matching(value: Any, name: str, ids: Ids) -> Ids:
-    """Return what must be one number a token.
+    """Return an entry that must have one number per token, as `int64`.
 
     Raises:
-        SampleError: it is of another shape than the ids.
+        SampleError: its shape differs from that of the ids.
     """
     array = integers(value, name)
     if array.shape != ids.shape:
         raise SampleError(
             f"`{name}` must have the shape of `{IDS}`, {[*ids.shape]}, got "
-            f"{[*array.shape]}; give one number a token"
+            f"{[*array.shape]}; give one number per token"
         )
     return array
 
 
 def words_of(fields: Mapping[str, Any], ids: Ids) -> Ids:
-    """Return the number of each token's word, -1 for none."""
+    """Return the number of each token's word; -1 for tokens outside words.
+
+    Raises:
+        SampleError: the sample has no `word_ids`, or not one per token.
+    """
     if WORDS not in fields:
         raise SampleError(
-            f"whole_words=True needs `{WORDS}`, a number a token, got "
-            f"{described_keys(fields)}; fast tokenizers tell them by word_ids()"
+            f"whole_words=True needs `{WORDS}`, one number per token, got "
+            f"{described_keys(fields)}; fast tokenizers return them from word_ids()"
         )
     return matching(without_none(fields[WORDS]), WORDS, ids)
 
 
 def first_of_word(draws: NDArray[np.float64], words: Ids) -> NDArray[np.float64]:
-    """Return for each token what was drawn for the first token of its word."""
+    """Return, for each token, the draw of the first token of its word."""
     starts = np.ones(words.shape, np.bool_)
     starts[..., 1:] = words[..., 1:] != words[..., :-1]
     spread = np.cumsum(starts).reshape(draws.shape) - 1
@@ -223,5 +233,5 @@ def first_of_word(draws: NDArray[np.float64], words: Ids) -> NDArray[np.float64]
 
 
 def described_keys(fields: Mapping[str, Any]) -> str:
-    """Return the keys of a sample as a message shows them."""
+    """Return the keys of a sample as text for a message."""
     return f"the keys {sorted(map(str, fields))}"

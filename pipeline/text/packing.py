@@ -1,7 +1,7 @@
-"""Which part of which document stands in which block, planned from lengths alone.
+"""Which part of which document goes into which block, planned from lengths alone.
 
-A plan holds a few numbers a document and tells the pieces of any block at once, so
-blocks may be asked for in any order, by any worker.
+A plan holds a few numbers per document. It can list the pieces of any block directly,
+so blocks may be read in any order, by any worker.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from .sample import Ids
 
 
 class Pieces(NamedTuple):
-    """Parts of documents, one behind the other: `int64 [k]` each."""
+    """Parts of documents, one after another: three arrays `int64 [k]`."""
 
     documents: Ids
-    """Numbers in the dataset."""
+    """Index of each document in the dataset."""
     starts: Ids
-    """The first token of each part, counted within its document."""
+    """Index of each part's first token in its document."""
     lengths: Ids
-    """Tokens, > 0."""
+    """Tokens in each part, > 0."""
 
 
 class PackingPlan(Protocol):
-    """Says what blocks are made of."""
+    """Says which pieces each block is made of."""
 
     def __len__(self) -> int:
         """Return the number of blocks."""
         ...
 
     def pieces(self, block: int) -> Pieces:
-        """Return what a block, 0 to len - 1, is made of."""
+        """Return the pieces of a block, 0 to len - 1."""
         ...
 
 
 class Concatenated:
-    """All documents in one line, cut every `size` tokens; only the last block is short.
+    """All documents in a row, cut every `size` tokens; only the last block is short.
 
-    A block is found by binary search: O(log n) and what it is made of.
+    A block is found by binary search, in O(log n + number of its pieces).
 
     Args:
-        lengths: tokens of each document, `int64 [n]`, >= 0.
-        size: tokens of a block.
+        lengths: tokens in each document, `int64 [n]`, >= 0.
+        size: tokens in a block.
     """
 
     def __init__(self, lengths: Ids, size: int) -> None:
@@ -64,23 +64,23 @@ class Concatenated:
         begins = np.concatenate(([self._ends[low - 1] if low else 0], ends[:-1]))
         inside = np.maximum(begins, first)
         lengths = np.minimum(ends, stop) - inside
-        held = lengths > 0  # others are empty documents
+        held = lengths > 0  # the others are empty documents
         documents = np.arange(low, high + 1)
         return Pieces(documents[held], (inside - begins)[held], lengths[held])
 
 
 class BestFit:
-    """Whole documents, put where least room is left over; longer ones are cut before.
+    """Whole documents, packed tightly; those longer than a block are cut first.
 
-    Best-fit decreasing: from the longest piece to the shortest, each goes into the
-    block with the least room that it fits into, or into a new one. Source: Ding et al.
-    2024, "Fewer Truncations Improve Language Modeling"; that it takes no more than 11/9
-    of the fewest blocks possible, and four, Johnson et al. 1974, "Worst-case
-    performance bounds for simple one-dimensional packing algorithms".
+    This is best-fit decreasing: from the longest piece to the shortest, each goes into
+    the fullest block that still has room for it, or into a new one. Source: Ding et al.
+    2024, "Fewer Truncations Improve Language Modeling". It needs at most 11/9 of the
+    fewest blocks possible, plus four (Johnson et al. 1974, "Worst-case performance
+    bounds for simple one-dimensional packing algorithms").
 
     Args:
-        lengths: tokens of each document, `int64 [n]`, >= 0.
-        size: tokens of a block. Documents are cut after each `size` tokens.
+        lengths: tokens in each document, `int64 [n]`, >= 0.
+        size: tokens in a block. Documents are cut after every `size` tokens.
     """
 
     def __init__(self, lengths: Ids, size: int) -> None:
@@ -105,21 +105,22 @@ class BestFit:
 def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
     """Return the block that each piece goes into, by best-fit decreasing.
 
-    Blocks with the same room are interchangeable, and so are pieces of one length. The
-    best fit for a piece of length w is a block with the least room r >= w; it stays the
-    best until it has taken r // w of them, as its room shrinks but stays the least. So
-    all blocks of one room are filled with pieces of one length in one step.
+    Blocks with the same room are interchangeable, and so are pieces of the same length.
+    The best fit for a piece of length w is a block with the least room r >= w. As its
+    room shrinks, it remains the block with the least room, so it stays the best fit
+    until it has taken r // w such pieces. All blocks with the same room can therefore
+    be filled with pieces of the same length in one step.
 
-    Cost: sorting n pieces, and steps in Python, at most min(n, d^2) of them where there
-    are d <= `size` lengths. A step either fills a group of blocks, or uses up a length,
-    which leaves two groups more at most.
+    Cost: sorting n pieces, and at most min(n, d^2) steps in Python if there are d <=
+    `size` different lengths. A step either fills up a group of blocks, or uses up a
+    length, which adds at most two groups.
 
     Args:
-        lengths: of the pieces, `int64 [n]`, 1 to `size`.
-        size: of a block.
+        lengths: tokens in each piece, `int64 [n]`, 1 to `size`.
+        size: tokens in a block.
 
     Returns:
-        `int64 [n]`; blocks are numbered as they are opened.
+        `int64 [n]`; blocks are numbered in the order in which they are opened.
     """
     found = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
@@ -137,21 +138,25 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
 
 
 class Rooms:
-    """Blocks by the room that is left in them."""
+    """Blocks, grouped by the room left in them, in tokens."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._opened = 0
         self._blocks: dict[int, list[NDArray[np.int64]]] = {}
         self._sorted: list[int] = []
-        """Rooms that blocks have, in order."""
+        """The rooms for which there are blocks, in ascending order."""
 
     def fill(self, width: int, count: int) -> NDArray[np.int64]:
-        """Place pieces of one width in blocks of one room; return these, one a piece.
+        """Place pieces of one width in blocks with the same room.
 
         Args:
-            width: of each piece, 1 to `size`.
-            count: of pieces, at least 1; some may be left over.
+            width: tokens in each piece, 1 to `size`.
+            count: number of pieces, at least 1.
+
+        Returns:
+            The block of each placed piece, `int64 [m]`, 1 <= m <= `count`. The other
+            pieces remain to be placed.
         """
         at = bisect_left(self._sorted, width)
         is_new = at == len(self._sorted)
@@ -170,7 +175,7 @@ class Rooms:
         return np.arange(self._opened - count, self._opened)
 
     def _take(self, room: int, most: int) -> NDArray[np.int64]:
-        """Return at most so many blocks of a room, all from one group."""
+        """Remove and return at most `most` blocks with this room, from one group."""
         groups = self._blocks[room]
         blocks, left = groups[-1][:most], groups[-1][most:]
         if len(left):

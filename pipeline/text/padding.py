@@ -1,4 +1,4 @@
-"""Sequences of several lengths, made into batches: a `collate_fn`."""
+"""Batches of sequences of different lengths: a `collate_fn`."""
 # ruff: noqa: N801
 
 from __future__ import annotations
@@ -35,36 +35,40 @@ PER_TOKEN: Mapping[str, int] = {
     "token_type_ids": 0,
     "word_ids": -1,
 }
-"""What is one number a token, and what stands for it in padding."""
+"""The entries with one number per token, and their values in padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class pad:
-    """Make a batch of sequences, filled up to one length: a `collate_fn`.
+    """Pad sequences to the same length and make a batch of them: a `collate_fn`.
 
     A sample is a sequence of ids (a list, an array or a tensor), a dict that has one as
     `input_ids`, or a tuple that begins with either.
 
-    - Sequences and dicts give a dict: `input_ids` and `attention_mask`, `int64 [rows,
-      n]`, the mask 1 for tokens and 0 for padding (or the samples' own, padded).
-    - In a dict, `labels` are padded with -100 and what is one number a token with what
-      means none: `token_type_ids` and `position_ids` 0, `special_tokens_mask` 1,
-      `document_ids` and `word_ids` -1. `labels` may have a length of their own, as
-      those of translations do. All else is collated as torch does.
-    - Tuples give a tuple: that dict, then the other elements. Of these, sequences of
-      integers are labels, padded with -100; all else is collated as torch does.
+    - For sequences and dicts, the batch is a dict of tensors: `input_ids` and
+      `attention_mask`, `int64 [rows, n]`. The mask is the samples' own, padded with 0,
+      or else 1 for tokens and 0 for padding.
+    - In a dict, `labels` are padded with -100. Entries with one number per token are
+      padded with a neutral value: `token_type_ids` and `position_ids` with 0,
+      `special_tokens_mask` with 1, `document_ids` and `word_ids` with -1. `labels` may
+      have a length of their own, as in translation. Everything else is collated as in
+      torch.
+    - For tuples, the batch is a tuple: that dict, then the other elements. Sequences of
+      integers among these are labels, padded with -100; everything else is collated as
+      in torch.
 
     Args:
-        pad_id: fills up `input_ids`.
-        to: the length: "longest" of the batch, a number, or several: then the smallest
-            that the longest of the batch fits into, so that few shapes occur.
-        multiple_of: the length is rounded up to a multiple of it.
-        side: where padding stands.
-        truncate: cut off the end of what is longer than `to`, instead of an error.
-        fill: what pads further sequences in dicts, by their keys.
+        pad_id: the id that pads `input_ids`.
+        to: the length: "longest" for the longest sequence of the batch, a number, or
+            several numbers, of which the smallest that fits is used, so that few shapes
+            occur.
+        multiple_of: round the length up to a multiple of this.
+        side: the side on which padding is added.
+        truncate: cut off the end of sequences longer than `to`. False: raise an error.
+        fill: the values that pad further sequences in dicts, by key.
 
     Raises:
-        SpecError: an argument is out of range, or two do not go together.
+        SpecError: an argument is out of range, or two contradict each other.
     """
 
     pad_id: int = 0
@@ -79,28 +83,28 @@ class pad:
         whole_number("multiple_of", self.multiple_of, 1, "8 suits most GPUs")
         check(
             isinstance(self.pad_id, int | np.integer),
-            f"`pad_id` must be an int, got {self.pad_id!r}; most tokenizers tell it as"
+            f"`pad_id` must be an int, got {self.pad_id!r}; most tokenizers have it as"
             " `pad_token_id`",
         )
         check(
             self.side in ("right", "left"),
-            f'`side` must be "right" or "left", got {self.side!r}; models that go on'
-            ' with a text want "left"',
+            f'`side` must be "right" or "left", got {self.side!r}; models that continue'
+            ' a text need "left"',
         )
         object.__setattr__(self, "to", checked_lengths(self.to, self.multiple_of))
         object.__setattr__(self, "fill", dict(self.fill))
         check(
             not self.truncate or self.to != "longest",
-            'truncate=True needs a length to cut to, got to="longest"; say for instance'
-            " to=512",
+            'truncate=True needs a length to cut to, got to="longest"; pass, for'
+            " example, to=512",
         )
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return a batch of these samples.
 
         Raises:
-            SampleError: samples of several kinds, no integers, or a sequence that is
-                longer than `to` allows.
+            SampleError: the samples are of different kinds, the ids are not integers,
+                or a sequence is longer than `to` allows.
         """
         first = samples[0]
         if not isinstance(first, tuple):
@@ -124,7 +128,7 @@ class pad:
         return batch
 
     def _column(self, column: list[Any], key: str, rows: list[Ids]) -> Any:
-        """Return what a batch holds under one key of its samples."""
+        """Return the batch's entry for one key of its samples."""
         if key == LABELS and key not in self.fill:
             return self._others(column)
         filler = self.fill.get(key, PER_TOKEN.get(key))
@@ -136,7 +140,7 @@ class pad:
         return self._padded(found, key, filler)
 
     def _others(self, column: Sequence[Any]) -> Any:
-        """Return labels: of tokens padded, others as torch collates them."""
+        """Return labels: padded if they are sequences, else as torch collates them."""
         if not is_sequence_of_integers(column[0]):
             return collated(column, LABELS)
         rows = [row(each, LABELS) for each in column]
@@ -156,73 +160,90 @@ class pad:
         return torch.from_numpy(batch)
 
     def _length(self, longest: int, key: str) -> int:
-        """Return how long the rows of a batch are to be."""
+        """Return the length for the rows of a batch."""
         if self.to == "longest":
             return -(-longest // self.multiple_of) * self.multiple_of
         allowed = self.to if isinstance(self.to, tuple) else (self.to,)
         found = next((each for each in allowed if longest <= int(each)), None)
         if found is None and not self.truncate:
             raise SampleError(
-                f"a sequence of `{key}` has {longest} numbers, and to={self.to!r} "
-                f"allows {allowed[-1]} at most; raise `to`, cut the sequence before, or"
-                " say truncate=True to lose its end"
+                f"a sequence of `{key}` has {longest} numbers, but to={self.to!r} "
+                f"allows at most {allowed[-1]}; raise `to`, shorten the sequence before"
+                " this, or pass truncate=True to cut off its end"
             )
         return int(allowed[-1] if found is None else found)
 
 
 def checked_lengths(to: Any, multiple_of: int) -> To:
-    """Return `to` as "longest", an int or a sorted tuple, or raise `SpecError`."""
+    """Return `to` as "longest", an int or a sorted tuple.
+
+    Raises:
+        SpecError: it is none of these, or not a multiple of `multiple_of`.
+    """
     if isinstance(to, str):
         check(
             to == "longest",
-            f'`to` must be "longest", a length or several, got {to!r}; say "longest"',
+            f'`to` must be "longest", a length or several lengths, got {to!r}; pass,'
+            ' for example, to="longest"',
         )
         return "longest"
     several = isinstance(to, Sequence | np.ndarray)
     lengths = [
-        whole_number("to", each, 1, 'say "longest", a length or several')
+        whole_number("to", each, 1, 'pass "longest", a length or several lengths')
         for each in (to if several else [to])
     ]
-    check(lengths, '`to` must have a length, got none; say "longest", or to=[128, 512]')
+    check(lengths, '`to` must not be empty; pass "longest" or, for example, [128, 512]')
     for length in lengths:
         check(
             length % multiple_of == 0,
             f"`to` must be a multiple of `multiple_of`, {multiple_of}, got {length}; "
-            f"say {-(-length // multiple_of) * multiple_of}",
+            f"pass {-(-length // multiple_of) * multiple_of}",
         )
     return tuple(sorted(set(lengths))) if several else lengths[0]
 
 
 def values_of(samples: Sequence[Any], key: Any) -> list[Any]:
-    """Return what each sample has under a key, or raise `SampleError`."""
+    """Return the value that each sample has under a key.
+
+    Raises:
+        SampleError: a sample does not have the key.
+    """
     try:
         return [each[key] for each in samples]
     except (KeyError, IndexError, TypeError) as error:
         raise SampleError(
-            f"a sample of the batch has `{key}` and another has not; give all samples"
-            " the same keys"
+            f"some samples of the batch have `{key}` and others do not; give all"
+            " samples the same keys"
         ) from error
 
 
 def collated(column: Sequence[Any], key: str) -> Any:
-    """Return what torch makes of a column, or say what it may need."""
+    """Return a column as torch collates it.
+
+    Raises:
+        SampleError: torch cannot collate it.
+    """
     try:
         return default_collate(list(column))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SampleError(
-            f"`{key}` cannot be made into a batch: {error}; if it is a sequence to be"
-            f' padded, say ps.text.pad(..., fill={{"{key}": 0}}); else drop it in a'
-            " map() before this"
+            f"`{key}` cannot be made into a batch: {error}; to have it padded as a"
+            f' sequence, pass ps.text.pad(..., fill={{"{key}": 0}}); otherwise drop it'
+            " in a map() before this"
         ) from error
 
 
 def check_one_a_token(found: list[Ids], rows: list[Ids], key: str) -> None:
-    """Raise `SampleError` unless there is one number a token."""
+    """Check that an entry has one number per token.
+
+    Raises:
+        SampleError: it does not.
+    """
     for each, ids in zip(found, rows, strict=True):
         if len(each) != len(ids):
             raise SampleError(
-                f"`{key}` must have one number a token, got {len(each)} for {len(ids)}"
-                f" `{IDS}`; cut both alike"
+                f"`{key}` must have one number per token, got {len(each)} for"
+                f" {len(ids)} `{IDS}`; cut both to the same length"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the operators on text are given: token ids, however a dataset holds them."""
+"""The samples that operators on text take: token ids, as lists, arrays or tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import SampleError, check
 
 Ids: TypeAlias = NDArray[np.int64]
-"""Token ids, or what else there is one of a token."""
+"""Token ids, or other integers."""
 
 FROM_ZERO = "tokenizers number their tokens from 0"
 
@@ -21,24 +21,24 @@ IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"
 IGNORED = -100
-"""The label that `torch.nn.functional.cross_entropy` leaves out."""
+"""The label that `torch.nn.functional.cross_entropy` ignores by default."""
 
 
 def integers(value: Any, name: str) -> Ids:
-    """Return numbers of a list, an array or a tensor as `int64`, of any shape.
+    """Return a list, an array or a tensor of integers as an `int64` array.
 
     Raises:
-        SampleError: they are no integers, or rows of several lengths.
+        SampleError: they are not integers, or are rows of different lengths.
     """
     try:
         array = np.asarray(value)
-    except ValueError:  # rows of several lengths
+    except ValueError:  # rows of different lengths
         array = np.empty(0, object)
-    if array.size == 0 and array.dtype == np.float64:  # of an empty list
+    if array.size == 0 and array.dtype == np.float64:  # from an empty list
         array = array.astype(np.int64)
     if array.dtype.kind not in "biu":
         raise SampleError(
-            f"`{name}` must be integers, as a list, an array or a tensor, got "
+            f"`{name}` must be a list, an array or a tensor of integers, got "
             f"{described(value)}; tokenize text first, with ps.text.tokenize"
         )
     return array.astype(np.int64, copy=False)
@@ -48,40 +48,40 @@ def row(value: Any, name: str) -> Ids:
     """Return one sequence of integers as `int64 [n]`.
 
     Raises:
-        SampleError: it is none.
+        SampleError: it is not one sequence of integers.
     """
     array = integers(value, name)
     if array.ndim != 1:
         raise SampleError(
-            f"`{name}` of one sample must have one dimension, got "
-            f"{described(value)}; give one sequence of token ids a sample"
+            f"`{name}` of a sample must have one dimension, got "
+            f"{described(value)}; give one sequence of token ids per sample"
         )
     return array
 
 
 def without_none(value: Any) -> Any:
-    """Return a list with -1 for None, as which fast tokenizers tell no word."""
+    """Return a list with None, fast tokenizers' sign for "no word", replaced by -1."""
     if isinstance(value, list | tuple) and None in value:
         return [-1 if each is None else each for each in value]
     return value
 
 
 def ids_in(sample: Mapping[str, Any]) -> Any:
-    """Return what a dict has as `input_ids`.
+    """Return a dict's `input_ids`.
 
     Raises:
         SampleError: it has none.
     """
     if IDS not in sample:
         raise SampleError(
-            f"a dict must hold the token ids as `{IDS}`, got the keys "
+            f"a dict must have the token ids as `{IDS}`, got the keys "
             f"{sorted(map(str, sample))}; rename them in a map() before this"
         )
     return sample[IDS]
 
 
 def described(value: object) -> str:
-    """Return the kind of `value`, and of an array its dtype and shape."""
+    """Return the kind of `value`; for arrays and tensors, also dtype and shape."""
     if isinstance(value, np.ndarray):
         return f"an array {value.dtype} {list(value.shape)}"
     if isinstance(value, torch.Tensor):
@@ -90,7 +90,11 @@ def described(value: object) -> str:
 
 
 def whole_number(name: str, value: Any, low: int, cure: str) -> int:
-    """Return an argument as an int; raise `SpecError` unless it is one >= `low`."""
+    """Return an argument as an int >= `low`.
+
+    Raises:
+        SpecError: it is not one.
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Text to token ids, by the tokenizer that the user brings."""
+"""From text to token ids, with the user's own tokenizer."""
 # ruff: noqa: N801
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .padding import pad
 from .sample import IDS, MASK, described, whole_number
 
 Columns: TypeAlias = Mapping[str, list[list[int]]]
-"""A row a text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
+"""One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
 
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 """The variable that tells the package `tokenizers` whether to use threads."""
@@ -29,30 +29,31 @@ IMPORTED_IN = os.getpid()
 class tokenize:
     """Turn text into token ids, a whole batch in one call of the tokenizer.
 
-    Behind `.batch()` a list of texts becomes a dict of tensors: `input_ids` and
-    `attention_mask`, `int64 [rows, n]`, and what else the tokenizer tells of a token.
-    One text becomes a dict of arrays, `int64 [n]`, without padding of ours. The ids are
-    those that the tokenizer itself gives.
+    After `.batch()`, a list of texts becomes a dict of tensors: `input_ids` and
+    `attention_mask`, `int64 [rows, n]`, and whatever else the tokenizer returns for
+    each token. A single text becomes a dict of arrays, `int64 [n]`, without padding.
+    The ids are the same as from the tokenizer itself.
 
-    It keeps a copy of the tokenizer, with its settings as they are now, and no call
-    changes these: any number of threads may share it. The package `tokenizers` has
-    threads of its own, which do not survive a fork. So `TOKENIZERS_PARALLELISM` is set
-    to "false" where it is not set at all, and in a forked process always. Several
-    workers are what makes it faster.
+    The operator keeps a copy of the tokenizer with its present settings, and no call
+    changes them, so any number of threads may share it. The package `tokenizers` starts
+    threads of its own, which do not survive a fork. Therefore `TOKENIZERS_PARALLELISM`
+    is set to "false" if it is unset, and always in a forked process. To tokenize
+    faster, use several workers.
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`, or a tokenizer of `transformers`.
-        max_length: tokens at most, special ones included; what is longer loses its end
-            (or its start, if the tokenizer says so). None: as the tokenizer is set.
-        key: where in a dict the text is; the ids take its place. In a tuple it is the
-            first element. All else is handed on.
-        add_special_tokens: whether the tokenizer adds its own, such as `[CLS]`.
-        padding: how batches are padded. None: to the longest, with the token and on
-            the side that the tokenizer is set to (id 0 and right, where a
+        max_length: most tokens of a text, special ones included. Longer texts lose
+            their end (or their start, if the tokenizer is set so). None: as the
+            tokenizer is set.
+        key: the text's key if the sample is a dict; the ids replace it. In a tuple, the
+            text is the first element. Everything else is passed on.
+        add_special_tokens: whether the tokenizer adds special tokens such as `[CLS]`.
+        padding: how to pad batches. None: to the longest text, with the token and on
+            the side that the tokenizer is set to (id 0 on the right, if a
             `tokenizers.Tokenizer` has no padding).
 
     Raises:
-        SpecError: it is no tokenizer, or one that draws at random.
+        SpecError: this is not a tokenizer, or one that draws at random.
     """
 
     tokenizer: Any
@@ -62,7 +63,7 @@ class tokenize:
     add_special_tokens: bool = True
     padding: pad | None = None
     own: Any = field(init=False, compare=False)
-    """The copy."""
+    """The copy of the tokenizer."""
     encode: Callable[[list[str]], Columns] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,12 +81,14 @@ class tokenize:
         """Return ids for one text, or for the texts of a batch.
 
         Args:
-            sample: text; a list of texts; a tuple that begins with either, or a list
-                that begins with the latter; or a dict that has either under `key`.
+            sample: a text; a list of texts; a tuple that begins with either; a list
+                that begins with a list of texts, as torch collates tuples; or a dict
+                that has a text or a list of texts under `key`.
 
         Raises:
-            SampleError: there is no text.
-            SpecError: texts of several lengths, and the tokenizer has no padding token.
+            SampleError: it has no text in any of these places.
+            SpecError: the texts differ in length, and the tokenizer has no padding
+                token.
         """
         if isinstance(sample, Mapping):
             rest = {name: sample[name] for name in sample if name != self.key}
@@ -96,7 +99,7 @@ class tokenize:
         return getattr(type(sample), "_make", type(sample))(changed)
 
     def _encoded(self, text: Any) -> dict[str, Any]:
-        """Return what the tokenizer says of one text or of several."""
+        """Return the tokenizer's columns for one text or for several."""
         keep_to_one_thread()
         if isinstance(text, str):
             columns = self.encode([text])
@@ -110,11 +113,11 @@ class tokenize:
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the call that makes it, with the copy: its settings are kept."""
+        """Pickle the call that makes this, with the copy, to keep its settings."""
         return partial(tokenize, **self._options()), (self.own,)
 
     def __repr__(self) -> str:
-        """Return the call that makes it; the tokenizer prints as its type's name."""
+        """Return the call that makes this, with the type of the tokenizer."""
         usual = {"add_special_tokens": True}
         shown = [
             f", {name}={value!r}"
@@ -128,14 +131,14 @@ class tokenize:
         return {name: getattr(self, name) for name in names}
 
 
-# The two kinds of tokenizers. Both are set once, here: to set one while another thread
-# uses it is an error of the package `tokenizers` ("Already borrowed").
+# The two kinds of tokenizers. Both are configured once, here: the package `tokenizers`
+# raises "Already borrowed" if one is changed while another thread uses it.
 
 
 def by_tokenizers(
     own: Any, max_length: int | None, *, special: bool
 ) -> Callable[[list[str]], Columns]:
-    """Return what calls a `tokenizers.Tokenizer`."""
+    """Return a function that calls a `tokenizers.Tokenizer` on a list of texts."""
     if max_length is not None:
         own.enable_truncation(**((own.truncation or {}) | {"max_length": max_length}))
     return partial(_columns, own, special)
@@ -152,7 +155,7 @@ def _columns(own: Any, special: bool, texts: list[str]) -> Columns:  # noqa: FBT
 def by_transformers(
     own: Any, max_length: int | None, *, special: bool
 ) -> Callable[[list[str]], Columns]:
-    """Return what calls a tokenizer of `transformers`."""
+    """Return a function that calls a tokenizer of `transformers` on a list of texts."""
     options: dict[str, Any] = {
         "add_special_tokens": special,
         "return_attention_mask": True,
@@ -160,15 +163,15 @@ def by_transformers(
     if max_length is not None:
         options |= {"max_length": max_length, "truncation": True}
     encode = partial(own, **options)
-    encode(["first"])  # sets it
+    encode(["first"])  # the first call changes the tokenizer's settings
     return encode
 
 
 def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
-    """Return how a tokenizer would pad its texts to the longest.
+    """Return a `pad` that pads to the longest text as the tokenizer would.
 
     Raises:
-        SpecError: it has to, and has no token for it.
+        SpecError: padding is needed, and the tokenizer has no token for it.
     """
     if hasattr(own, "encode_batch"):
         told = own.padding or {}
@@ -178,8 +181,8 @@ def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
         check(
             len(lengths) == 1,
             f"the texts of a batch have {min(lengths)} to {max(lengths)} tokens, and "
-            "the tokenizer has no token to pad with; set tokenizer.pad_token ="
-            " tokenizer.eos_token, or say padding=ps.text.pad(id)",
+            "the tokenizer has no token to pad them with; set tokenizer.pad_token ="
+            " tokenizer.eos_token, or pass padding=ps.text.pad(id)",
         )
         return pad()
     types = {"token_type_ids": own.pad_token_type_id}
@@ -187,7 +190,11 @@ def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise `SpecError` unless it is a tokenizer, and gives the same ids each time."""
+    """Check that this is a tokenizer that always returns the same ids for a text.
+
+    Raises:
+        SpecError: it is not.
+    """
     known = hasattr(tokenizer, "encode_batch") or (
         callable(tokenizer) and hasattr(tokenizer, "pad_token_id")
     )
@@ -201,38 +208,45 @@ def check_tokenizer(tokenizer: Any) -> None:
     dropout = getattr(getattr(backend, "model", None), "dropout", None)
     if dropout:
         raise SpecError(
-            f"this tokenizer has dropout={dropout:.3g}, for which it draws from a"
-            " generator that nothing can seed, so the same seed would give other ids;"
-            " set `model.dropout` of the tokenizer to None"
+            f"this tokenizer has dropout={dropout:.3g}, which draws from a generator"
+            " that cannot be seeded, so the same seed would give different ids; set"
+            " `model.dropout` of the tokenizer to None"
         )
 
 
 def keep_to_one_thread() -> None:
-    """Have `tokenizers` use no threads, where nothing was said or a fork ended them."""
+    """Stop `tokenizers` from using threads unless the user asked for them.
+
+    Its threads do not survive a fork, so a forked process never uses them.
+    """
     said = os.environ.get(PARALLELISM)
     is_forked = os.getpid() != IMPORTED_IN
     if said is None or (is_forked and said != "false"):
         os.environ[PARALLELISM] = "false"  # once: other threads may be reading it
 
 
-# Where the text is.
+# Where a sample has its text.
 
 
 def text_under(key: str | None, sample: Mapping[str, Any]) -> Any:
-    """Return the text of a dict, or raise `SampleError`."""
+    """Return the text of a dict.
+
+    Raises:
+        SampleError: it has none under `key`.
+    """
     if key is None or key not in sample:
         raise SampleError(
             f"a dict must have its text under `key`, {key!r}, got the keys "
-            f'{sorted(map(str, sample))}; say for instance tokenize(..., key="text")'
+            f'{sorted(map(str, sample))}; pass, for example, tokenize(..., key="text")'
         )
     return sample[key]
 
 
 def begins_with_text(sample: Any) -> bool:
-    """Whether it is a tuple, or a batch of tuples as torch collates them.
+    """Whether a sample is a tuple, or a batch of tuples as torch collates them.
 
-    A list of texts is a batch; a tuple of texts is one sample, of which the first is
-    tokenized.
+    A list of texts is a batch. A tuple of texts is one sample, of which only the first
+    is tokenized.
     """
     if isinstance(sample, tuple):
         return bool(sample)
@@ -242,7 +256,11 @@ def begins_with_text(sample: Any) -> bool:
 
 
 def check_texts(texts: Any) -> None:
-    """Raise `SampleError` unless it is a list of texts, or a tuple, not empty."""
+    """Check that this is a list or a tuple of texts, and not empty.
+
+    Raises:
+        SampleError: it is not.
+    """
     found = "an empty list"
     if not isinstance(texts, list | tuple):
         found = described(texts)
@@ -252,6 +270,6 @@ def check_texts(texts: Any) -> None:
             return
         found = f"a list with {described(wrong[0])}"
     raise SampleError(
-        f"`tokenize` takes text, or a list of texts, got {found}; for dicts say"
-        ' key="text"; decode bytes, and leave out what is None, in a map() before this'
+        f"`tokenize` takes a text or a list of texts, got {found}; for dicts, pass"
+        ' key="text"; decode bytes, and drop None, in a map() before this'
     )

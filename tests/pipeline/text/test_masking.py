@@ -226,12 +226,12 @@ def test_it_is_a_value() -> None:
     ("options", "message"),
     [
         ({"vocab_size": 0}, "`vocab_size` must be an int >= 1, got 0"),
-        ({"mask_id": 120}, "below `vocab_size`, 120, got 120; count added"),
+        ({"mask_id": 120}, "below `vocab_size`, 120, got 120; include added"),
         ({"mask_id": None}, "`mask_id` must be an int >= 0, got None"),
         ({"special_ids": (3, -1)}, "`special_ids` must be an int >= 0, got -1"),
         ({"special_ids": 3}, "`special_ids` must be a tuple of ids, got 3"),
         ({"p": 15}, "`p` must be a probability, 0 to 1, got 15; BERT"),
-        ({"mask_share": 0.95}, "must make 1 at most, got 0.95 and 0.1"),
+        ({"mask_share": 0.95}, "must add up to at most 1, got 0.95 and 0.1"),
         ({"p": math.nan}, "`p` must be a probability, 0 to 1, got nan"),
     ],
 )
@@ -243,12 +243,12 @@ def test_what_makes_no_mask_is_refused(options: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ("some text", "must be integers, .* got a str: 'some text'; tokenize text"),
-        ([0.5], "must be integers"),
-        ([[1, 2], [3]], "must be integers"),
-        (np.zeros((2, 2, 2), int), r"must be \[n\] or \[rows, n\], got \[2, 2, 2\]"),
+        ("some text", "of integers, got a str: 'some text'; tokenize text"),
+        ([0.5], "tensor of integers"),
+        ([[1, 2], [3]], "tensor of integers"),
+        (np.zeros((2, 2, 2), int), r"shape \[n\] or \[rows, n\], got \[2, 2, 2\]"),
         ({"ids": [1]}, r"as `input_ids`, got the keys \['ids'\]; rename"),
-        ({"input_ids": [1], "labels": [1]}, "makes `labels`, .* has some already"),
+        ({"input_ids": [1], "labels": [1]}, "sets `labels`, but .* already has them"),
         ({"input_ids": [1], "attention_mask": [1, 1]}, r"shape .* \[1\], got \[2\]"),
     ],
 )
@@ -258,5 +258,5 @@ def test_what_cannot_be_masked_is_refused(sample: Any, message: str) -> None:
 
 
 def test_whole_words_need_words() -> None:
-    with pytest.raises(SampleError, match="needs `word_ids`.*by word_ids()"):
+    with pytest.raises(SampleError, match="needs `word_ids`.* from word_ids()"):
         mask_tokens(VOCABULARY, MASK, whole_words=True)([1, 2], seeded(0))

@@ -163,10 +163,10 @@ def test_it_is_a_value() -> None:
     ("options", "message"),
     [
         ({"pad_id": "[PAD]"}, r"`pad_id` must be an int, got '\[PAD\]'"),
-        ({"to": "max_length"}, "\"longest\", a length or several, got 'max_length'"),
+        ({"to": "max_length"}, "several lengths, got 'max_length'"),
         ({"to": 0}, "`to` must be an int >= 1, got 0"),
-        ({"to": []}, "`to` must have a length, got none"),
-        ({"to": [64, 100], "multiple_of": 8}, "`multiple_of`, 8, got 100; say 104"),
+        ({"to": []}, "`to` must not be empty"),
+        ({"to": [64, 100], "multiple_of": 8}, "`multiple_of`, 8, got 100; pass 104"),
         ({"multiple_of": 0}, "`multiple_of` must be an int >= 1, got 0"),
         ({"side": "both"}, '`side` must be "right" or "left", got \'both\''),
         ({"truncate": True}, 'needs a length to cut to, got to="longest"'),
@@ -180,8 +180,8 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (["text", "more"], "must be integers, .* tokenize text first"),
-        ([{"input_ids": [1], "a": 1}, {"input_ids": [1]}], "has `a` and another"),
+        (["text", "more"], "of integers, got .* tokenize text first"),
+        ([{"input_ids": [1], "a": 1}, {"input_ids": [1]}], "`a` and others do not"),
         (
             [{"input_ids": [1], "a": [1.5]}, {"input_ids": [1], "a": [1.5, 2.5]}],
             "fill={",
