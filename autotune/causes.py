@@ -171,7 +171,7 @@ def of_trainer(observation: Observation) -> Cause:
     if found is None or not found.certain or found.growth < MIN_GROWTH:
         return Cause(f"{text}.")
     return Cause(
-        f"{text}, but is in its way: its own part of a step takes"
+        f"{text}, but slows it down: its own part of a step takes"
         f" {1000 * found.loading_s:.3g} ms while batches are loaded beside it,"
         f" {1000 * found.paused_s:.3g} ms while none are."
     )
@@ -197,8 +197,8 @@ def _of_device(window: Window) -> Cause | None:
     copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
     return Cause(
-        f"the way to the device: it takes {copy_ms:.2f} of the {wait_ms:.2f} ms that"
-        " each step waits, once its batch is there.",
+        f"the transfer to the device: it takes {copy_ms:.2f} of the {wait_ms:.2f} ms"
+        " that each step waits; the batch itself was ready before.",
         stage=DEVICE,
     )
 
@@ -229,9 +229,9 @@ def _of_memory(window: Window) -> Cause | None:
     limit = phrases.size(budget.memory_bytes)
     if 2 * seen.batch_bytes > budget.memory_bytes:
         text = (
-            "the memory budget: batches are too large for it, so none is made while the"
-            f" trainer is given the one before ({phrases.size(seen.batch_bytes)} each,"
-            f" of {limit})."
+            "the memory budget: it has room for only one batch"
+            f" ({phrases.size(seen.batch_bytes)} of {limit}), so the next one is not"
+            " made before the trainer has taken it."
         )
     else:
         text = f"{text} ({held} of {limit})."
@@ -255,11 +255,11 @@ def _of_contention(window: Window) -> Cause | None:
     if inline or outbox(seen).empty > 1.0 - READY or not trainer.steps:
         return None
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    what = "for what handing it over takes"
+    what = "for the hand-over"
     if _gil_is_held(window):
-        what = "for its turn at the GIL, which the threads that load hold"
+        what = "for the GIL, which the loading threads hold"
     elif seen.contention is not None and seen.contention.certain:
-        what = "as loading beside it takes the GIL and cores"
+        what = "because loading takes the GIL and cores"
     return Cause(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
         f" time, and the trainer waits {wait_ms:.3g} ms all the same, {what}.",
@@ -324,7 +324,7 @@ def _of_others(window: Window) -> Cause | None:
 
 
 def _of_first_batches(window: Window) -> Cause | None:
-    """Loops so short that their first batches make up most of the wait."""
+    """Return the cause if loops are so short that first batches make up the wait."""
     trainer = window.seen.trainer
     if window.segment.executor == "inline" or not trainer.wait_s:
         return None
@@ -333,12 +333,12 @@ def _of_first_batches(window: Window) -> Cause | None:
         return None
     return Cause(
         f"the beginning of epochs: {100 * share:.0f}% of the wait is for first batches,"
-        " as none is made before a loop begins."
+        " which are not made before a loop begins."
     )
 
 
 def _of_unevenness(window: Window) -> Cause | None:
-    """Enough workers on average, but those of the last batches wait for one row."""
+    """Return the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
     held = ratio(segment.wait_credit_s - segment.wait_memory_s, segment.worker_s)
     busy = ratio(segment.run_s, segment.worker_s)
@@ -405,17 +405,17 @@ def _spent(window: Window) -> str:
     if _takes_turns(window):
         return (
             f"the GIL: {name} computes {cpu_ms} of {run_ms} ms a sample, in short calls"
-            " that let go of it and have to get it back"
+            " that release the GIL and then wait to get it back"
         )
     inline = segment.executor == "inline"
     told = inline or window.seen.window_s >= QUEUE_TOLD_S
-    what = "reads (I/O or locks)" if told else "(a longer run tells for what)"
+    what = "reads (I/O or locks)" if told else "(a longer run shows for what)"
     blocked_ms = phrases.ms(part.run_s_per_row - part.cpu_s_per_row)
     return f"waiting {what}: {name} is blocked for {blocked_ms} of {run_ms} ms a sample"
 
 
 def _takes_turns(window: Window) -> bool:
-    """Whether threads are blocked by the GIL: no read waits for so short a time."""
+    """Whether threads are blocked by the GIL: a read would block for longer."""
     part = window.part
     blocked_s = part.run_s_per_row - part.cpu_s_per_row
     threads = window.segment.executor == "thread"
@@ -431,24 +431,24 @@ def _on_whom(window: Window) -> str:
     if segment.executor == "inline":
         return ", in the trainer's own time"
     if needed >= COUNTLESS:
-        return f"; {workers} workers, and this trainer takes what it can get"
+        return f"; {workers} workers, and this trainer takes all it can get"
     them = f"{workers} worker{'s' if workers > 1 else ''}"
     if needed <= workers:
         return f", on {them}"
     wanted = phrases.count(needed)
     if workers == segment.max_workers:
-        return f"; it may have {them}, and this trainer needs {wanted}"
+        return f"; it is limited to {them}, and this trainer needs {wanted}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
 
 IN_ORDER = (
-    "; an iterable is read by one worker, in order, so let it yield what is quick to"
-    " have, and do the rest in .map()"
+    "; one worker reads an iterable, in order (keep it cheap, and do the rest of the"
+    " work in .map())"
 )
 
 
 def _starved(window: Window) -> str:
-    """Name the reader that a segment leaves without work."""
+    """Name the segment that this one leaves without input."""
     segments = window.seen.segments
     for before, after in pairwise(segments):
         idle = ratio(after.wait_input_s, after.worker_s)

@@ -102,7 +102,7 @@ class Explanation(Printed):
     def line(self) -> str:
         """The verdict in one line, as the log shows it."""
         if self.trainer.steps == 0:
-            return "no verdict yet: no step was finished."
+            return "no verdict yet: no step has finished."
         waiting = f"waiting {100 * self.wait_share:.0f}% of each step"
         if self.verdict == "not input-bound":
             waiting = f"waiting {100 * self.wait_share:.1f}% of each step"
@@ -224,7 +224,7 @@ def explain(
     )
 
 
-SILENT = "nothing is known yet: no batch was handed over in this window."
+SILENT = "nothing is known yet: no batch was delivered in this window."
 
 
 def of_torchs(
@@ -236,15 +236,15 @@ def of_torchs(
     *,
     tunable: bool,
 ) -> Explanation:
-    """Explain what is known if torch's own workers load: how long the trainer waits.
+    """Explain a loop that torch's own workers load: only the trainer's wait is known.
 
     Args:
         trainer: what was measured since the loop began.
-        name: name of the data set, as a stage.
-        workers: their number.
+        name: name of the dataset, as a stage.
+        workers: number of torch's workers.
         executor: their kind.
-        why: the reason why they load, and not penstock.
-        tunable: whether penstock would, with autotune on.
+        why: the reason why torch loads, and not penstock.
+        tunable: whether penstock would load if autotune were on.
     """
     share = trainer.wait_share
     verdict = verdict_of(share) if trainer.steps else "balanced"
@@ -254,7 +254,7 @@ def of_torchs(
     unknown = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     stage = StageReport(name, max(1, workers), 0, executor, rate, *unknown, share)
     who = "torch's own workers load" if workers else "the trainer itself loads"
-    cause = f"{who}, as torch does, and penstock cannot look into it: {why}."
+    cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
     if trainer.steps and not waits:
         cause = f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
     return Explanation(

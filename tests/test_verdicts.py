@@ -219,7 +219,7 @@ def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ToDevice, "__call__", slow)
     pipe = ps.Pipeline.from_dataset(Reads()).batch(8).to_device("cpu")
-    found = check(pipe, "to_device", "the way to the device")
+    found = check(pipe, "to_device", "the transfer to the device")
     assert "(to_device " in found.line
 
 

@@ -1,4 +1,4 @@
-"""A simulated machine: the tuner's own loop, on a clock that costs no time."""
+"""A simulated machine, on which the tuner's own loop runs in virtual time."""
 
 from .machine import Machine, Ranks
 from .plant import Simulated

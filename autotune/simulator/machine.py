@@ -1,9 +1,10 @@
 """The simulated machine: a virtual clock, cores, and the pipelines that share them.
 
-Discrete events: a worker finishes a chunk of rows, a trainer finishes its own part of a
-step. How long either takes is drawn when it begins, from what keeps the machine busy at
-that moment: where more CPU (or GIL, or bandwidth) is asked for than there is, the parts
-that need it are stretched until it is just used up.
+There are two kinds of events: a worker finishes a chunk of rows, and a trainer finishes
+its own part of a step. The time that either takes is drawn when it begins, and depends
+on the load of the machine at that moment. If the demand for CPU (or the GIL, or a
+store's bandwidth) exceeds the supply, all work that needs it is slowed down until
+demand and supply are equal.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Protocol
 ROUNDS = 30
 """Most iterations in the search for the slow-down factors."""
 ENOUGH = 1e-4
-"""The search ends once no factor changes by more, relative."""
+"""The search ends once no factor changes by more than this, relatively."""
 
 Parts = tuple[float, float, float, float]
-"""Seconds of a row: waiting, on a CPU without the GIL, with it, and at the store."""
+"""Seconds per row: waiting, on a CPU without the GIL, on a CPU with it, and using the
+store's bandwidth."""
 
 
 class Tenant(Protocol):
@@ -29,21 +31,24 @@ class Tenant(Protocol):
 
     @property
     def load(self) -> tuple[int, ...]:
-        """The number of busy workers in each stage, and whether the trainer is busy."""
+        """A key that identifies its load: busy workers by stage, busy trainer."""
 
     @property
     def depth(self) -> int:
-        """How many stages it has."""
+        """Number of stages."""
 
     def users(self) -> list[tuple[int, Parts]]:
-        """Who uses resources now: how many, and the parts of their time."""
+        """Return the present users of resources: stage by stage, then the trainer.
+
+        Each entry is the number of busy workers and the parts of their time.
+        """
 
 
 class Machine:
     """Owns the clock and the cores.
 
     Args:
-        cores: how many the machine has.
+        cores: number of cores.
         seed: for all random draws.
     """
 
@@ -62,7 +67,7 @@ class Machine:
         heapq.heappush(self._events, (due_s, next(self._numbers), event))
 
     def advance(self, seconds: float) -> None:
-        """Run the clock forward, and all events that are due."""
+        """Advance the clock, and run the events that become due."""
         end_s = self.now_s + seconds
         while self._events and self._events[0][0] <= end_s:
             self.now_s, _, event = heapq.heappop(self._events)
@@ -70,7 +75,7 @@ class Machine:
         self.now_s = end_s
 
     def use(self, cores: float) -> None:
-        """Change the number of cores: a neighbour comes or goes, a quota is cut."""
+        """Change the number of cores, as if another program came or a quota changed."""
         self.cores = cores
 
     def cpu_stretch(self) -> float:
@@ -92,12 +97,12 @@ class Machine:
         return 1.0, found[0], max(found[0], found[1 + index]), found[store]
 
     def _resource(self, index: int, at: int) -> int:
-        """Where a stage's store stands among the resources: CPU, GILs, stores."""
+        """Return the index of a stage's store in the resources: CPU, GILs, stores."""
         before = sum(each.depth for each in self.pipelines[:index])
         return 1 + len(self.pipelines) + before + at
 
     def _stretch(self) -> list[float]:
-        """Find the factors with which no resource gives more than it has."""
+        """Find the factors at which no resource is used beyond its capacity."""
         uses = [
             (count, parts, 1 + index, self._resource(index, at))
             for index, pipeline in enumerate(self.pipelines)
@@ -113,7 +118,7 @@ class Machine:
                     used[0] += count * (free + held) / whole
                     used[gil] += count * held * factors[0] / whole
                     used[store] += count * store_s / whole
-            used[0] /= self.cores  # every other resource exists once
+            used[0] /= self.cores  # there is one of every other resource
             settled = True
             for at, amount in enumerate(used):
                 before = factors[at]
@@ -126,10 +131,10 @@ class Machine:
 
 
 class Ranks:
-    """Trainers that train one model: no step ends before all have their batch.
+    """Trainers of one model: none goes on before all have their batch of a step.
 
     Args:
-        world: how many.
+        world: number of ranks.
     """
 
     def __init__(self, world: int) -> None:

@@ -1,4 +1,4 @@
-"""A simulated pipeline and its trainer: what a tuner calls a plant."""
+"""A simulated pipeline and its trainer, as a `Plant` of the tuner's."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from .station import Done, Station
 from .workload import SimulatedStage, Trainer, Workload
 
 SLICE_S = 0.1
-"""How long what is at work is taken to stay as it is: a machine that was crowded when a
-row began need not be so when it ends."""
+"""Time after which the load of the machine is looked up again, in seconds: a machine
+that was crowded when a row began may not be crowded when it ends."""
 
 
 class SimulatedChunk(NamedTuple):
-    """What a worker has in hand."""
+    """The chunk that a worker is working on."""
 
     rows: int
     units: float
-    """Ordinary rows' worth of work in it, yet to be done."""
+    """The work left in it, in ordinary rows."""
     cpu_s: float
-    """That it takes, all in all."""
+    """CPU time of the whole chunk."""
 
 
 class Simulated:
-    """One rank's pipeline and trainer on a machine: what a tuner calls a plant.
+    """One rank's pipeline and trainer on a machine, as a `Plant` of the tuner's.
 
     Args:
-        machine: it runs on.
-        workload: what it does.
-        workers: of each stage to begin with.
-        prefetch: of each stage to begin with.
-        ranks: it is one of; None: it trains alone.
+        machine: the machine it runs on.
+        workload: its stages and its trainer.
+        workers: workers of each stage at the start.
+        prefetch: batches that each stage may be ahead at the start.
+        ranks: the ranks it belongs to; None: it trains alone.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Simulated:
         machine.pipelines.append(self)
         machine.at(0.0, self._look)
 
-    # What the tuner sees (`tuner.Plant`)
+    # For the tuner (`tuner.Plant`)
 
     @property
     def steps(self) -> int:
@@ -97,13 +97,13 @@ class Simulated:
         return tuple(knob for stage in self._stages for knob in stage.knobs(self._look))
 
     def _gil_held(self, window_s: float) -> float | None:
-        """Share of the window in which threads held the GIL, where that matters."""
+        """Return the share of the window with the GIL held, if a stage is movable."""
         if not any(stage.what.movable for stage in self._stages):
             return None
         held_s = sum(stage.take_held_s() for stage in self._stages)
         return min(1.0, held_s / (window_s or 1.0))
 
-    # What the machine asks
+    # For the machine (`machine.Tenant`)
 
     @property
     def load(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class Simulated:
         return [*found, (self._trainer.runs, (rest, free, held, 0.0))]
 
     def change(self, workload: Workload) -> None:
-        """Do something else from now on, with as many stages as before."""
+        """Switch to another workload with the same number of stages."""
         self.workload = workload
         for stage, what in zip(self._stages, workload.stages, strict=True):
             stage.become(what)
@@ -131,7 +131,7 @@ class Simulated:
     # Events
 
     def _look(self) -> None:
-        """Let everybody begin who can."""
+        """Start all work that can start now."""
         self._count()
         self._serve_trainer()
         for at, stage in reversed(list(enumerate(self._stages))):
@@ -141,7 +141,7 @@ class Simulated:
                 self._go_on(at, self._draw(stage.what, rows), 0.0)
 
     def _draw(self, what: SimulatedStage, rows: int) -> SimulatedChunk:
-        """Draw what a chunk of so many rows consists of."""
+        """Draw the work in a chunk of `rows` rows."""
         dice = self.machine.random
         draws = range(rows if what.heavy_share else 0)
         heavy = sum(dice.random() < what.heavy_share for _ in draws)
@@ -150,7 +150,7 @@ class Simulated:
         return SimulatedChunk(rows, units, units * what.cpu_s)
 
     def _go_on(self, at: int, chunk: SimulatedChunk, run_s: float) -> None:
-        """Work on a chunk for as long as the machine is taken to stay as it is now."""
+        """Work on a chunk for one slice of time at the machine's present load."""
         self._count()
         stage = self._stages[at]
         stretch = self.machine.stretch(self, at)
@@ -190,7 +190,7 @@ class Simulated:
         self._look()
 
     def _count(self) -> None:
-        """Add up the time since the last event."""
+        """Account for the time since the last event."""
         passed_s = self.machine.now_s - self._counted_s
         self._counted_s = self.machine.now_s
         if passed_s > 0:
@@ -205,20 +205,20 @@ class _Trainer:
 
     def __init__(self) -> None:
         self.runs = 0
-        """1 in its own part of a step, 0 where it waits."""
+        """1 in its own part of a step, 0 while it waits."""
         self._since_s = 0.0
         self._steps = 0
         self._wait_s = self._gap_s = 0.0
-        # Before the step under way.
+        # The wait before the present step.
         self._waited_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """It is given a batch."""
+        """It gets a batch."""
         self._waited_s = now_s - self._since_s
         self._since_s, self.runs = now_s, 1
 
     def end(self, now_s: float) -> None:
-        """It asks for the next."""
+        """It asks for the next batch."""
         self._wait_s += self._waited_s
         self._gap_s += now_s - self._since_s
         self._since_s, self.runs = now_s, 0

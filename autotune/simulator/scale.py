@@ -1,12 +1,13 @@
-"""Many nodes that train one model in step: what the input side makes of their speed.
+"""Many nodes that train one model in step: how loading affects their speed.
 
-One node was measured; the others are taken to be like it. Each loads its own batches
-ahead of its trainer, a bounded number of them, from its own cache tiers and from a
-store whose bandwidth all nodes share. A step ends for all when the slowest one has
-done its part. Time for gradients to travel is no part of the model.
+One node was measured, and the others are assumed to be like it. Each loads a bounded
+number of batches ahead of its trainer, from its own cache tiers and from a store whose
+bandwidth all nodes share. A step ends for all nodes when the slowest one has done its
+part. The model leaves out the time to exchange gradients.
 
-`step_bounds` is the closed form, `simulate` plays the steps one by one. Without
-stragglers the two agree; with them, the simulation shows what prefetching evens out.
+`step_bounds` is the closed form; `simulate` runs the steps one by one. Without
+stragglers the two agree. With them, the simulation shows how much of the variation
+prefetching absorbs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from math import inf
 from statistics import NormalDist, fmean
 
 QUANTILES = 4096
-"""Of a normal distribution: its tail as far as the slowest of a thousand nodes."""
+"""Number of quantiles that stand for a normal distribution: enough for its tail to
+include the slowest of a thousand nodes."""
 SETTLING = 20
-"""Steps until the batches that were loaded at the beginning are used up."""
+"""Steps until the batches loaded before the first step are used up."""
 MIN_STEPS = 60
 MIN_NODE_STEPS = 4096
-"""Steps of all nodes together, that a mean over few nodes is sure, too."""
+"""Fewest steps of all nodes together, so that means over few nodes are certain, too."""
 
 SLOWEST, LOADING, DISK, LINK, STORE = (
     "the slowest trainer of a step",
@@ -38,51 +40,52 @@ SLOWEST, LOADING, DISK, LINK, STORE = (
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A cache of each node, asked before those behind it and before the store."""
+    """A cache of each node, read before the tiers after it and before the store."""
 
     nbytes: float
-    """That it can keep."""
+    """Capacity in bytes."""
     bytes_per_s: float = inf
-    """At which a node reads it; RAM costs no time worth counting."""
+    """Speed at which a node reads it; the time for RAM is not worth counting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One node as it was measured, and what all of them share."""
+    """One node as it was measured, and the resources that all nodes share."""
 
     steps_s: tuple[float, ...]
-    """The trainer's own part of steps: each step of a node draws one of these."""
+    """Times of the trainer's own part of a step. Each step of a node draws one."""
     batch_rows: int
-    """Samples that a node trains on in a step."""
+    """Samples that a node trains on per step."""
     row_bytes: float
-    """Of a sample in the store, and in the caches."""
+    """Size of a sample in the store, and in the caches."""
     node_rows_per_s: float = inf
-    """That a node can load where no store limits it: its CPUs, by the bottleneck
-    law."""
+    """Samples per second that a node can load if no store limits it. Its CPUs are the
+    limit, by the bottleneck law."""
     store_bytes_per_s: float = inf
-    """That all nodes share."""
+    """Bandwidth of the store, which all nodes share."""
     link_bytes_per_s: float = inf
-    """Of the store, that one node gets at most."""
+    """Most bandwidth of the store that one node can use."""
     data_bytes: float = inf
-    """Of the whole data set."""
+    """Size of the whole dataset."""
     tiers: tuple[Tier, ...] = ()
-    """RAM first, then disk; empty: each epoch reads the store."""
+    """RAM first, then disk. Empty: each epoch reads from the store."""
     own_parts: bool = True
-    """Whether a node reads the same part of the data in each epoch, as
-    `shuffle(parts=...)` has it; otherwise any sample may come to any node."""
+    """Whether a node reads the same part of the data in each epoch, as with
+    `shuffle(parts=...)`. Otherwise a node may get any sample."""
     prefetch_size: int = 2
-    """Batches that each of reading and processing is ahead, at most."""
+    """Most batches that reading is ahead of processing, and processing of the
+    trainer."""
 
     @property
     def mean_s(self) -> float:
-        """The trainer's own part of a step, on the average."""
+        """The trainer's own part of a step, on average."""
         return fmean(self.steps_s)
 
     def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
-        """Return what part of a batch each tier has, and last, the store.
+        """Return the share of a batch read from each tier, and last, from the store.
 
         Args:
-            nodes: that train.
+            nodes: number of nodes.
             warm: whether an earlier epoch has filled the caches.
         """
         data = self.data_bytes / nodes if self.own_parts else self.data_bytes
@@ -94,9 +97,9 @@ class Cluster:
         return (*found, left)
 
     def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
-        """Return the seconds that a step takes at least, by what would bind.
+        """Return the shortest possible step in seconds under each limit, by its name.
 
-        The longest is the step where nothing varies, and a bound where something does
+        The longest of these is the step if nothing varies, and a lower bound otherwise
         (operational analysis: P. Denning and J. Buzen, 1978).
         """
         batch = self.batch_rows * self.row_bytes
@@ -110,7 +113,7 @@ class Cluster:
         }
 
     def tiers_s(self, kept: Sequence[float]) -> float:
-        """Return in how many seconds a node's tiers give these shares of a batch."""
+        """Return the seconds in which a node reads these shares of a batch."""
         batch = self.batch_rows * self.row_bytes
         return sum(
             share * batch / tier.bytes_per_s
@@ -120,24 +123,24 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """What so many nodes come to."""
+    """The predicted speed of a number of nodes."""
 
     nodes: int
     rows_per_s: float
-    """Of all nodes together."""
+    """Samples per second of all nodes together."""
     efficiency: float
-    """The share, 0 to 1, of what as many trainers would reach that wait for nobody:
+    """Their speed as a share, 0 to 1, of the speed of as many trainers that never wait,
     neither for data nor for each other."""
     binds: str
-    """The longest of `Cluster.step_bounds`."""
+    """The name of the longest of `Cluster.step_bounds`."""
 
 
 def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
-    """Return steps that are normally distributed.
+    """Return times of steps that are normally distributed, in seconds.
 
     Args:
-        mean_s: of a step.
-        spread: standard deviation, relative; 0: all steps are equal.
+        mean_s: mean time of a step.
+        spread: standard deviation, relative to the mean; 0: all steps are equal.
     """
     if spread * mean_s == 0:
         return (mean_s,)
@@ -147,7 +150,7 @@ def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
 
 
 def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
-    """Return how long the slowest of so many nodes takes, on the average.
+    """Return how long the slowest of `nodes` nodes takes on average, in seconds.
 
     With `m` equally likely values in ascending order, the largest of `n` draws is at
     most the i-th with the probability `(i / m) ** n` (H. A. David, Order Statistics).
@@ -162,13 +165,13 @@ def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
 def simulate(
     cluster: Cluster, nodes: int, *, warm: bool = False, seed: int = 0
 ) -> ScalePoint:
-    """Play the steps of so many nodes, one by one.
+    """Simulate the steps of a number of nodes, one by one.
 
     Args:
-        cluster: what they are like.
-        nodes: how many.
+        cluster: a node, and the shared resources.
+        nodes: number of nodes.
         warm: whether an earlier epoch has filled the caches.
-        seed: of all that is drawn.
+        seed: for all random draws.
     """
     steps = max(MIN_STEPS, MIN_NODE_STEPS // nodes)
     ends = _Epoch(cluster, nodes, warm=warm, seed=seed).run(SETTLING + steps)
@@ -183,10 +186,10 @@ def simulate(
 
 
 class _Store:
-    """A store that gives whoever reads the same part of its bandwidth.
+    """A store that divides its bandwidth equally among its readers.
 
-    Its clock counts bytes that each reader has been given (egalitarian processor
-    sharing in virtual time: A. Parekh and R. Gallager, 1993).
+    Its virtual clock counts the bytes that each reader has received (egalitarian
+    processor sharing in virtual time: A. Parekh and R. Gallager, 1993).
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -201,18 +204,18 @@ class _Store:
 
     @property
     def due_s(self) -> float:
-        """When the next reader has all it wants."""
+        """The time at which the next reader will be done."""
         if not self._readers:
             return inf
         return self._seen_s + max(0.0, self._readers[0][0] - self._given) / self._rate
 
     def read(self, node: int, nbytes: float, now_s: float) -> None:
-        """Let a node begin to read."""
+        """Start a node's read."""
         self._pass(now_s)
         heapq.heappush(self._readers, (self._given + nbytes, node))
 
     def end(self, now_s: float) -> int:
-        """Return the node that is due."""
+        """End the read that is due, and return its node."""
         self._pass(now_s)
         return heapq.heappop(self._readers)[1]
 
@@ -224,7 +227,7 @@ class _Store:
 
 @dataclass(slots=True)
 class _Node:
-    """How many batches each part of a node has begun and ended."""
+    """How many batches each part of a node has started and finished."""
 
     reading: int = 0
     read: int = 0
@@ -234,10 +237,11 @@ class _Node:
 
 
 class _Epoch:
-    """Nodes in step, on a clock of their own.
+    """Nodes in step, on a virtual clock.
 
-    A node reads one batch after the other, and processes one while it reads the next.
-    Each of the two is so many batches ahead of what takes from it, at most.
+    A node reads one batch after another, and processes one while it reads the next.
+    Reading may be `prefetch_size` batches ahead of processing, and processing as many
+    ahead of the trainer.
     """
 
     def __init__(self, what: Cluster, nodes: int, *, warm: bool, seed: int) -> None:
@@ -254,7 +258,7 @@ class _Epoch:
         self._ends: list[float] = []
 
     def run(self, steps: int) -> list[float]:
-        """Return when each of so many steps ended."""
+        """Run a number of steps, and return the time at which each one ended."""
         for at in range(len(self._nodes)):
             self._go_on(at)
         while len(self._ends) < steps:
@@ -268,7 +272,7 @@ class _Epoch:
         return self._ends
 
     def _go_on(self, at: int) -> None:
-        """Let each part of a node begin that may."""
+        """Start each part of a node that can start now."""
         node, ahead = self._nodes[at], self._what.prefetch_size
         if node.taken == len(self._ends) and node.ready > node.taken:
             node.taken += 1
@@ -286,7 +290,7 @@ class _Epoch:
         heapq.heappush(self._events, (due_s, next(self._numbers), at, end))
 
     def _draw_bytes(self) -> float:
-        """Bytes of a batch that no cache has: rows are there or not, independently."""
+        """Draw the bytes of a batch that no cache has, row by row independently."""
         rows, missed = self._what.batch_rows, self._missed
         deviation = (rows * missed * (1.0 - missed)) ** 0.5
         drawn = self._dice.gauss(rows * missed, deviation)

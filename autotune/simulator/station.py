@@ -1,4 +1,4 @@
-"""A stage at run time: its workers, and the rows that wait behind it."""
+"""A stage at run time: its workers, and the rows waiting in its output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .machine import Parts
 from .workload import SimulatedStage, Workload
 
 LEASE_S = 0.03
-"""Work in one chunk; longer than a live one, for fewer events."""
+"""Work in one chunk: more than in a real pipeline, to simulate fewer events."""
 MAX_PREFETCH = 64
 
 
 class Done(NamedTuple):
-    """What a chunk has taken."""
+    """A finished chunk, and the time it took."""
 
     rows: int
     run_s: float
@@ -25,22 +25,22 @@ class Done(NamedTuple):
 
 
 class Station:
-    """A stage at run time: its workers, and the rows that wait behind it."""
+    """A stage at run time: its workers, and the rows waiting in its output."""
 
     def __init__(
         self, at: int, what: SimulatedStage, workers: int, prefetch: int
     ) -> None:
         self.what = what
-        given = "(ID:" in what.name  # of a run that was measured
+        given = "(ID:" in what.name  # the name comes from a measured run
         self.name = what.name if given else f"Map(ID:{at}) {what.name}"
         self.workers = min(workers, what.most_workers)
         self.prefetch = prefetch
         self.executor = "thread"
         self._held_s = 0.0
         self.busy = 0
-        """Workers with a chunk in hand; those asked to go finish it."""
+        """Workers that have a chunk. A retired worker finishes its chunk first."""
         self.level = 0
-        """Rows that wait behind it."""
+        """Rows waiting in its output."""
         self._in_hand = 0
         self._rows_beside: dict[int, tuple[Parts, int]] = {}
         self._clear()
@@ -52,16 +52,16 @@ class Station:
         self._area = self._empty_s = self._full_s = 0.0
 
     def become(self, what: SimulatedStage) -> None:
-        """Do something else from now on."""
+        """Switch to other work."""
         self.what = what
         self._rows_beside.clear()
 
     def parts(self) -> Parts:
-        """Return what a row's time consists of, undisturbed by other stages."""
+        """Return the parts of a row's time, if other stages do not slow it down."""
         return self._row()[0]
 
     def _row(self) -> tuple[Parts, int]:
-        """Return these parts beside workers of its own, and how many rows to lease."""
+        """Return these parts with the present number of busy workers, and the lease."""
         what, busy = self.what, max(1, self.busy)
         found = self._rows_beside.get(busy)
         if found is None:
@@ -73,7 +73,7 @@ class Station:
         return found
 
     def _computing(self) -> tuple[float, float]:
-        """CPU-seconds of a row without the trainer's GIL, and with it."""
+        """Return the CPU seconds of a row without the trainer's GIL, and with it."""
         what = self.what
         if self.executor == "process":
             return what.cpu_s + what.handover_s / 2, what.handover_s / 2
@@ -85,7 +85,7 @@ class Station:
         return held_s
 
     def startable(self, source: Station | None, batch_rows: int) -> int:
-        """How many rows a worker may begin with now; 0: none is free, or none may."""
+        """Return how many rows a worker may start on now; 0 if no worker can start."""
         if self.busy >= self.workers:
             return 0
         rows = min(self._row()[1], batch_rows)
@@ -95,7 +95,7 @@ class Station:
         return rows if source is None else min(rows, source.level)
 
     def begin(self, rows: int, source: Station | None) -> None:
-        """Give a worker so many rows."""
+        """Give `rows` rows to a worker."""
         self.busy += 1
         self._in_hand += rows
         if source is not None:
@@ -125,7 +125,7 @@ class Station:
             self._credit_s += idle_s
         rows, level = workload.batch_rows, self.level
         if self.what is workload.stages[-1]:
-            level -= level % rows  # the trainer is shown whole batches
+            level -= level % rows  # the trainer only gets complete batches
         self._area += level * passed_s
         self._empty_s += passed_s * (level == 0)
         self._full_s += passed_s * (level >= self.prefetch * rows)
@@ -133,7 +133,7 @@ class Station:
     def read(
         self, window_s: float, batch_rows: int, feeding: ConnectorObservation | None
     ) -> SegmentObservation:
-        """Return what was counted since the last reading."""
+        """Return what happened since the last reading."""
         length_s = window_s or 1.0
         occupancy = self._area / length_s
         output = ConnectorObservation(
@@ -162,7 +162,7 @@ class Station:
         return seen
 
     def knobs(self, changed: Callable[[], None]) -> Iterator[Knob]:
-        """Yield its knobs; `changed` lets those begin who may now."""
+        """Yield its knobs; each calls `changed` when set, which starts allowed work."""
 
         def set_workers(count: int) -> None:
             self.workers = count

@@ -1,10 +1,10 @@
-"""What a simulated pipeline does: its stages, its trainer, and the best they could do.
+"""The work of a simulated pipeline: its stages, its trainer, and their best speed.
 
-A row of a stage takes `wait_s` on no CPU, `cpu_s` on one, part of that with the GIL,
-and `transfer_s` of a store's bandwidth that all its workers share. The more of its
-workers are at work, the longer they wait for each other: by Gunther's universal
+A row of a stage takes `wait_s` without a CPU, `cpu_s` on one (a part of that with the
+GIL), and `transfer_s` of the bandwidth of a store that all workers of the stage share.
+The more workers are busy, the longer they wait for each other. By Gunther's universal
 scalability law, a row takes `1 + contention (n - 1) + crosstalk n (n - 1)` times as
-long with `n` of them (N. Gunther, Guerrilla Capacity Planning, 2007).
+long with `n` workers (N. Gunther, Guerrilla Capacity Planning, 2007).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStage:
-    """One segment; all times are seconds a row."""
+    """One segment; all times are seconds per row."""
 
     name: str
     cpu_s: float = 0.0
     wait_s: float = 0.0
     transfer_s: float = 0.0
-    """Time of the store's whole bandwidth: `row bytes / bandwidth`."""
+    """Time for which a row takes all of the store: `row bytes / bandwidth`."""
     gil: float = 0.0
     """Share of the CPU time, 0 to 1, that holds the GIL of the trainer's process."""
     contention: float = 0.0
     crosstalk: float = 0.0
     most_workers: int = 64
-    """1: its rows can only be worked on one after the other."""
+    """Most workers; 1 if its rows can only be worked on one after another."""
     spread: float = 0.1
     """Standard deviation of a row's time, relative."""
     heavy_share: float = 0.0
@@ -35,28 +35,28 @@ class SimulatedStage:
     movable: bool = False
     """Whether its workers may be processes, which have a GIL each."""
     handover_s: float = 3e-4
-    """CPU-seconds that handing a row over from a process takes."""
+    """CPU seconds to hand over a row from a process."""
     row_bytes: float = 1e5
-    """Of what it puts out."""
+    """Bytes of a row in its output."""
 
     def queueing_s(self, busy: int) -> float:
-        """Seconds a row waits for the other workers, of which so many are at work."""
+        """Return the seconds a row waits for other workers when `busy` are at work."""
         beside = busy - 1
         undisturbed_s = self.cpu_s + self.wait_s + self.transfer_s
         return undisturbed_s * beside * (self.contention + self.crosstalk * busy)
 
     @property
     def mean_factor(self) -> float:
-        """What heavy rows make of the mean row."""
+        """The factor by which heavy rows lengthen the mean time of a row."""
         return 1.0 + self.heavy_share * (self.heavy_factor - 1.0)
 
     @property
     def alone_s(self) -> float:
-        """Seconds of a row, on the average, that nothing disturbs."""
+        """Mean seconds of a row that nothing slows down."""
         return self.mean_factor * (self.cpu_s + self.wait_s + self.transfer_s)
 
     def best(self) -> tuple[float, int]:
-        """Most rows a second that its own workers can reach, and the fewest for it."""
+        """Return the most rows per second it can reach, and the workers it takes."""
         rates = [
             (n / (self.alone_s + self.mean_factor * self.queueing_s(n)), -n)
             for n in range(1, self.most_workers + 1)
@@ -70,9 +70,9 @@ class Trainer:
     """Takes a batch, computes, and takes the next."""
 
     gap_s: float
-    """Its own part of a step, undisturbed."""
+    """Its own part of a step, if nothing slows it down."""
     cores: float = 0.0
-    """Cores it keeps busy in that time: none where the work is on a GPU."""
+    """Cores it keeps busy in that time; 0 if the work is on a GPU."""
     gil: float = 0.0
     """Share of that time that holds the GIL."""
     spread: float = 0.02
@@ -86,16 +86,16 @@ class Workload:
     trainer: Trainer
     batch_rows: int = 32
     regime: str = ""
-    """As the plan announces it; what is not announced has to be noticed."""
+    """The regime that the plan announces. Empty: the tuner must notice a change."""
     source_bytes: float = 0.0
-    """Of a sample as it is read; 0: not known."""
+    """Bytes of a sample as it is read; 0: unknown."""
 
     def best_rows_per_s(self, cores: float) -> float:
-        """Rows a second under the best of all settings: the closed-form law.
+        """Return the rows per second under the best settings, in closed form.
 
-        The least of what the trainer takes, what each stage alone can reach, and what
-        each shared resource (CPU, GIL, a store) has for the sum of all who use it
-        (operational analysis: P. Denning and J. Buzen, 1978).
+        This is the smallest of the trainer's own speed, the speed that each stage can
+        reach alone, and the speed at which a shared resource (CPU, GIL, a store) is
+        fully used (operational analysis: P. Denning and J. Buzen, 1978).
         """
         rows, trainer = self.batch_rows, self.trainer
         bounds = [stage.best()[0] for stage in self.stages]

@@ -71,7 +71,7 @@ def test_a_trainer_that_loading_slows_down_is_told_by_how_much() -> None:
     found = ContentionObservation(0.012, 0.010, certain=True)
     seen = replace(at_ease(), contention=found)
     assert explain(seen).cause == (
-        "the trainer: loading keeps up with it (wait 0.1%), but is in its way: its own"
+        "the trainer: loading keeps up with it (wait 0.1%), but slows it down: its own"
         " part of a step takes 12 ms while batches are loaded beside it, 10 ms while"
         " none are."
     )
@@ -85,11 +85,11 @@ def test_a_wait_with_batches_ready_is_contention() -> None:
     found = explain(seen)
     assert found.cause == (
         "contention: a batch is ready 100% of the time, and the trainer waits 20 ms all"
-        " the same, for its turn at the GIL, which the threads that load hold."
+        " the same, for the GIL, which the loading threads hold."
     )
     assert found.advice == (f'executor="process"  # for {found.bottleneck}, or "auto"',)
     free = explain(replace(seen, gil_held=0.1))
-    assert free.cause.endswith("for what handing it over takes.")
+    assert free.cause.endswith("for the hand-over.")
     assert free.advice == ()
 
 
@@ -159,8 +159,8 @@ def test_batches_too_large_for_the_memory_budget_are_called_so() -> None:
     seen = short_of_bytes(held_bytes=3 * GIB // 2, batch_bytes=3 * GIB // 2)
     found = explain(seen, Budget(4.0, 2 * GIB, free_bytes=64 * GIB))
     assert found.cause == (
-        "the memory budget: batches are too large for it, so none is made while the"
-        " trainer is given the one before (1.5 GiB each, of 2.0 GiB)."
+        "the memory budget: it has room for only one batch (1.5 GiB of 2.0 GiB), so the"
+        " next one is not made before the trainer has taken it."
     )
     assert found.advice == ('ps.set_memory_budget("4GiB")',)
 
@@ -231,11 +231,11 @@ def test_nothing_is_advised_that_a_bound_or_the_data_rules_out() -> None:
     seen = starved()
     iterable = replace(seen.segments[0], iterable=True)
     found = explain(replace(seen, segments=(iterable, seen.segments[1])))
-    assert "an iterable is read by one worker, in order" in found.cause
+    assert "one worker reads an iterable, in order (keep it cheap" in found.cause
     assert found.advice == ()
     bounded = replace(seen.segments[0], max_workers=1)
     found = explain(replace(seen, segments=(bounded, seen.segments[1])))
-    assert "it may have 1 worker, and this trainer needs 10.0" in found.cause
+    assert "it is limited to 1 worker, and this trainer needs 10.0" in found.cause
     assert found.advice == ()
 
 

@@ -38,7 +38,7 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
 def test_nothing_is_blamed_where_the_window_is_too_short_to_see_the_run_queue() -> None:
     found = explain(replace(starved(), window_s=0.3))
     assert found.cause.startswith(
-        "waiting (a longer run tells for what): Folder(ID:0) is blocked for 15.31 of"
+        "waiting (a longer run shows for what): Folder(ID:0) is blocked for 15.31 of"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_trainer_that_has_waited_for_its_first_batch_is_input_bound() -> None:
     nothing = replace(starved(), trainer=TrainerObservation(0, 0, 0.0, 0.0))
     found = explain(nothing)
     assert (found.verdict, found.bottleneck) == ("input-bound", READ)
-    assert found.line == "no verdict yet: no step was finished."
+    assert found.line == "no verdict yet: no step has finished."
 
 
 def test_the_picture_marks_the_bottleneck_and_ends_with_what_to_do() -> None:
