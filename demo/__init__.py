@@ -1,7 +1,7 @@
-"""`penstock demo`: train on photos that are slow to read, then let autotune mend it.
+"""`penstock demo`: train on photos that are slow to read, then let autotune fix that.
 
-story.py    what happens, in order; the loop that is measured; and what is printed
-lesson.py   what is trained: the photos, the pipeline, the network
+story.py    the course of the demo, its training loop, and its output
+lesson.py   the photos, the pipeline and the network
 """
 
 from .story import tell

@@ -20,24 +20,24 @@ from ..pipeline.testing import draw_photos
 
 PHOTOS = 512
 QUALITY = 75
-"""Of the JPEGs, as programs choose where nobody says: 50 KB a photo."""
+"""JPEG quality, the default of many programs: 50 KB per photo."""
 SIZE = 48
-"""Side of a crop in pixels: so small that every photo of the demo is decoded at 1/2."""
+"""Side of a crop in pixels, small enough to decode every photo of the demo at 1/2."""
 SCALE = (0.35, 1.0)
 BATCH = 32
 CHANNELS = 40
-"""So wide that a core trains a little slower than another one decodes: then the trainer
-can be fed, and is, also where other programs take a share of the cores."""
+"""Enough for one core to train slightly slower than another decodes. Loading can then
+keep up with the trainer, even if other programs use a part of the cores."""
 
 
 def cached_photos(progress: Callable[[int, int], None]) -> Path:
-    """Return a folder of drawn photos, drawing those that are not there.
+    """Return a folder of drawn photos; draw the missing ones first.
 
     Args:
-        progress: called with (photos there, all photos) after each.
+        progress: called with (photos drawn, all photos) after each photo.
 
     Raises:
-        SpecError: they cannot be written.
+        SpecError: the photos cannot be written.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache) / "penstock" / f"photos-{PHOTOS}-q{QUALITY}"
@@ -45,14 +45,18 @@ def cached_photos(progress: Callable[[int, int], None]) -> Path:
         return draw_photos(folder, PHOTOS, quality=QUALITY, progress=progress)
     except OSError as error:
         raise SpecError(
-            f"the photos of the demo must be drawn into {folder}, got {error}; set "
-            "XDG_CACHE_HOME to a folder with 30 MB to spare, or pass --data DIR"
+            f"the demo draws its photos into {folder}, but cannot write there: {error};"
+            " set XDG_CACHE_HOME to a folder with 30 MB of free space, or pass --data"
+            " DIR with photos of your own"
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A folder of photos as if in an object store: a read first waits `latency_s`."""
+    """A folder of photos that acts like an object store: reads wait `latency_s` first.
+
+    A sample is `(bytes, int)`: the file and its label.
+    """
 
     photos: Folder
     latency_s: float
@@ -67,9 +71,10 @@ class Remote:
 
 
 def pipeline(photos: Remote) -> Pipeline:
-    """Return batches `(uint8 [32, 48, 48, 3], int64 [32])`, one worker a stage.
+    """Return a pipeline of batches `(uint8 [32, 48, 48, 3], int64 [32])`.
 
-    Both stages have bounds of their own, so each is a segment and begins at the lower.
+    Both stages have bounds for their workers, so each is a segment of its own and
+    starts with one worker.
     """
     return (
         Pipeline.from_dataset(photos, num_parallel_workers=(1, 128), name="read")

@@ -1,7 +1,7 @@
-"""The demo from its start to its last line.
+"""The demo, from its start to its last line.
 
-`tell` is the story; `train` its loop, cut into windows that are measured; `Screen`
-shows progress on a terminal, and plain lines elsewhere.
+`tell` runs it. `train` is its training loop, divided into windows that are measured.
+`Screen` shows a progress bar on a terminal, and plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from ..pipeline.sources.folder import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
 
 AS_SET_SHARE = 0.2
-"""Of the time: on one worker a stage. The rest is tuned."""
+"""Share of the time without autotune, on one worker per stage."""
 WARM_SHARE = 0.25
-"""Of the stretch before autotune: not measured, while torch and the disk warm up."""
+"""Share of the time without autotune that is not measured: torch and the disk warm
+up."""
 FINAL_SHARE = 0.25
-"""Of the stretch with autotune: measured, at its end."""
+"""Share of the time with autotune, at its end, that is measured."""
 WAIT_AIMED = 0.05
-"""Below this share of the step the trainer counts as fed."""
+"""Wait, as a share of the step, below which loading counts as keeping up."""
 
 
 def tell(data: Path | None, *, latency_s: float, seconds: float) -> None:
-    """Train on slow reads, turn autotune on, and print what it gained.
+    """Train on slow reads, turn autotune on, and print how much faster training got.
 
     Args:
-        data: class sub-folders of images; None: photos drawn for it.
-        latency_s: what each read waits, as for an object store.
-        seconds: how long to train, drawing not counted.
+        data: a folder of class sub-folders with images; None: draw photos.
+        latency_s: seconds that each read waits, as for an object store.
+        seconds: how long to train, not counting the time to draw.
 
     Raises:
         SpecError: `data` holds no images, or photos cannot be drawn.
@@ -69,7 +70,7 @@ def tell(data: Path | None, *, latency_s: float, seconds: float) -> None:
 
 
 def draw(screen: Screen) -> Path:
-    """Return the folder of drawn photos."""
+    """Return the folder of drawn photos, showing progress."""
     with screen.progress("drawing photos") as show:
         return cached_photos(lambda n, of: show(n / of, f"{n} of {of}"))
 
@@ -77,7 +78,11 @@ def draw(screen: Screen) -> Path:
 def run(
     screen: Screen, windows: Iterator[DemoWindow], seconds: float
 ) -> tuple[DemoWindow, list[DemoWindow]]:
-    """Train before and with autotune; return the one measured, the other whole."""
+    """Train without and then with autotune.
+
+    Returns:
+        The measured window without autotune, and all windows with it.
+    """
     as_set_s = AS_SET_SHARE * seconds
     before = stretch(screen, windows, "one worker a stage", as_set_s)
     set_enable_autotune(True)
@@ -89,7 +94,7 @@ def run(
 def stretch(
     screen: Screen, windows: Iterator[DemoWindow], what: str, seconds: float
 ) -> list[DemoWindow]:
-    """Train for so long, showing each window."""
+    """Train for some seconds; show each window, and return them."""
     seen: list[DemoWindow] = []
     elapsed_s = 0.0
     with screen.progress(what) as show:
@@ -101,18 +106,18 @@ def stretch(
 
 
 def last(windows: list[DemoWindow], share: float) -> list[DemoWindow]:
-    """Return the windows at the end that make up this share, at least one."""
+    """Return the last windows, at least one, that make up this share of them."""
     return windows[-max(1, round(share * len(windows))) :]
 
 
 def conclude(screen: Screen, before: DemoWindow, tuned: list[DemoWindow]) -> None:
-    """Say how long autotune took, and what was learned."""
+    """Print how long autotune took, and how the loss changed."""
     fed = [window for window in tuned if window.wait_share < WAIT_AIMED]
     if fed:
         took_s = fed[0].end.time_s - tuned[0].begin.time_s
         screen.say(
-            f"autotune: the trainer waited less than {WAIT_AIMED:.0%} of its step "
-            f"{took_s:.0f} s after it was turned on"
+            f"autotune: {took_s:.0f} s after it was turned on, the trainer waited for "
+            f"less than {WAIT_AIMED:.0%} of each step"
         )
     screen.say(
         f"trained {tuned[-1].end.trainer.steps} steps: "
@@ -121,7 +126,7 @@ def conclude(screen: Screen, before: DemoWindow, tuned: list[DemoWindow]) -> Non
 
 
 def last_line(before: DemoWindow, after: DemoWindow) -> str:
-    """Return the demo's last line, which others parse."""
+    """Return the demo's last line. Other programs parse it."""
     old, new = before.samples_per_s, after.samples_per_s
     return (
         f"demo: gain {new / old:.1f}x ({old:.0f} -> {new:.0f} samples/s), trainer wait "
@@ -134,21 +139,21 @@ WINDOW_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DemoWindow:
-    """A second or so of training."""
+    """About one second of training."""
 
     begin: Reading
     end: Reading
     loss: float
-    """Mean over its steps."""
+    """Mean loss of its steps."""
 
     @property
     def seen(self) -> Observation:
-        """What the pipeline's monitor saw."""
+        """The pipeline's observation of this window."""
         return difference(self.begin, self.end)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples trained on, a second of the clock."""
+        """Samples trained on per second of elapsed time."""
         return self.seen.rows_per_s
 
     @property
@@ -164,16 +169,16 @@ class DemoWindow:
 
 
 def whole(windows: Sequence[DemoWindow]) -> DemoWindow:
-    """Return neighbouring windows, at least one, as one."""
+    """Return consecutive windows, at least one, as a single window."""
     loss = fmean(window.loss for window in windows)
     return DemoWindow(windows[0].begin, windows[-1].end, loss)
 
 
 def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
-    """Train, epoch after epoch; yield each window as it ends.
+    """Train epoch after epoch, and yield each window as it ends.
 
-    Closing the iterator stops the pipeline's workers. The first batch, which waits for
-    the workers to start, is in no window.
+    Closing the iterator stops the pipeline's workers. The first batch waits for workers
+    to start, and belongs to no window.
     """
     begin: Reading | None = None
     losses: list[float] = []
@@ -189,11 +194,11 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
 
 LOGGER = logging.getLogger("penstock.autotune")
 PACE_S = 1.0
-"""Between two lines of progress where there is no bar."""
+"""Seconds between two lines of progress if there is no bar."""
 REFRESHES_PER_S = 4
 
 Show = Callable[[float, str], None]
-"""Is told how much is done, 0 to 1, and in words."""
+"""Shows progress, given as a share from 0 to 1 and in words."""
 
 
 class Screen:
@@ -209,7 +214,7 @@ class Screen:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Show]:
-        """Show how far something is, until the `with` ends."""
+        """Show the progress of something until the `with` ends."""
         if not self._console.is_terminal:
             yield self._lines(what)
             return
@@ -229,7 +234,7 @@ class Screen:
 
     @contextmanager
     def decisions(self) -> Iterator[None]:
-        """Print what the autotuner logs, as it falls."""
+        """Print the lines of the autotune log as they appear, until the `with` ends."""
         handler, level = _Lines(self), LOGGER.level
         LOGGER.addHandler(handler)
         LOGGER.setLevel(logging.INFO)

@@ -1,10 +1,10 @@
-"""Where frameworks build a loader of their own, and how penstock's stays in it.
+"""Penstock inside other frameworks, and its figures in their monitors.
 
-accelerate      prepare and skip_first_batches, as Accelerate's own
-transformers    TrainerMixin: for a Trainer of transformers
-lightning       verdict_logger: what penstock finds, for Lightning's loggers
-tensorboard     log_verdicts: the same as scalars
-prometheus      serve: figures to scrape, and grafana.json, a dashboard of them
+accelerate      prepare and skip_first_batches: Accelerate's own, with penstock's loader
+transformers    TrainerMixin: for the Trainer of transformers
+lightning       verdict_logger: verdicts for Lightning's loggers
+tensorboard     log_verdicts: verdicts as scalars
+prometheus      serve: figures to scrape; grafana.json is a dashboard for them
 
-Lightning, ignite and torchtnt take `penstock.DataLoader` as it is.
+Lightning, ignite and torchtnt accept `penstock.DataLoader` as it is.
 """

@@ -3,9 +3,9 @@
     from penstock.integrations.accelerate import prepare
     model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
 
-`Accelerator.prepare` shards, moves to the device and synchronises, and builds a plain
-torch DataLoader for that, out of any subclass. Here it does all of this, and the plain
-loader is then exchanged for one of penstock's over the same shard.
+`Accelerator.prepare` shards the data, moves batches to the device and synchronises the
+ranks. To do so, it builds a plain torch DataLoader, even from a subclass. `prepare`
+here calls it, and then replaces the plain loader by penstock's over the same shard.
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ CARRIED = (
     "persistent_workers",
     "in_order",
 )
-"""Arguments of torch's that do not say which samples there are."""
+"""torch's arguments that do not affect which samples are loaded."""
 OWN = ("sample_seeding", "thread_safe")
+"""penstock's own arguments."""
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **settings: Any) -> Any:
-    """Do what `accelerator.prepare(*objects)` does, and keep our loaders in it.
+    """Call `accelerator.prepare(*objects)`, but keep penstock's loaders.
 
-    Their states are exact also within an epoch: `accelerator.save_state` and
-    `load_state` carry them, so nothing has to be skipped after `load_state`.
+    Their states are exact even within an epoch. `accelerator.save_state` and
+    `load_state` include them, so no batches need to be skipped after `load_state`.
 
     Args:
-        accelerator: the user's.
-        *objects: models, optimizers, loaders, schedulers, as Accelerate takes them.
-        **settings: as Accelerate takes them (`device_placement`).
+        accelerator: the accelerator of the training script.
+        *objects: models, optimizers, loaders and schedulers, as for Accelerate.
+        **settings: other arguments, as for Accelerate (`device_placement`).
 
     Returns:
-        What Accelerate returns: one object, or a tuple of as many as were given.
+        One prepared object for one object, otherwise a tuple of them.
+
+    Raises:
+        Exception: whatever Accelerate raises.
     """
     with known_bypass():
         prepared = accelerator.prepare(*objects, **settings)
@@ -61,11 +65,11 @@ def prepare(accelerator: Accelerator, *objects: Any, **settings: Any) -> Any:
 
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-    """Return a prepared loader that leaves out its first batches; none is loaded.
+    """Return a prepared loader that skips its first batches, without loading them.
 
     Args:
-        loader: as `prepare` returned it.
-        num_batches: to leave out, of the first loop over what is returned.
+        loader: a loader returned by `prepare`.
+        num_batches: batches to skip in the first loop over the returned loader.
     """
     from accelerate import skip_first_batches as skip
 
@@ -75,11 +79,11 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
 
 
 def keep(prepared: Any, like: Any = None) -> Any:
-    """Exchange the plain loader within one of Accelerate's for penstock's; return it.
+    """Replace the plain loader inside one of Accelerate's by penstock's; return that.
 
     Args:
         prepared: a `DataLoaderShard` or `DataLoaderDispatcher` of Accelerate's.
-        like: penstock's loader that it was made from, for its settings.
+        like: the penstock loader that it was made from, whose settings it keeps.
     """
     base = getattr(prepared, "base_dataloader", None)
     if base is None or isinstance(base, DataLoader):
@@ -88,14 +92,15 @@ def keep(prepared: Any, like: Any = None) -> Any:
     if like is not None:
         settings |= {name: getattr(like, name) for name in OWN}
     prepared.base_dataloader = DataLoader(base.dataset, **settings, **_order(base))
-    # It stands for "has a state worth saving": its own is exact after every batch.
+    # To Accelerate, this means "has a state worth saving"; penstock's is exact after
+    # every batch.
     prepared.use_stateful_dataloader = True
     prepared.dl_state_dict = prepared.base_dataloader.state_dict()
     return prepared
 
 
 def _order(base: Any) -> dict[str, Any]:
-    """Return the arguments that say which samples a loader has, and in what batches."""
+    """Return the arguments that decide which samples a loader puts in which batch."""
     if isinstance(base.dataset, IterableDataset):
         return {"batch_size": base.batch_size, "drop_last": base.drop_last}
     if isinstance(base.sampler, BatchSampler) and base.batch_size is None:

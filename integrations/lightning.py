@@ -1,8 +1,8 @@
-"""Lightning's Trainer, its loggers told what penstock finds.
+"""Verdicts for the loggers of Lightning's Trainer.
 
 trainer = Trainer(callbacks=[verdict_logger()], ...)
 
-Lightning takes `penstock.DataLoader` as it is: this is for the figures alone.
+Lightning accepts `penstock.DataLoader` as it is; this callback only adds the figures.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Verdicts:
         self._end: Callable[[], object] | None = None
 
     def on_fit_start(self, *_: Any, **__: Any) -> None:
-        """Listen from here on."""
+        """Start listening for verdicts."""
         self._end = on_verdict(lambda name, said: self._verdicts.append((name, said)))
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Log what was said since the last step: loggers belong to this thread."""
+        """Log the verdicts since the last step. Loggers belong to this thread."""
         while self._verdicts:
             name, said = self._verdicts.popleft()
             scalars = {f"penstock/{name}/{k}": v for k, v in said.scalars().items()}
@@ -39,7 +39,7 @@ class Verdicts:
                 logger.log_metrics(scalars, step=trainer.global_step)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Listen no more."""
+        """Stop listening."""
         end, self._end = self._end, None
         if end is not None:
             end()

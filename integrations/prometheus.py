@@ -1,8 +1,8 @@
-"""Figures of the pipelines that run, for Prometheus to scrape.
+"""Figures of the running pipelines, for Prometheus to scrape.
 
 close = serve()   # http://127.0.0.1:9464/metrics
 
-`grafana.json` beside this file is a dashboard of them.
+`grafana.json` beside this file is a dashboard for them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ __all__ = ["serve"]
 PORT = 9464
 FIGURES = {
     "wait_share": "exposed wait as a share of the training step, 0 to 1",
-    "rows_per_second": "samples handed over a second",
-    "headspace": "training would be at most so many times faster if loading were free",
+    "rows_per_second": "samples delivered to the trainer per second",
+    "headspace": "how many times faster training could be if loading were free",
 }
 KNOBS = {
     "num_parallel_workers": "workers of a stage",
-    "prefetch_size": "batches that a stage may be ahead",
+    "prefetch_size": "batches that a stage may prefetch",
 }
 
 
 class Figures:
-    """Asks each pipeline that runs what it would say of itself."""
+    """Collects the figures that `explain()` has for each running pipeline."""
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family of gauges for each figure."""
+        """Yield a family of gauges for each figure and each knob."""
         from prometheus_client.core import GaugeMetricFamily
 
         said = explanations()
@@ -50,17 +50,17 @@ class Figures:
 
 
 def serve(port: int = PORT, address: str = "127.0.0.1") -> Callable[[], object]:
-    """Serve the figures of this process, on this machine alone unless told otherwise.
+    """Serve the figures of this process, by default only to this machine.
 
     Args:
-        port: where.
-        address: of the interface; "0.0.0.0" shows the figures to the network.
+        port: port to listen on.
+        address: address of the interface; "0.0.0.0" serves the whole network.
 
     Returns:
-        A function that ends it.
+        A function that stops the server.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 

@@ -23,14 +23,15 @@ def log_verdicts(
 ) -> Callable[[], object]:
     """Write each verdict of the tuned pipelines as scalars `penstock/<name>/...`.
 
-    They come once a minute, and when a verdict changes, in the tuner's thread.
+    It writes once a minute and when a verdict changes, in the tuner's thread.
 
     Args:
-        writer: with the `add_scalar` of `torch.utils.tensorboard.SummaryWriter`.
-        step: returns the step they belong to (default: seconds since this call).
+        writer: a `torch.utils.tensorboard.SummaryWriter`, or any object with its
+            `add_scalar`.
+        step: returns the present step (default: seconds since this call).
 
     Returns:
-        A function that ends it.
+        A function that stops writing.
     """
     begun_s = time.monotonic()
 

@@ -1,9 +1,9 @@
-"""Transformers' Trainer with penstock's loaders.
+"""The Trainer of transformers, with penstock's loaders.
 
     class MyTrainer(TrainerMixin, transformers.Trainer): ...
 
-A `Trainer` makes its loaders itself, from the data set and its arguments. This one
-exchanges them for penstock's, over the same samples in the same order.
+A `Trainer` makes its own loaders from the dataset and its arguments. The mixin replaces
+them by penstock's, with the same samples in the same order.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ __all__ = ["TrainerMixin"]
 
 
 class TrainerMixin:
-    """Stands before `transformers.Trainer` among the bases of a class.
+    """A base class to put before `transformers.Trainer`.
 
-    A run that is resumed within an epoch has the Trainer skip what was consumed of it,
-    for which it builds a plain loader: that epoch is loaded by torch, the ones after it
-    by penstock.
+    If a run is resumed within an epoch, the Trainer skips the batches that were already
+    used, and builds a plain loader to do so. torch then loads that epoch, and penstock
+    the following ones.
 
-    While autotune is on, what penstock finds is logged beside the loss, as
-    `penstock/<name>/wait_share` and more.
+    While autotune is on, penstock's figures are logged beside the loss, as
+    `penstock/<name>/wait_share` and so on.
     """
 
     def get_train_dataloader(self) -> Any:
-        """Return the Trainer's own loader, with penstock's inside."""
+        """Return the Trainer's loader for training, with penstock's inside."""
         return keep(super().get_train_dataloader())  # type: ignore[misc]
 
     def get_eval_dataloader(self, *args: Any, **settings: Any) -> Any:
-        """Return the Trainer's own loader, with penstock's inside."""
+        """Return the Trainer's loader for evaluation, with penstock's inside."""
         return keep(super().get_eval_dataloader(*args, **settings))  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **settings: Any) -> None:
-        """Log the Trainer's figures, and beside them what penstock finds."""
+        """Log the Trainer's figures, together with penstock's."""
         if config.get_enable_autotune():
             logs |= {
                 f"penstock/{name}/{scalar}": value

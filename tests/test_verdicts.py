@@ -231,7 +231,7 @@ def test_threads_that_take_turns_at_the_gil() -> None:
 def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:
     pipe = ps.Pipeline.from_dataset(Streams()).batch(8)
     found = check(pipe, "Dataset(ID:0) Streams", WAITING)
-    assert "an iterable is read by one worker" in found.cause or FOREIGN in found.cause
+    assert "one worker reads an iterable" in found.cause or FOREIGN in found.cause
     assert found.advice == ()
 
 
