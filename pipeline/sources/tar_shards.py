@@ -1,18 +1,12 @@
-"""WebDataset shards: tar files, indexed once, then read by random access.
-
-As in the webdataset package, consecutive files whose names are equal up to the first
-dot form one sample.
-"""
+"""WebDataset shards: tar files, indexed once, then read by random access."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import re
-import tarfile
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,13 +14,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import check
 from .paths import Paths, files_here
 from .per_process import PerProcess, prints_of_rows
 from .source import Source, digest
+from .tar_index import Index, Indexing, Member, members_of
 
-NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
-"""A key, and the name of a field."""
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
 """Fields that webdataset unpickles, which would run code in them."""
 READS: dict[str, Callable[[bytes], Any]] = {
@@ -36,100 +29,14 @@ READS: dict[str, Callable[[bytes], Any]] = {
     "npy": lambda data: npy.read_array(io.BytesIO(data), allow_pickle=False),
 }
 """Decoders by the suffix of a field's name; other fields stay bytes."""
-
-
-@dataclass(slots=True)
-class Index:
-    """The positions of the fields of all samples."""
-
-    names: dict[str, int] = field(default_factory=dict)
-    """A number for each field's name."""
-    keys: list[str] = field(default_factory=list)
-    shards: list[int] = field(default_factory=list)
-    """The number of each sample's file."""
-    firsts: list[int] = field(default_factory=list)
-    """The position in `fields` where each sample's fields begin."""
-    fields: list[tuple[int, int, int]] = field(default_factory=list)
-    """Number of the name; first byte; bytes."""
-
-    def add(self, shard: int, path: str) -> None:
-        """Index a file.
-
-        Raises:
-            SpecError: the file is not a tar file, or is compressed.
-        """
-        last = None
-        try:
-            for key, name, start, nbytes in members(path):
-                if key != last:
-                    self.keys.append(key)
-                    self.shards.append(shard)
-                    self.firsts.append(len(self.fields))
-                    last = key
-                number = self.names.setdefault(name, len(self.names))
-                self.fields.append((number, start, nbytes))
-        except tarfile.TarError as error:
-            raise SpecError(
-                f"`from_webdataset` cannot read {path!r}: {error}; give tar files that"
-                " are not compressed: only these can be read at any place"
-            ) from error
-
-
-def members(path: str) -> Iterator[tuple[str, str, int, int]]:
-    """Yield key, field, first byte and bytes of each file in a tar."""
-    with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members
-            match = NAME.fullmatch(member.name)
-            if match and member.isreg() and not member.issparse():
-                yield match[1], match[2].lower(), member.offset_data, member.size
-
-
-class OpenTar:
-    """An open tar file that any number of threads may read."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, fields: Sequence[tuple[str, int, int]]) -> dict[str, bytes]:
-        """Return fields by name in one read, given their names, first bytes and sizes.
-
-        They are consecutive in the file, apart from a header each.
-
-        Raises:
-            OSError: the file ends before they do.
-        """
-        if not fields:
-            return {}
-        begin = min(start for _, start, _ in fields)
-        end = max(start + nbytes for _, start, nbytes in fields)
-        data = os.pread(self._descriptor, end - begin, begin)
-        while len(data) != end - begin:  # Linux reads at most 2 GiB at once
-            more = os.pread(
-                self._descriptor, end - begin - len(data), begin + len(data)
-            )
-            if not more:
-                raise OSError(
-                    f"{self.path} ends within a sample: it was cut off since it was"
-                    " indexed"
-                )
-            data += more
-        return {
-            name: data[start - begin : start - begin + nbytes]
-            for name, start, nbytes in fields
-        }
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-
-
 OPEN_TARS = 256
 """The open tar files of each process."""
+RUN_BYTES = 1 << 20
+"""Neighbours are read at once up to this size; beyond it a read costs what it copies.
+"""
 
 
-class WebDataset(Source):
+class Shards(Source):
     """Sample i is a tuple of fields, or a dict of all fields and `__key__`."""
 
     KIND: ClassVar[str] = "WebDataset"
@@ -137,39 +44,11 @@ class WebDataset(Source):
     def __init__(
         self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
     ) -> None:
-        self.paths, self.fields = paths, fields
-        self._names = [*index.names]
-        self._keys = index.keys
-        self._shards = np.array(index.shards, np.int32)
-        self._firsts = np.array([*index.firsts, len(index.fields)], np.int64)
-        self._fields = np.array(index.fields, np.int64).reshape(-1, 3)
-        wanted = self._names if fields is None else fields
+        self.paths, self.fields, self.index = paths, fields, index
+        wanted = index.names if fields is None else fields
         ends = {name: name.rpartition(".")[2] for name in wanted}
         self._reads = {name: READS.get(end, bytes) for name, end in ends.items()}
-        self._shard = PerProcess(OpenTar, OPEN_TARS)
-
-    @classmethod
-    def find(cls, paths: Paths, fields: Sequence[str] | None = None) -> WebDataset:
-        """Index shards.
-
-        Raises:
-            SpecError: there is no shard or no sample, or a field would have to be
-                unpickled.
-        """
-        found = files_here("from_webdataset", paths)
-        index = Index()
-        for shard, path in enumerate(found):
-            index.add(shard, path)
-        check(index.keys, f"`from_webdataset` found no sample in {found[0]!r}, ...")
-        wanted = tuple(index.names if fields is None else fields)
-        for name in wanted:
-            check(
-                name.rpartition(".")[2] not in PICKLES,
-                f"`from_webdataset` does not read the field {name!r}: it would have to"
-                " be unpickled, which runs what it holds; leave it out,"
-                f" fields={harmless(index.names)}, or write it as npy or json",
-            )
-        return cls(found, None if fields is None else wanted, index)
+        self._wanted = index.only(set(wanted))
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -183,64 +62,187 @@ class WebDataset(Source):
         return sizes
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.index.keys)
 
-    def __getitem__(self, index: Any) -> Any:
-        first, last = self._firsts[index], self._firsts[index + 1]
-        rows = [
-            (self._names[number], start, nbytes)
-            for number, start, nbytes in self._fields[first:last].tolist()
-            if self._names[number] in self._reads
-        ]
-        path = self.paths[self._shards[index]]
+    def _place(self, index: int) -> tuple[str, int, int]:
+        """Return the shard of a sample, and the first and last byte of its fields."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        wanted = self._wanted
+        first, after = wanted.firsts[index : index + 2].tolist()
+        path = self.paths[wanted.shards[index]]
+        if first == after:
+            return path, 0, 0
+        _, end, nbytes = wanted.fields[after - 1].tolist()
+        return path, int(wanted.fields[first, 1]), end + nbytes
+
+    def _sample(self, index: int, data: bytes, begin: int) -> Any:
+        """Return a sample, given bytes of its shard from `begin` on."""
+        wanted, names = self._wanted, self.index.names
+        first, after = wanted.firsts[index : index + 2].tolist()
         found = {
-            name: self._reads[name](data)
-            for name, data in self._shard(path).read(rows).items()
+            names[number]: self._reads[names[number]](
+                data[start - begin : start - begin + nbytes]
+            )
+            for number, start, nbytes in wanted.fields[first:after].tolist()
         }
         if self.fields is None:
-            return {"__key__": self._keys[index], **found}
-        absent = [name for name in self.fields if name not in found]
-        if absent:
-            raise KeyError(f"{self._keys[index]} in {path} has no field {absent[0]!r}")
-        return tuple(found[name] for name in self.fields)
+            return {"__key__": self.index.keys[index], **found}
+        try:
+            return tuple([found[name] for name in self.fields])
+        except KeyError as error:
+            path, key = self.paths[wanted.shards[index]], self.index.keys[index]
+            raise KeyError(f"{key} in {path} has no field {error}") from None
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each sample: `uint64 [n, 2]`.
 
-        It depends on the shard's path, size and time, and the sample's place in it.
+        It depends on the shard (see `_prints`) and the sample's place in it.
         """
-        from ...cache.fingerprint.key import file_fingerprints
-
         said = bytes.fromhex(digest([repr(self.fields)]))
         salt = np.frombuffer(said, np.uint64).reshape(1, 2)
-        return prints_of_rows(file_fingerprints(self.paths), self._counts(), salt)
+        return prints_of_rows(self._prints(), self._counts(), salt)
+
+    @abstractmethod
+    def _prints(self) -> NDArray[np.uint64]:
+        """Return a fingerprint of each shard: `uint64 [f, 2]`."""
 
     def identity(self) -> str:
         """Return the hash of all keys and fields, shard by shard."""
         counts = map(str, self._counts().tolist())
-        return digest([*self._keys, *counts, repr(self.fields)])
+        return digest([*self.index.keys, *counts, repr(self.fields)])
 
     def _counts(self) -> NDArray[np.int64]:
-        return np.bincount(self._shards, minlength=len(self.paths)).astype(np.int64)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = [(name, at, nbytes) for name, at, nbytes in self._fields.tolist()]
-        names = {name: number for number, name in enumerate(self._names)}
-        shards, firsts = self._shards.tolist(), self._firsts[:-1].tolist()
-        make = partial(Index, names, self._keys, shards, firsts, fields)
-        return remade, (self.paths, self.fields, make)
+        counts = np.bincount(self.index.shards, minlength=len(self.paths))
+        return counts.astype(np.int64)
 
     def __repr__(self) -> str:
         return f"<WebDataset: {len(self)} samples in {len(self.paths)} shards>"
 
 
-def remade(
-    paths: Sequence[str], fields: tuple[str, ...] | None, index: Callable[[], Index]
-) -> WebDataset:
-    """Return the shards again in another process."""
-    return WebDataset(paths, fields, index())
+class OpenTar:
+    """An open tar file that any number of threads may read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return bytes `begin` to `end`.
+
+        Raises:
+            OSError: the file ends before.
+        """
+        data = os.pread(self._descriptor, end - begin, begin)
+        while len(data) != end - begin:  # Linux reads at most 2 GiB at once
+            more = os.pread(
+                self._descriptor, end - begin - len(data), begin + len(data)
+            )
+            if not more:
+                raise OSError(
+                    f"{self.path} ends within a sample: it was cut off since it was"
+                    " indexed"
+                )
+            data += more
+        return data
+
+    def members(self) -> list[Member]:
+        """Return the regular files in it; `SpecError`: this is not a tar file."""
+
+        def read(at: int, nbytes: int) -> bytes:
+            return os.pread(self._descriptor, nbytes, at)
+
+        return members_of(self.path, read, partial(open, self.path, "rb"))
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "_descriptor"):
+            close(self._descriptor)
 
 
-def harmless(names: Sequence[str] | dict[str, int]) -> tuple[str, ...]:
-    """Return the fields that need no unpickling."""
-    return tuple(name for name in names if name.rpartition(".")[2] not in PICKLES)
+class WebDataset(Shards):
+    """Shards on this machine. What lies side by side is read at once."""
+
+    def __init__(
+        self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
+    ) -> None:
+        super().__init__(paths, fields, index)
+        self._shard = PerProcess(OpenTar, OPEN_TARS)
+
+    @classmethod
+    def find(cls, paths: Paths, fields: Sequence[str] | None = None) -> WebDataset:
+        """Index shards.
+
+        Raises:
+            SpecError: there is no shard or no sample, a field comes twice in a sample,
+                or it would have to be unpickled.
+        """
+        found = files_here("from_webdataset", paths)
+        indexing = Indexing()
+        for shard, path in enumerate(found):
+            indexing.add(shard, path, OpenTar(path).members())
+        index = indexing.done()
+        return cls(found, checked_fields(index, fields, found[0]), index)
+
+    def __getitem__(self, index: Any) -> Any:
+        path, begin, end = self._place(index)
+        return self._sample(index, self._shard(path).read(begin, end), begin)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return some samples; those that lie side by side are read at once."""
+        found: list[Any] = [None] * len(indices)
+        for path, begin, end, places in self._runs(indices):
+            data = self._shard(path).read(begin, end)
+            for place in places:
+                found[place] = self._sample(indices[place], data, begin)
+        return found
+
+    def _runs(
+        self, indices: Sequence[int]
+    ) -> Iterator[tuple[str, int, int, list[int]]]:
+        """Yield what to read at once: shard, first and last byte, places of samples."""
+        path, begin, end, places = "", 0, 0, list[int]()
+        before = -1
+        for place in sorted(range(len(indices)), key=indices.__getitem__):
+            next_path, start, stop = self._place(indices[place])
+            near = indices[place] <= before + 1 and next_path == path
+            if places and near and begin <= start and stop - begin <= RUN_BYTES:
+                end = max(end, stop)
+            else:
+                if places:
+                    yield path, begin, end, places
+                path, begin, end, places = next_path, start, stop, []
+            places.append(place)
+            before = indices[place]
+        if places:
+            yield path, begin, end, places
+
+    def _prints(self) -> NDArray[np.uint64]:
+        """Return fingerprints by path, size and time of change."""
+        from ...cache.fingerprint.key import file_fingerprints
+
+        return file_fingerprints(self.paths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.paths, self.fields, self.index)
+
+
+def checked_fields(
+    index: Index, fields: Sequence[str] | None, first: str
+) -> tuple[str, ...] | None:
+    """Return the fields to read, as given.
+
+    Raises:
+        SpecError: there is no sample, or a field would have to be unpickled.
+    """
+    check(index.keys, f"`from_webdataset` found no sample in {first!r}, ...")
+    harmless = tuple(
+        name for name in index.names if name.rpartition(".")[2] not in PICKLES
+    )
+    for name in index.names if fields is None else fields:
+        check(
+            name.rpartition(".")[2] not in PICKLES,
+            f"`from_webdataset` does not read the field {name!r}: it would have to"
+            f" be unpickled, which runs what it holds; leave it out, fields={harmless},"
+            " or write it as npy or json",
+        )
+    return None if fields is None else tuple(fields)

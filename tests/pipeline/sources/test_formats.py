@@ -221,6 +221,17 @@ def test_a_shard_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
     assert source[N - 1]["cls"] == N - 1
 
 
+def test_a_field_that_comes_twice_in_a_sample_is_refused(tmp_path: Path) -> None:
+    """The webdataset package refuses it, too; names differ in more than case."""
+    path = tmp_path / "a.tar"
+    for names in (["0.jpg", "1.cls", "1.jpg", "1.cls"], ["1.cls", "1.CLS"]):
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                add(tar, name, b"0")
+        with pytest.raises(ps.SpecError, match="field 'cls' of sample '1' twice in"):
+            ps.Pipeline.from_webdataset(path)
+
+
 def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         add(tar, "0.bin", b"0")
