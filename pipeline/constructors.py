@@ -236,9 +236,9 @@ class Constructors(ABC):
         Args:
             files: paths, or one pattern that matches them: "train-*.parquet".
             columns: the columns to read (default: all).
-            groups_in_memory: the number of row groups that a process keeps. Use twice
-                the window of `shuffle(window=...)`; with fewer, each sample reads a
-                whole group.
+            groups_in_memory: the number of row groups that a process keeps, as far as
+                they take an eighth of the memory budget. Use twice the window of
+                `shuffle(window=...)`; with fewer, each sample reads a whole group.
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
             executor: "auto", "inline", "thread" or "process".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import config
 from ...errors import SpecError, check
 from .paths import Paths, files_here
 from .per_process import PerProcess, missing, prints_of_rows
@@ -18,6 +20,19 @@ from .source import Source, digest
 OPEN_FILES = 256
 GROUPS = 32
 """Default number of row groups that a process keeps: two windows of 16."""
+SHARE = 8
+"""A process keeps row groups of at most this part of the memory budget."""
+MANY_READS = 96
+"""Row groups read before it shows whether each is read once."""
+WASTE = 4
+"""Rows read for each one returned, above which the user is warned."""
+LOGGER = logging.getLogger("penstock")
+WASTED = (
+    "%s reads %d rows for each one it returns: a row group is read as a whole, and has"
+    " left memory before its other rows are wanted. Use shuffle(window=...) with a"
+    " window of half the groups that fit, write smaller row groups, or raise"
+    " `groups_in_memory` (%d now) and set_memory_budget(): groups of %d bytes are kept"
+)
 
 
 class Columnar(Source):
@@ -39,7 +54,9 @@ class Columnar(Source):
         ]
         self._ends = np.cumsum(self.group_sizes)
         self._files = PerProcess(self._open, OPEN_FILES)
-        self._groups = PerProcess(self._group, groups_in_memory)
+        self._groups = PerProcess(
+            self._group, groups_in_memory, self._nbytes, groups_bytes
+        )
 
     @classmethod
     def find(
@@ -86,6 +103,10 @@ class Columnar(Source):
     def _group(self, place: Any) -> Any:
         """Return a group of rows, given its file and number."""
 
+    def _nbytes(self, group: Any) -> int:
+        """Return the bytes of memory that a group takes."""
+        return int(group.nbytes)
+
     @property
     def shown(self) -> tuple[object, ...]:
         several = f"{self.paths[0]}, ..." if len(self.paths) > 1 else self.paths[0]
@@ -110,7 +131,9 @@ class Columnar(Source):
         for group in dict.fromkeys(groups.tolist()):
             at = np.flatnonzero(groups == group)
             rows = asked[at] - (self._ends[group] - self.group_size(group))
-            taken = self._groups(self._places[group]).take(rows).to_pylist()
+            taken = rows_of(self._groups(self._places[group]), rows).to_pylist()
+            if len(at) == len(asked):
+                return list(taken)
             for place, row in zip(at.tolist(), taken, strict=True):
                 found[place] = row
         return found
@@ -151,6 +174,8 @@ class Parquet(Columnar):
     """Rows of Parquet files, read and decompressed one row group at a time."""
 
     KIND: ClassVar[str] = "Parquet"
+    _reads = _read = _returned = 0
+    """Groups and rows read, and rows returned, about: threads may count at once."""
 
     @classmethod
     def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
@@ -160,6 +185,17 @@ class Parquet(Columnar):
             require(columns, file.schema_arrow.names)
             told = file.metadata
             return [told.row_group(at).num_rows for at in range(told.num_row_groups)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return some rows, and warn if far more than these are read for them."""
+        found = super().__getitems__(indices)
+        self._returned += len(found)
+        wasteful = self._read > WASTE * self._returned
+        if wasteful and self._reads > max(MANY_READS, 3 * self.groups_in_memory):
+            self._reads = -(1 << 62)  # never again
+            ratio, limit = self._read // self._returned, groups_bytes()
+            LOGGER.warning(WASTED, self.shown[0], ratio, self.groups_in_memory, limit)
+        return found
 
     def _open(self, path: Any) -> Any:
         import pyarrow.parquet as pq
@@ -173,7 +209,10 @@ class Parquet(Columnar):
         # Open the file for this read: threads must not share one, and rows need none.
         with pq.ParquetFile(path, metadata=self._files(path)) as file:
             columns = None if self.columns is None else [*self.columns]
-            return file.read_row_group(number, columns=columns, use_threads=False)
+            group = file.read_row_group(number, columns=columns, use_threads=False)
+        self._reads += 1
+        self._read += len(group)
+        return group
 
 
 class Arrow(Columnar):
@@ -195,6 +234,23 @@ class Arrow(Columnar):
         path, number = place
         batch = self._files(path)[number]
         return batch if self.columns is None else batch.select([*self.columns])
+
+    def _nbytes(self, group: Any) -> int:  # noqa: ARG002 the file is mapped
+        """Return 0: the system drops pages of the file when it needs memory."""
+        return 0
+
+
+def groups_bytes() -> int:
+    """Return the bytes that the row groups of a source may take in a process."""
+    return config.memory_bytes() // SHARE
+
+
+def rows_of(group: Any, rows: NDArray[np.int64]) -> Any:
+    """Return some rows of a group; those in a row need no copy."""
+    first, count = int(rows[0]), len(rows)
+    if int(rows[-1]) - first == count - 1 and (np.diff(rows) == 1).all():
+        return group.slice(first, count)
+    return group.take(rows)
 
 
 def record_batches(path: str) -> list[Any]:

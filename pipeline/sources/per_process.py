@@ -26,15 +26,26 @@ class PerProcess(Generic[T]):
     Args:
         make: returns the value of a key.
         kept: number of values to keep.
+        weigh: bytes of a value; None: they do not count.
+        limit: returns the bytes that values may take together. The newest one is kept
+            even if it takes more.
     """
 
-    def __init__(self, make: Callable[[Any], T], kept: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any], T],
+        kept: int,
+        weigh: Callable[[T], int] | None = None,
+        limit: Callable[[], int] | None = None,
+    ) -> None:
         self._make, self._kept = make, kept
+        self._weigh, self._limit = weigh, limit
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, Future[T]] = OrderedDict()
+        self._nbytes: dict[Hashable, int] = {}
         self._process = os.getpid()  # last: a thread that sees it finds a free lock
 
     def __call__(self, key: Hashable) -> T:
@@ -47,7 +58,7 @@ class PerProcess(Generic[T]):
             if found is None:
                 found = self._values[key] = Future()
                 if len(self._values) > self._kept:
-                    self._values.popitem(last=False)
+                    self._drop(next(iter(self._values)))
             self._values.move_to_end(key)
         if mine:
             self._fill(key, found)
@@ -61,9 +72,33 @@ class PerProcess(Generic[T]):
             with self._lock:  # the next to ask tries again
                 self._values.pop(key, None)
             raise
+        if self._weigh is not None and self._limit is not None:
+            nbytes, limit = self._weigh(value.result()), self._limit()
+            with self._lock:
+                self._make_room(key, nbytes, limit)
+
+    def _make_room(self, key: Hashable, nbytes: int, limit: int) -> None:
+        """Drop the values used longest ago until there is room for one just made."""
+        if key in self._values:
+            self._nbytes[key] = nbytes
+        for old in [each for each in self._values if each != key]:
+            if sum(self._nbytes.values()) <= limit:
+                break
+            if old in self._nbytes:
+                self._drop(old)
+
+    def _drop(self, key: Hashable) -> None:
+        del self._values[key]
+        self._nbytes.pop(key, None)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the values that are kept, in this process."""
+        with self._lock:
+            return sum(self._nbytes.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._make, self._kept)
+        return type(self), (self._make, self._kept, self._weigh, self._limit)
 
 
 def prints_of_rows(

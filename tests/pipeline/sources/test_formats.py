@@ -260,6 +260,44 @@ def test_columns_are_chosen_and_must_be_there(tmp_path: Path) -> None:
             make(pattern, ["label"])
 
 
+def write_groups(folder: Path, groups: int, rows: int, nbytes: int) -> str:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    count = groups * rows
+    data = [np.random.default_rng(number).bytes(nbytes) for number in range(count)]
+    table = pa.table({"data": data, "number": [*range(count)]})
+    pq.write_table(table, str(folder / "groups.parquet"), row_group_size=rows)
+    return str(folder / "groups.parquet")
+
+
+def test_row_groups_in_memory_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an eighth of the memory budget, whatever their number; one is always kept."""
+    path = write_groups(tmp_path, groups=20, rows=8, nbytes=1000)
+    source = source_of(ps.Pipeline.from_parquet(path))
+    for budget, kept in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
+        monkeypatch.setattr("penstock.config._memory_bytes", budget)
+        source = source_of(ps.Pipeline.from_parquet(path))
+        for at in range(0, len(source), 4):
+            assert source[at]["number"] == at
+            held = source._groups.nbytes  # noqa: SLF001
+            assert held <= max(budget // 8, 8500)
+        assert held // 8000 in kept
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_row_groups_that_are_read_over_and_over_are_warned_of(
+    window: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_groups(tmp_path, groups=60, rows=16, nbytes=10)
+    pipe = ps.Pipeline.from_parquet(path, groups_in_memory=16)
+    with pipe.shuffle(seed=0, window=window).batch(8, collate_fn=list) as batches:
+        assert sum(len(batch) for _ in range(2) for batch in batches) == 2 * 60 * 16
+    said = [each for each in caplog.messages if "rows for each one it returns" in each]
+    assert len(said) == (window is None)
+
+
 def test_a_tar_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
     readers = pytest.importorskip("webdataset.tariterators")
     pattern = write_tars(tmp_path)

@@ -1,0 +1,39 @@
+"""Values made once per process: the ones used last are kept, in number and in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pipeline.sources.per_process import PerProcess
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=60),
+    st.integers(1, 5),
+    st.integers(0, 25),
+)
+def test_the_values_used_last_are_kept_as_far_as_there_is_room(
+    asked: list[int], kept: int, limit: int
+) -> None:
+    """Value n weighs n bytes; the newest stays, whatever it weighs."""
+    made: list[int] = []
+
+    def make(key: int) -> int:
+        made.append(key)
+        return key
+
+    values = PerProcess(make, kept, int, lambda: limit)
+    model: OrderedDict[int, None] = OrderedDict()
+    for key in asked:
+        is_new = key not in model
+        before = len(made)
+        assert values(key) == key
+        assert len(made) == before + is_new
+        model[key] = None
+        model.move_to_end(key)
+        while is_new and (len(model) > kept or (sum(model) > limit and len(model) > 1)):
+            model.popitem(last=False)
+        assert values.nbytes == sum(model)
