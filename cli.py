@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -117,6 +118,13 @@ SPREAD = typer.Option(
 )
 
 
+def busy(doing: str) -> AbstractContextManager[object]:
+    """Show on a terminal what goes on, until it is done."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(doing)
+
+
 @app.command()
 def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     log: Annotated[str, LOG],
@@ -142,7 +150,8 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     """
     from .autotune import planner
 
-    workload = planner.measured_workload(log, name)
+    with busy("reading the log"):
+        workload = planner.measured_workload(log, name)
     if step_ms is not None:
         trainer = replace(workload.trainer, gap_s=step_ms / 1000)
         workload = replace(workload, trainer=trainer)
@@ -154,9 +163,11 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         spread=spread,
     )
     for count in cores or [effective_cpus()]:
-        print(planner.plan(workload, count))
-        if nodes:
-            print(planner.plan_nodes(workload, count, nodes, around))
+        with busy(f"tuning a simulated machine of {count:g} cores"):
+            found: list[object] = [planner.plan(workload, count)]
+            if nodes:
+                found.append(planner.plan_nodes(workload, count, nodes, around))
+        print(*found, sep="\n")
 
 
 def _bytes_of(size: str, otherwise: float) -> float:
@@ -251,21 +262,21 @@ def report(
     ] = None,
 ) -> None:
     """Say what a tuned run found, what was changed, and what that brought."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading the log"):  # on a terminal
+    with busy("reading the log"):
         found = read_report(log, name)
     if html is None and trace is None:
         print(found)
     if html is not None:
         from .autotune.report.page import write_page
 
-        write_page(found, html)
+        with busy("writing the page"):
+            write_page(found, html)
         print(f"written: {html}")
     if trace is not None:
         from .autotune.report.trace import write_trace
 
-        write_trace(found, trace)
+        with busy("writing the trace"):
+            write_trace(found, trace)
         print(f"written: {trace}")
 
 
@@ -318,11 +329,9 @@ Folder = Annotated[Path, typer.Argument(help="What .cache(disk=...) was given.")
 @caches.command("ls")
 def list_cache(folder: Folder) -> None:
     """List what is stored: one line for each data set, code and image size."""
-    from rich.console import Console
-
     from .cache.housekeeping import entries
 
-    with Console(stderr=True).status("counting what is stored"):  # on a terminal
+    with busy("counting what is stored"):
         found = entries(folder)
     for entry in found:
         held = entry.held
@@ -352,11 +361,9 @@ def clear_cache(
     name: Annotated[str, typer.Option(help="Only this one, as `ls` calls it.")] = "",
 ) -> None:
     """Delete what is stored."""
-    from rich.console import Console
-
     from .cache.housekeeping import clear
 
-    with Console(stderr=True).status("deleting"):  # on a terminal
+    with busy("deleting"):
         count = clear(folder, name or None)
     print(f"{count:,} records deleted")
 

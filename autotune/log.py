@@ -278,7 +278,10 @@ def _named(pipeline: str, sentence: str) -> str:
 
 
 class Shown(logging.Handler):
-    """Writes lines to the present stderr, above any progress bar of tqdm."""
+    """Writes lines to the present stderr, above any progress bar of tqdm or rich.
+
+    rich puts a stream of its own in stderr's place while a bar is shown; tqdm does not.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""

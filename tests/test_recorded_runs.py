@@ -67,6 +67,7 @@ def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> Non
     wrapped = (textwrap.wrap(line, COLUMNS) for line in told.splitlines())
     lines = [part for line in wrapped for part in line]
     assert truth in "\n".join(lines[:LINES]), told
+    assert "\n  try: " in told or "\n  next: " in told, told
     latest = {row["pipeline"]: row["line"] for row in rows}
     for line in latest.values():
         assert line in told

@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 
 from .charts import HEIGHT, WIDTH, RankTimeline, timeline
 from .recording import Group, Recorded, Row, groups
-from .terminal import MAX_STEPS, Report, changed, settings, staff
+from .terminal import Report, changed, next_steps, settings, staff, why_none
 
 SHOWN = 200
 """Lines of the log that are visible even without scripts."""
@@ -55,7 +55,12 @@ class Section:
     @property
     def steps(self) -> list[str]:
         """What to do next."""
-        return [] if self.verdict is None else list(self.verdict["advice"])[:MAX_STEPS]
+        return [] if self.verdict is None else next_steps(self.group.worst)
+
+    @property
+    def no_steps(self) -> str:
+        """Why there is nothing to do next, or nothing yet; empty if there is."""
+        return why_none(self.group.worst)
 
     @property
     def settings(self) -> list[str]:

@@ -177,6 +177,14 @@ class Recorded:
         return 0.0 if begun is None else float(begun["wall_s"] - begun["time_s"])
 
     @property
+    def tuned_s(self) -> float:
+        """Seconds from the beginning of its first window to the end of the last."""
+        if not self.windows:
+            return 0.0
+        first, last = self.windows[0], self.windows[-1]
+        return last.time_s - first.time_s + first.window_s
+
+    @property
     def waited_s(self) -> float:
         """Seconds that its trainer waited in all windows that were read."""
         tuned = sum(window.wait_share * window.window_s for window in self.windows)

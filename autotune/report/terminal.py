@@ -34,6 +34,16 @@ MAX_CHANGES = 20
 """Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
 BROKEN_OFF = "nothing was measured yet where the log breaks off."
+SHORT_S = 60.0
+"""A run tuned for less time than this may have had too little."""
+LET_IT_TRAIN = "nothing to do by hand yet: {} not judged; let it train on."
+TRAIN_LONGER = (
+    "nothing to do by hand yet: {} not judged when training ended; train for longer, or"
+    " begin the next run with the values above: load_autotune(...)."
+)
+TOO_SHORT = "train for longer: autotune had {:.0f} s to try things."
+KEEPS_UP = "nothing here: loading keeps up with the trainer."
+NOTHING_KNOWN = "nothing is known that would help; the cause above says what binds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,12 @@ def told(group: Group) -> Iterator[str]:
         yield f"         {row['cause']}"
     if seen.verdicts:
         yield from (f"  {line}" for line in _tuned(seen))
-    elif not seen.torchs:
+    if not seen.told:
         yield f"  {UNMEASURED if seen.end else BROKEN_OFF}"
+        return
+    yield from (f"  try: {step}" for step in next_steps(seen))
+    if none := why_none(seen):
+        yield f"  next: {none}"
     for other in group.ranks:
         if other is not seen and other.told:
             yield f"  rank {other.rank}: {_figures(other.told[-1])}"
@@ -94,13 +108,28 @@ def _tuned(seen: Recorded) -> Iterator[str]:
         yield "       the log breaks off here: the run goes on, or was killed"
     stages = seen.windows[-1].stages if seen.windows else ()
     yield from picture(last, stages, seen.values())
+    yield from last["caching"]
     yield from changed(seen)
     for line in settings(seen.values(), last):
         yield f"set by hand: {line}"
-    for step in last["advice"][:MAX_STEPS]:
-        yield f"try: {step}"
-    for line in last["caching"][: MAX_STEPS - len(last["advice"])]:
-        yield f"try: {line}"
+
+
+def next_steps(seen: Recorded) -> list[str]:
+    """Return the next things to do, `MAX_STEPS` at most, as code to paste."""
+    return list(seen.told[-1]["advice"])[:MAX_STEPS]
+
+
+def why_none(seen: Recorded) -> str:
+    """Return why nothing is to be done next, or nothing yet; empty if something is."""
+    if not seen.told or next_steps(seen):
+        return ""
+    if count := len(seen.unjudged()):
+        changes = "one change was" if count == 1 else f"{count} changes were"
+        return (LET_IT_TRAIN if seen.end is None else TRAIN_LONGER).format(changes)
+    if seen.told[-1]["verdict"] == "not input-bound":
+        return KEEPS_UP
+    short = bool(seen.windows) and seen.tuned_s < SHORT_S
+    return TOO_SHORT.format(seen.tuned_s) if short else NOTHING_KNOWN
 
 
 def _figures(row: Row) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from penstock.autotune import phrases
 from penstock.autotune.log import AutotuneLog, show_by_default
@@ -206,7 +208,7 @@ def test_the_log_is_shown_once_where_nobody_set_logging_up(
     assert capsys.readouterr().err == "[autotune] seen\n"
 
 
-def test_a_line_stands_above_a_progress_bar(
+def test_a_line_stands_above_a_bar_of_tqdm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
@@ -222,6 +224,25 @@ def test_a_line_stands_above_a_progress_bar(
     told = capsys.readouterr().err
     cleared, _, behind = told.partition("[autotune] train: seen\n")
     assert cleared.endswith("\r")
+    assert "100%" in behind
+
+
+def test_a_line_stands_above_a_bar_of_rich(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with bare_logging():
+        show_by_default(rank=0)
+        console = Console(stderr=True, force_terminal=True, width=100)
+        with Progress(console=console, auto_refresh=False) as bars:
+            task = bars.add_task("train", total=10)
+            bars.refresh()
+            with AutotuneLog(name="train") as log:
+                log.say("seen")
+            bars.advance(task, 10)
+    told = capsys.readouterr().err
+    above, _, behind = told.partition("[autotune] train: seen\n")
+    erase_line = "\x1b[2K"
+    assert above.endswith(erase_line)
     assert "100%" in behind
 
 

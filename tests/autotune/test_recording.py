@@ -57,7 +57,10 @@ def test_a_run_that_was_killed_is_told_up_to_any_byte(tmp_path: Path) -> None:
         assert recording.damaged <= 1
         assert (found.end is None) == (at < len(whole) - 1)
         report = read_report(cut)
-        assert str(report)
+        told = str(report)
+        assert told
+        if found.told:  # it always says what to do next, or why nothing
+            assert ("\n  try: " in told) != ("\n  next: " in told)
         assert page(report, "run")
 
 
@@ -75,6 +78,8 @@ def test_what_is_not_judged_yet_is_said_as_such(tmp_path: Path) -> None:
             f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}, not judged yet"
         )
         assert line in str(read_report(log))
+    assert "not judged; let it train on." in str(read_report(log))
+    assert "not judged; let it train on." in page(read_report(log), "run")
     drawn = timeline(found)
     assert drawn is not None
     ends = {
