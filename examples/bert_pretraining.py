@@ -1,11 +1,11 @@
-"""A small BERT, trained to guess masked tokens in blocks packed of documents.
+"""A small BERT, trained to predict masked tokens in blocks packed from documents.
 
     torchrun --standalone --nproc-per-node=2 examples/bert_pretraining.py
 
-Documents are packed into blocks, so that next to nothing is padding, and tokens attend
-to their own document alone. What is masked is drawn from `rng`: it differs from epoch
-to epoch, and depends on nothing but seed, epoch and block. The documents here are made
-up. With a tokenizer, let `documents` be a dataset of its ids:
+Documents are packed into blocks, so there is almost no padding. Tokens attend only to
+tokens of their own document. Masks are drawn from `rng`: they change with every epoch,
+and depend only on the seed, the epoch and the block. The documents here are made up. If
+you have a tokenizer, make `documents` a dataset of its ids:
 
     tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
     documents = dataset.map(lambda row: tokenizer(row["text"]), batched=True)
@@ -75,8 +75,8 @@ def learn(model: nn.Module, batch: Any, plan: Any) -> float:
     loss = nn.functional.cross_entropy(
         scores, labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    # Ranks differ in how many tokens are masked, and DDP takes the mean over ranks:
-    # sums over the count of all make each token weigh the same.
+    # The number of masked tokens differs between ranks, and DDP takes the mean over
+    # ranks. Dividing sums by the count of all ranks gives each token equal weight.
     both = torch.stack([loss.detach(), (labels != IGNORED).sum().float()])
     dist.all_reduce(both)
     (loss * dist.get_world_size() / both[1]).backward()
@@ -95,7 +95,7 @@ def seen(batch: Any, plan: Any) -> dict[bytes, bytes]:
 
 
 def of_all_ranks(blocks: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return what all ranks have seen; no block may be at two of them."""
+    """Return the blocks that all ranks have seen, and check that no two share one."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, blocks)
     merged = dict(chain.from_iterable(each.items() for each in found))
@@ -104,7 +104,7 @@ def of_all_ranks(blocks: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> None:
-    """Compare what was seen with what was to be seen."""
+    """Check that every block was seen, each time with another mask."""
     whole = {
         block["input_ids"].tobytes()
         for block in map(blocks.__getitem__, range(len(blocks)))
@@ -112,7 +112,7 @@ def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> Non
     assert all(epoch.keys() == whole for epoch in epochs), "a block is missing"
     first, last = epochs[0], epochs[-1]
     again = sum(first[block] == last[block] for block in whole)
-    assert again == 0, f"{again} blocks are masked as they were in another epoch"
+    assert again == 0, f"{again} blocks have the same mask in two epochs"
     tokens = int(sum(blocks.lengths + 1))
     chosen = sum(map(sum, first.values()))
     print(
@@ -122,7 +122,7 @@ def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> Non
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and check what came."""
+    """Train, and check the blocks that were seen."""
     documents = made_up(options.documents)
     lengths = [len(each) for each in documents]
     blocks = ps.text.PackedBlocks(

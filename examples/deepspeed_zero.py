@@ -2,11 +2,11 @@
 
     torchrun --standalone --nproc-per-node=2 examples/deepspeed_zero.py
 
-DeepSpeed's ranks are data-parallel ones: each reads its own shard. Its engine takes
-micro-batches, and steps at every `gradient_accumulation_steps`-th of them. With
-`microbatches=` one batch of the pipeline is one step of the optimiser, so what a
-schedule or a state counts in steps is the same in both. Without a GPU say
-`DS_ACCELERATOR=cpu`; it then compiles an operator first, for about a minute, once.
+DeepSpeed's ranks are data-parallel: each reads its own shard. Its engine takes
+micro-batches, and makes a step after every `gradient_accumulation_steps` of them. With
+`microbatches=`, one batch of the pipeline is one step of the optimiser, so schedules
+and states count the same steps as DeepSpeed. Without a GPU, set `DS_ACCELERATOR=cpu`;
+the first run then spends about a minute compiling an operator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sample(index: np.int64, rng: np.random.Generator) -> tuple[torch.Tensor, int
 
 
 class Model(nn.Module):
-    """Layers whose activations are not kept, but computed again when needed."""
+    """Layers that recompute their activations instead of keeping them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Model(nn.Module):
 
 
 def settings(options: argparse.Namespace, world: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; its batch is the pipeline's."""
+    """Return DeepSpeed's configuration, with the batch size of the pipeline."""
     parts = options.microbatches
     return {
         "train_batch_size": options.batch,
@@ -72,12 +72,12 @@ def settings(options: argparse.Namespace, world: int) -> dict[str, Any]:
             "stage": options.stage,
             "offload_optimizer": {"device": "cpu"},
         },
-        "zero_force_ds_cpu_optimizer": False,  # else its AdamW is compiled first
+        "zero_force_ds_cpu_optimizer": False,  # otherwise its AdamW is compiled first
     }
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and check what came."""
+    """Train, and check that the steps agree."""
     world = dist.get_world_size()
     pipe = (
         ps.Pipeline.from_dataset(np.arange(options.samples))

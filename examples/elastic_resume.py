@@ -1,13 +1,14 @@
-"""Training that may lose ranks, or all of them, and goes on with any number.
+"""Training that may lose some or all of its ranks, and continues on any number.
 
     torchrun --standalone --nproc-per-node=4 --max-restarts=3 examples/elastic_resume.py
-    torchrun --standalone --nproc-per-node=2 examples/elastic_resume.py  # goes on there
+    torchrun --standalone --nproc-per-node=2 examples/elastic_resume.py  # continues
 
-All is kept in `--folder`, else in a folder among the temporary ones, from which the
-next run goes on. A checkpoint holds the model, the optimiser and the pipeline's state,
-which is the same on every rank and fits any number of them: the global batches that
-follow are the same, shared out among whoever is there. Each step's samples are written
-to `steps.jsonl`, so that you can look: every sample of an epoch is there once.
+Checkpoints are kept in `--folder`, by default a temporary folder from which the next
+run continues. A checkpoint holds the model, the optimiser and the pipeline's state.
+That state is the same on every rank and fits any number of ranks: the global batches
+that follow are the same, divided among the ranks that are there. The samples of each
+step are written to `steps.jsonl`, so you can check that every sample of an epoch
+appears exactly once.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def pipeline(samples: int) -> ps.Pipeline:
 
 
 def save(path: Path, parts: dict[str, Any]) -> None:
-    """Write a checkpoint whole, or not at all."""
+    """Write a checkpoint completely or not at all."""
     new = path.with_suffix(".new")
     torch.save(parts, new)
     os.replace(new, path)
 
 
 def gathered(ids: torch.Tensor) -> list[int]:
-    """Return the ids of all ranks, in their order."""
+    """Return the ids of all ranks, in rank order."""
     padded = torch.full((GLOBAL_BATCH,), -1)
     padded[: len(ids)] = ids
     parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
@@ -65,10 +66,10 @@ def gathered(ids: torch.Tensor) -> list[int]:
 
 
 class Steps:
-    """The samples of each step that is done, a line each; rank 0 writes."""
+    """The samples of each finished step, one line per step. Rank 0 writes it."""
 
     def __init__(self, path: Path, done: int) -> None:
-        """Keep the lines before step `done`: later ones are done again."""
+        """Keep the lines before step `done`; later steps will be repeated."""
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] < done]
         new = path.with_suffix(".new")
@@ -83,7 +84,7 @@ class Steps:
 
 
 def train(folder: Path, samples: int, epochs: int, step_s: float) -> None:
-    """Train, from the last checkpoint in `folder` on if there is one."""
+    """Train, starting at the last checkpoint in `folder` if there is one."""
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -104,8 +105,8 @@ def train(folder: Path, samples: int, epochs: int, step_s: float) -> None:
         for values, indices in pipe:
             plan = pipe.plan
             assert plan is not None
-            # Rows beyond `n_local` pad an epoch's last batch. The mean over the ranks
-            # of what they weigh is the mean over the global batch.
+            # Rows beyond `n_local` pad an epoch's last batch. With these weights, the
+            # mean over the ranks is the mean over the global batch.
             losses = model(values).square()[: plan.n_local]
             loss = losses.sum() / max(plan.n_local, 1)
             optimizer.zero_grad()
@@ -127,8 +128,8 @@ def train(folder: Path, samples: int, epochs: int, step_s: float) -> None:
 def join() -> None:
     """Make the process group.
 
-    torchrun keeps its store when it restarts ranks, and gloo would find the
-    addresses of dead ones there: each attempt has names of its own.
+    torchrun keeps its store when it restarts ranks, and gloo would find the addresses
+    of dead ranks in it. So each attempt uses a prefix of its own.
     """
     store, rank, world = next(dist.rendezvous("env://"))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -1,13 +1,13 @@
-"""The same training in four frameworks, each on two ranks, each fed by penstock.
+"""The same training in four frameworks, each on two ranks with penstock's loader.
 
     torchrun --standalone --nproc-per-node=2 examples/frameworks.py lightning
     torchrun --standalone --nproc-per-node=2 examples/frameworks.py accelerate
     torchrun --standalone --nproc-per-node=2 examples/frameworks.py transformers
     python examples/frameworks.py ray
 
-The first three shard by a sampler of their own, which penstock's loader keeps. Ray
-Train starts the ranks itself; there a `Pipeline` finds its shard in the process group.
-The model notes what it is given: each epoch has each sample once.
+The first three shard the data with their own sampler, which penstock's loader keeps.
+Ray Train starts the ranks itself; a `Pipeline` finds its shard in the process group.
+The model records its samples, to check that each epoch has every sample once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LR = 0.05
 
 
 class Lines:
-    """Features, and a linear function of them."""
+    """Features, and a linear function of them as the target."""
 
     def __init__(self) -> None:
         draws = torch.Generator().manual_seed(0)
@@ -45,7 +45,7 @@ class Lines:
 
 
 class Model(nn.Module):
-    """A linear layer that remembers its losses and which samples it was given."""
+    """A linear layer that records its losses and its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Model(nn.Module):
         self.losses: list[float] = []
 
     def forward(self, values: Any, labels: Any, index: Any) -> dict[str, Any]:
-        """Return the loss, as Transformers' models do."""
+        """Return the loss, as the models of transformers do."""
         loss = nn.functional.mse_loss(self.layer(values).squeeze(-1), labels)
         self.seen.append(index.tolist())
         self.losses.append(loss.item())
@@ -63,7 +63,7 @@ class Model(nn.Module):
 
 
 def lightning(model: Model) -> None:
-    """Train by Lightning, which takes the loader as it is."""
+    """Train with Lightning, which accepts the loader as it is."""
     from lightning import LightningModule, Trainer
 
     class Module(LightningModule):
@@ -89,7 +89,7 @@ def lightning(model: Model) -> None:
 
 
 def accelerate(model: Model) -> None:
-    """Train by Accelerate; `prepare` is penstock's, so that the loader stays."""
+    """Train with Accelerate; penstock's `prepare` keeps the loader."""
     from accelerate import Accelerator
 
     from penstock.integrations.accelerate import prepare
@@ -107,7 +107,7 @@ def accelerate(model: Model) -> None:
 
 
 def transformers(model: Model) -> None:
-    """Train by the Trainer of Transformers, with penstock's mixin before it."""
+    """Train with the Trainer of transformers, with penstock's mixin before it."""
     from torch.utils.data import default_collate
     from transformers import Trainer, TrainingArguments
 
@@ -123,7 +123,7 @@ def transformers(model: Model) -> None:
             per_device_train_batch_size=BATCH,
             num_train_epochs=EPOCHS,
             learning_rate=LR,
-            remove_unused_columns=False,  # the model takes all of them
+            remove_unused_columns=False,  # the model uses every column
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -137,7 +137,7 @@ def transformers(model: Model) -> None:
 
 
 def ray() -> None:
-    """Train by Ray Train: two processes that Ray starts."""
+    """Train with Ray Train, which starts two processes."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -173,7 +173,7 @@ def on_ray(settings: dict[str, str]) -> None:
 
 
 def check(model: Model) -> str:
-    """Check that each epoch of the two ranks had each sample once; say so."""
+    """Check that the ranks saw every sample once per epoch; print the result."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, model.seen)
     steps = SAMPLES // (BATCH * len(found))
@@ -197,7 +197,7 @@ def main() -> None:
     if framework == "ray":
         ray()
         return
-    dist.init_process_group("gloo")  # else each framework would make one
+    dist.init_process_group("gloo")  # otherwise each framework makes its own
     model = Model()
     ways[framework](model)
     told = check(model)

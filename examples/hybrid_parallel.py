@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node=4 examples/hybrid_parallel.py
 
-Batches are shared out over "dp". Ranks along "tp" hold parts of the same layers and
-compute one forward pass together, so all of them must be given the same bytes: they
-have the same `ps.Shard`, and each reads for itself. The script compares digests.
+Batches are divided over "dp". Ranks along "tp" hold parts of the same layers and
+compute one forward pass together, so all of them need the same bytes. They have the
+same `ps.Shard`, and each reads its own copy. The script compares digests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sample(index: np.int64, rng: np.random.Generator) -> tuple[torch.Tensor, int
 
 
 class Block(nn.Module):
-    """Two layers, split over "tp" by columns and then by rows, and a way around."""
+    """Two layers, split over "tp" by columns and then by rows, and a residual path."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Block(nn.Module):
 
 
 def build(mesh: DeviceMesh) -> nn.Module:
-    """Return the model, each rank with its part."""
-    torch.manual_seed(0)  # each rank makes all of it, then keeps a part
+    """Return the model, sharded over the mesh."""
+    torch.manual_seed(0)  # each rank makes all of it, then keeps its part
     model = nn.Sequential(Block(), Block(), nn.Linear(FEATURES, CLASSES))
     for block in model[:2]:
         split = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -64,7 +64,7 @@ def build(mesh: DeviceMesh) -> nn.Module:
 
 
 def digest(batch: Any) -> torch.Tensor:
-    """Return 63 bits that tell the bytes of a batch from others."""
+    """Return a digest of 63 bits of a batch's bytes."""
     found = xxhash.xxh3_64()
     for tensor in batch:
         found.update(tensor.numpy().tobytes())
@@ -80,7 +80,7 @@ def along(mesh: DeviceMesh, name: str, value: torch.Tensor) -> list[int]:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and check what came."""
+    """Train, and check that the ranks got the right batches."""
     tensor_parallel = options.tp
     shape = (dist.get_world_size() // tensor_parallel, tensor_parallel)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
@@ -122,7 +122,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def gathered(mesh: DeviceMesh, values: torch.Tensor) -> torch.Tensor:
-    """Return the values of all data-parallel ranks, one after the other."""
+    """Return the values of all data-parallel ranks, one after another."""
     group = mesh.get_group("dp")
     found = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, values, group=group)

@@ -1,11 +1,12 @@
-"""A detector of two stages with masks, shaped as Mask R-CNN is, on drawn scenes.
+"""A two-stage detector with masks, modelled on Mask R-CNN, on drawn scenes.
 
     torchrun --standalone --nproc-per-node=2 examples/mask_rcnn.py
 
-Images have sizes of their own. They are resized by their shorter side and flipped, and
-boxes and masks move with them. A batch has images of about the same aspect, so little
-of it is padding; targets stay lists, as each image has as many boxes as it has. On COCO
-the dataset would be torchvision's `CocoDetection`, the model `maskrcnn_resnet50_fpn`.
+Images differ in size. They are resized by their shorter side and flipped, and boxes and
+masks move with them. A batch has images of about the same aspect, so it has little
+padding. Targets stay lists, because images differ in their number of boxes. For COCO,
+use torchvision's `CocoDetection` as the dataset and `maskrcnn_resnet50_fpn` as the
+model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DIVISOR = 16
 
 
 class Scenes:
-    """Rectangles on noise, in the colour of their class: `(image, target)`."""
+    """Rectangles on noise, in the color of their class: samples `(image, target)`."""
 
     def __init__(self, count: int) -> None:
         self.sizes = np.random.default_rng(0).integers(48, 120, (count, 2))
@@ -54,7 +55,7 @@ class Scenes:
 
 
 class Detector(nn.Module):
-    """Proposes boxes from a grid of cells, then names and outlines what is in them."""
+    """Proposes boxes from a grid of cells, then classifies and outlines the objects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class Detector(nn.Module):
         for before in (3, WIDTH, WIDTH):
             layers += [nn.Conv2d(before, WIDTH, 3, 2, 1), nn.ReLU()]
         self.backbone = nn.Sequential(*layers)
-        self.proposals = nn.Conv2d(WIDTH, 5, 1)  # is a box there; its four edges
+        self.proposals = nn.Conv2d(WIDTH, 5, 1)  # a box's score and four edges
         self.classes = nn.Linear(WIDTH * POOLED**2, CLASSES + 1)  # and the background
         self.masks = nn.ConvTranspose2d(WIDTH, CLASSES, 2, 2)
 
@@ -73,9 +74,9 @@ class Detector(nn.Module):
         return torch.stack([self.loss(*row) for row in rows])
 
     def loss(self, features: Any, proposed: Any, target: Any) -> torch.Tensor:
-        """Return the loss of one image: of proposals, edges, classes and masks."""
+        """Return the loss of one image: proposals, edges, classes and masks."""
         boxes, labels = map(torch.as_tensor, (target["boxes"], target["labels"]))
-        # First stage: a cell answers for a box that its middle is in.
+        # First stage: a cell is responsible for each box whose center lies in it.
         cells = torch.cartesian_prod(*map(torch.arange, proposed.shape[1:])).flip(1)
         middles = STRIDE * (cells + 0.5).repeat(1, 2)
         ahead = (boxes - middles[:, None]) * torch.tensor([-1, -1, 1, 1])
@@ -84,7 +85,7 @@ class Detector(nn.Module):
         wanted = ahead[torch.arange(len(cells)), owner]
         found = functional.binary_cross_entropy_with_logits(scores, inside.float())
         apart = functional.l1_loss(edges[inside], wanted[inside], reduction="sum")
-        # Second stage: on true boxes, and on as many proposals, by what is there.
+        # Second stage: on the true boxes and as many proposals, labelled by overlap.
         best = scores.topk(len(boxes)).indices
         guessed = middles[best] + edges[best].detach() * torch.tensor([-1, -1, 1, 1])
         regions = [pooled(features, each / STRIDE, POOLED) for each in guessed]
@@ -107,7 +108,7 @@ class Detector(nn.Module):
 
 
 def pooled(features: torch.Tensor, box: torch.Tensor, size: int) -> torch.Tensor:
-    """Return what lies in a box, `[C, size, size]`: at least one cell of it."""
+    """Return the features inside a box, `[C, size, size]`: at least one cell."""
     tall, wide = features.shape[1:]
     left, top, right, down = box.round().int().tolist()
     left, top = min(max(left, 0), wide - 1), min(max(top, 0), tall - 1)
@@ -127,7 +128,7 @@ def check(targets: list[Any], sizes: torch.Tensor) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and check what came."""
+    """Train, and check the images, boxes and masks."""
     scenes = Scenes(options.images)
     pipe = (
         ps.Pipeline.from_dataset(scenes)

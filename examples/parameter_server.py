@@ -1,11 +1,12 @@
-"""LeNet with a parameter server: a scheduler, a server, workers at their own pace.
+"""LeNet with a parameter server: a scheduler, a server, and asynchronous workers.
 
     torchrun --standalone --nproc-per-node=5 examples/parameter_server.py
 
-Rank 0 is the scheduler, which deals out shards and checks that each epoch was whole;
-rank 1 the server, which holds the weights; the others are workers. A worker reads its
-own shard, pushes gradients and gets weights back, and waits for no other worker. Here
-some are slower than others. There is no process group: nobody has to be in step.
+Rank 0 is the scheduler, which assigns shards and checks that each epoch was complete.
+Rank 1 is the server, which holds the weights. The others are workers. A worker reads
+its own shard, pushes gradients, gets weights back, and never waits for another worker.
+Here some are slower than others. There is no process group, because ranks do not run in
+step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Tensors = list[torch.Tensor]
 
 
 class Digits:
-    """Noisy drawings of ten classes, as large as MNIST's: (image, label, index)."""
+    """Noisy drawings of ten classes, of MNIST's size: `(image, label, index)`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -58,11 +59,11 @@ def lenet() -> nn.Module:
 
 
 class Scheduler:
-    """Deals out shards; knows what was done, and by whom."""
+    """Assigns shards, and keeps a record of the work of each worker."""
 
     def __init__(self, samples: int, workers: int) -> None:
         self.samples, self.workers = samples, workers
-        self.lock = threading.Lock()  # each worker's call has a thread of its own
+        self.lock = threading.Lock()  # each worker's call runs in a thread of its own
         self.dealt = 0
         self.done: dict[int, list[int]] = {}
         self.steps: list[int] = []
@@ -76,14 +77,14 @@ class Scheduler:
             return ps.Shard(self.dealt - 1, self.workers)
 
     def report(self, worker: int, epoch: int, indices: list[int]) -> None:
-        """Note the samples of a step that has been done."""
+        """Record the samples of a finished step."""
         with self.lock:
             self.done.setdefault(epoch, []).extend(indices)
             self.steps[worker] += 1
             self.apart = max(self.apart, max(self.steps) - min(self.steps))
 
     def check(self, epochs: int) -> None:
-        """Check that each sample was there once in each epoch."""
+        """Check that each epoch had every sample once; return a summary."""
         for epoch in range(epochs):
             assert sorted(self.done[epoch]) == list(range(self.samples)), epoch
         print(
@@ -93,7 +94,7 @@ class Scheduler:
 
 
 class Server:
-    """Holds the weights; each push is a step of its own: nothing is averaged."""
+    """Holds the weights. Each push is a step of its own; nothing is averaged."""
 
     def __init__(self, lr: float) -> None:
         self.weights = list(lenet().parameters())
@@ -101,7 +102,7 @@ class Server:
         self.lock = threading.Lock()
 
     def push(self, gradients: Tensors) -> Tensors:
-        """Learn from one worker's gradients; return the weights as they are then."""
+        """Apply one worker's gradients; return the weights after this step."""
         with self.lock:
             for weight, gradient in zip(self.weights, gradients, strict=True):
                 weight.grad = gradient
@@ -110,23 +111,23 @@ class Server:
 
 
 NODES: dict[str, Any] = {}
-"""What this process serves, if it is the scheduler or the server."""
+"""The object that this process serves, if it is the scheduler or the server."""
 
 
 def serve(node: str, method: str, *values: Any) -> Any:
-    """Call what this process serves; runs where it is asked for."""
-    while node not in NODES:  # its process has joined, and is about to make it
+    """Call a method of the object that this process serves, for another process."""
+    while node not in NODES:  # this process has joined, but has not made it yet
         time.sleep(0.01)
     return getattr(NODES[node], method)(*values)
 
 
 def ask(node: str, method: str, *values: Any) -> Any:
-    """Call a method of the scheduler or the server; wait for what it returns."""
+    """Call a method of the scheduler or the server, and return its result."""
     return rpc.rpc_sync(node, serve, args=(node, method, *values))
 
 
 def work(options: argparse.Namespace) -> None:
-    """Learn from one shard, epoch by epoch."""
+    """Train on one shard, epoch by epoch."""
     shard = ask("scheduler", "register")
     pipe = (
         ps.Pipeline.from_dataset(Digits(options.samples), shard=shard)
@@ -137,8 +138,8 @@ def work(options: argparse.Namespace) -> None:
     weights = list(model.parameters())
     for epoch in range(options.epochs):
         for images, labels, indices in pipe:
-            time.sleep(shard.rank * options.slower_s)  # machines are not alike
-            count = pipe.plan.n_local  # rows beyond it pad the last batch
+            time.sleep(shard.rank * options.slower_s)  # as if machines differed
+            count = pipe.plan.n_local  # rows after these pad the last batch
             if not count:
                 continue
             loss = functional.cross_entropy(model(images[:count]), labels[:count])
@@ -154,7 +155,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the command line, and play the part that this rank has."""
+    """Parse the command line, and run the role of this rank."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=16, help="samples of a worker")
@@ -171,7 +172,7 @@ def main() -> None:
         NODES[name] = Server(options.lr)
     else:
         work(options)
-    rpc.shutdown()  # waits until all have come here
+    rpc.shutdown()  # waits until all ranks are done
     if name == "scheduler":
         NODES[name].check(options.epochs)
 

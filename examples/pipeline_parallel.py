@@ -2,10 +2,11 @@
 
     torchrun --standalone --nproc-per-node=4 examples/pipeline_parallel.py
 
-Ranks along "pp" hold two stages each of one model; "dp" has copies of it. The first
-stage needs the inputs and the last one the labels, of the same batch, so all ranks
-along "pp" have the same `ps.Shard` and read for themselves. Those that need neither
-count along, so that all have as many steps. The script compares digests.
+Each rank along "pp" holds two stages of one model, and "dp" has copies of the model.
+The first stage needs the inputs of a batch and the last one its labels, so all ranks
+along "pp" have the same `ps.Shard`, and each reads its own copy. Ranks that need
+neither read it, too, so that all have the same number of steps. The script compares
+digests.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def sample(index: np.int64, rng: np.random.Generator) -> tuple[torch.Tensor, int
 
 
 def build(mesh: DeviceMesh) -> tuple[nn.ModuleList, list[PipelineStage]]:
-    """Return this rank's parts of the model, and as the schedule takes them."""
+    """Return this rank's parts of the model, and the stages made of them."""
     ranks, rank = mesh.size(1), mesh.get_local_rank("pp")
     count = STAGES_A_RANK * ranks
     torch.manual_seed(0)  # each rank makes all stages, then keeps its own
@@ -43,7 +44,7 @@ def build(mesh: DeviceMesh) -> tuple[nn.ModuleList, list[PipelineStage]]:
         nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU()) for _ in range(count)
     ]
     whole[-1] = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    numbers = range(rank, count, ranks)  # interleaved: 0 and 2 here, 1 and 3 there
+    numbers = range(rank, count, ranks)  # interleaved: 0 and 2, 1 and 3
     group = mesh.get_group("pp")
     modules = [whole[number] for number in numbers]
     stages = [
@@ -54,7 +55,7 @@ def build(mesh: DeviceMesh) -> tuple[nn.ModuleList, list[PipelineStage]]:
 
 
 def digest(parts: list[Any]) -> torch.Tensor:
-    """Return 63 bits that tell the bytes of a batch from others."""
+    """Return a digest of 63 bits of a batch's bytes."""
     found = xxhash.xxh3_64()
     for values, labels in parts:
         found.update(values.numpy().tobytes())
@@ -71,7 +72,7 @@ def along(mesh: DeviceMesh, name: str, value: torch.Tensor) -> list[int]:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and check what came."""
+    """Train, and check that the ranks got the right batches."""
     shape = (dist.get_world_size() // options.pp, options.pp)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "pp"))
     pipe = (
@@ -109,7 +110,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def run(schedule: Any, stages: Any, parts: list[Any], losses: list[Any]) -> None:
-    """Take one batch through the stages of all ranks, forwards and backwards."""
+    """Run one batch forwards and backwards through the stages of all ranks."""
     inputs = torch.cat([values for values, _ in parts])
     targets = torch.cat([labels for _, labels in parts])
     given = (inputs,) if any(stage.is_first for stage in stages) else ()
@@ -120,7 +121,7 @@ def run(schedule: Any, stages: Any, parts: list[Any], losses: list[Any]) -> None
 
 
 def average(modules: nn.Module, mesh: DeviceMesh) -> None:
-    """Take the mean of the gradients over "dp", whose batches are of equal sizes."""
+    """Average the gradients over "dp", whose batches have equal sizes."""
     for parameter in modules.parameters():
         dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
         parameter.grad /= mesh.size(0)

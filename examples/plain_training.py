@@ -1,9 +1,9 @@
-"""An ordinary training script, with nothing of penstock in it.
+"""An ordinary training script that does not mention penstock.
 
     python examples/plain_training.py
     penstock run examples/plain_training.py
 
-Each read waits for 2 ms, as for a disk that others use, and each image is augmented.
+Each read waits for 2 ms, as on a shared disk, and each image is augmented.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 class Photos(Dataset[tuple[torch.Tensor, int]]):
-    """Random images that take their time to be read."""
+    """Random images that are slow to read."""
 
     def __init__(self, length: int, wait_s: float) -> None:
         self.images = torch.rand(256, 3, SIZE, SIZE)

@@ -3,11 +3,12 @@
     torchrun --standalone --nproc-per-node=2 examples/resnet_ddp.py --data photos/
     torchrun --standalone --nproc-per-node=2 examples/resnet_ddp.py --small
 
-"END_EPOCH:IMAGE-BATCH,...", as ModelArts MoXing writes it, batches being those of one
-rank. The learning rate goes with the batch size and a table, the momentum with a table
-of its own; `ps.optim.follow` sets both for each batch. Convolutions run in bfloat16. A
-batch that is too large for the device is learnt from in parts of `--at-once` images,
-whose gradients add up to those of the batch. Without `--data` photographs are drawn.
+The string is "END_EPOCH:IMAGE-BATCH,...", as in ModelArts MoXing, with the batch size
+of one rank. The learning rate follows the batch size and a table, and the momentum
+follows a table of its own; `ps.optim.follow` sets both for each batch. Convolutions run
+in bfloat16. A batch that is too large for the device is processed in parts of
+`--at-once` images, whose gradients add up to those of the batch. Without `--data`,
+photographs are drawn.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ POLICY = "20:128-224,38:224-224,40:288-128"
 SMALL = "4:32-16,6:64-8"
 RATES = {0: 1.0, 30: 0.1}
 MOMENTA = {0: 0.85, 20: 0.9, 38: 0.95}
-"""From which epoch on; the rates are factors on `--lr`."""
+"""The first epoch of each value. The rates are factors of `--lr`."""
 SMALL_RATES = {0: 1.0, 5: 0.1}
 SMALL_MOMENTA = {0: 0.85, 4: 0.9}
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ def resnet(classes: int, width: int) -> nn.Module:
 
 
 def train(options: argparse.Namespace, folder: Path) -> None:
-    """Train through the whole policy."""
+    """Train for the whole policy."""
     schedule = ps.schedule.policy(
         options.policy,
         coupling="linear",
@@ -80,7 +81,7 @@ def train(options: argparse.Namespace, folder: Path) -> None:
     pipe = (
         ps.Pipeline.from_folder(folder, schedule=schedule)
         .shuffle(seed=0)
-        .map(ps.image.decode_random_resized_crop(None))  # as large as the batch in hand
+        .map(ps.image.decode_random_resized_crop(None))  # as large as the present batch
         .batch()
     )
     samples = len(list(folder.glob("*/*")))
@@ -114,7 +115,7 @@ def learn(model: Any, images: Any, labels: Any, plan: Any, at_once: int) -> floa
     total = 0.0
     for done, (some, classes, count) in enumerate(zip(*parts, strict=True), 1):
         is_last = done == len(parts[0])
-        # The ranks exchange gradients once a batch, when all of them are there.
+        # The ranks exchange gradients once per batch, after its last part.
         with contextlib.nullcontext() if is_last else model.no_sync():
             scaled = some.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
             with torch.autocast("cpu", torch.bfloat16):
@@ -129,7 +130,7 @@ def learn(model: Any, images: Any, labels: Any, plan: Any, at_once: int) -> floa
 
 
 def row(plan: Any, optimizer: Any, lr: float, samples: int, loss: float) -> Any:
-    """Return what was in force for a batch."""
+    """Return the settings that a batch was trained with."""
     group = optimizer.param_groups[0]
     return {
         "epoch": plan.epoch,
