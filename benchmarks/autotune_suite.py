@@ -1,17 +1,19 @@
-"""How near does the tuner come to the best settings, how soon, and with how little?
+"""How close does the tuner come to the best settings, how soon, and at what cost?
 
     python benchmarks/autotune_suite.py --quick
     python benchmarks/autotune_suite.py [--rows W3 ...] [--repeats 5] [--out FILE]
 
-Real pipelines whose best step is known (they sleep: the optimum is arithmetic) or is
-searched (they compute: fixed settings are measured in the same run). Each is tuned from
-two bad starts: one worker everywhere, and the most everywhere. Policies: ours, the
-baseline `connector_rules`, a hill climb, and no tuning from the same start; --quick:
-ours alone, three repeats. Printed are medians: the rate of the last seconds as a share
-of the best, the seconds until 90 and 95 % of that rate, workers at the end beside the
-fewest that suffice and their mean over the run, the trainer's wait at the end, changes
-in the last half, the deepest dip, the most bytes held, and how often verdict and cause
-were right. The rows of a regime change are in regimes.py.
+These are real pipelines. If they sleep, their best step follows from arithmetic; if
+they compute, it is found by measuring fixed settings in the same run. Each is tuned
+from two bad starts: one worker everywhere, and as many as possible everywhere. The
+policies are ours, the baseline `connector_rules`, a hill climb, and no tuning from the
+same start; with --quick, only ours, three times.
+
+The table shows medians: the rate of the last seconds as a share of the best rate, the
+seconds until 90 and 95 % of that rate, the workers at the end (beside the fewest that
+suffice) and their mean over the run, the trainer's wait at the end, the changes in the
+second half, the deepest dip, the most bytes held, and how often verdict and cause were
+right. regimes.py has the rows with a change of regime.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from penstock.system.resources import Budget
 
 RUN_S = 24.0
 LAST_S = 8.0
-"""At the end of a run: what counts as its rate."""
+"""Seconds at the end of a run over which its final rate is measured."""
 GLIDE_S = 2.0
-"""The rate at a moment is that of so long after it."""
+"""The rate at a moment is measured over this many seconds after it."""
 SEARCH_S = 4.0
-"""How long each fixed setting is measured where the optimum is searched."""
+"""Seconds for which each fixed setting is measured, if the optimum is searched."""
 
 POLICIES: dict[str, Callable[[], Policy[Any]] | None] = {
     "ours": BottleneckLaw,
@@ -55,7 +57,7 @@ POLICIES: dict[str, Callable[[], Policy[Any]] | None] = {
 
 
 class Diary(AutotuneLog):
-    """Remembers the changes that were made, and when."""
+    """Records the changes that were made, and when."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,34 +75,34 @@ class Diary(AutotuneLog):
 
 @dataclass(frozen=True)
 class Course:
-    """How one run went."""
+    """The result of one run."""
 
     rate: float
-    """Steps a second in the end."""
+    """Steps per second at the end."""
     near_s: float
-    """Until 90 % of that."""
+    """Seconds until 90 % of the final rate."""
     settled_s: float
-    """Until 95 % of that."""
+    """Seconds until 95 % of the final rate."""
     workers: int
     mean_workers: float
-    """Over the whole run: worker-seconds a second."""
+    """Over the whole run: worker-seconds per second."""
     wait_share: float
-    """Of the last seconds' steps."""
+    """Exposed wait as a share of the last seconds' steps."""
     peak_bytes: int
     late_changes: int
-    """That stood, in the last half."""
+    """Changes in the second half that were kept."""
     dip: float
-    """Least rate, after the first seconds, as a share of the rate to begin with."""
+    """Lowest rate after the first seconds, as a share of the rate at the start."""
     verdict: str
     cause: str
     first_s: float
-    """Until the first batch."""
+    """Seconds until the first batch."""
 
 
 def course(
     row: Row, workers: int, policy: Policy[Any] | None, seconds: float
 ) -> Course:
-    """Train for so long, tuned or not."""
+    """Train for some seconds, with or without the tuner."""
     recipe = row.make(workers)._compiled()  # noqa: SLF001 with a policy of our choice
     run, log = Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0)), Diary()
     try:
@@ -147,7 +149,7 @@ def trained(run: Run, row: Row, seconds: float, log: Diary) -> Course:
 
 
 def gliding(times: list[float]) -> Iterator[tuple[float, float]]:
-    """Yield (moment, rate of the seconds after it), for every half second."""
+    """Yield (moment, rate over the seconds after it), every half second."""
     moment = times[0]
     while moment + GLIDE_S <= times[-1]:
         count = sum(moment < at <= moment + GLIDE_S for at in times)
@@ -156,12 +158,12 @@ def gliding(times: list[float]) -> Iterator[tuple[float, float]]:
 
 
 def searched(row: Row) -> list[float]:
-    """Return steps a second of each fixed setting; none where the best is known."""
+    """Return the steps per second of each fixed setting; none if the best is known."""
     return [course(row, fixed, None, SEARCH_S).rate for fixed in row.fixed]
 
 
 def optimum(row: Row, before: list[float], after: list[float]) -> float:
-    """Return steps a second of the best setting, as measured on both sides of a run."""
+    """Return the steps per second of the best setting, measured before and after."""
     means = [statistics.mean(pair) for pair in zip(before, after, strict=True)]
     return row.best or max(means)
 
@@ -169,7 +171,7 @@ def optimum(row: Row, before: list[float], after: list[float]) -> float:
 def measure(
     name: str, row: Row, policies: list[str], repeats: int, out: Path | None
 ) -> None:
-    """Print one row's lines: a policy and a start each."""
+    """Print the lines of one row: one per policy and start."""
     starts = {"ones": 1, "most": row.most}
     found: dict[tuple[str, str], list[tuple[Course, float]]] = {}
     for _ in range(repeats):

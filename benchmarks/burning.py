@@ -1,9 +1,9 @@
-"""Pure Python that takes a known time and holds the GIL: the same in every benchmark.
+"""Pure Python that takes a known time and holds the GIL, for all benchmarks.
 
-It deals in small ints alone. Any other int is allocated, and how long that takes
-depends on how full the allocator's page happens to be: up to twice as long, for as long
-as nothing else is allocated. Two processes that run the same loop would then differ by
-more than what is measured here.
+It uses only small ints. Any other int is allocated, and the time for that depends on
+how full the allocator's page happens to be: it may be twice as long, until something
+else is allocated. Two processes that run the same loop would then differ by more than
+the benchmarks measure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROBE = 20_000
 
 
 def burn(rounds: int) -> int:
-    """Hold the GIL for so many rounds."""
+    """Hold the GIL for a number of rounds."""
     total = 0
     for _ in itertools.repeat(None, rounds):
         total = (total + 3) & 127
@@ -25,7 +25,7 @@ def burn(rounds: int) -> int:
 
 
 def rounds_for(seconds: float) -> int:
-    """Return how many rounds take so long here: by the fastest of many tries."""
+    """Return how many rounds take this long here, by the fastest of many tries."""
     spent = []
     for _ in range(100):
         start = time.thread_time()

@@ -1,13 +1,14 @@
-"""What does a cache gain, what does it cost, and how fast is it by itself?
+"""How much does a cache gain, what does it cost, and how fast is it on its own?
 
     python benchmarks/cache.py --data DIR [jpeg first gets hits codecs]
 
-jpeg    second epochs of photos decoded to a short side of 256, cropped and flipped
-        behind the cache, beside no cache and torch's DataLoader with Pillow at its best
-first   the first epoch with a cache that is filled, beside one without
-gets    records of 100 KB read on one thread: RAM, disk, LMDB on tmpfs, diskcache, dict
-hits    room for two fifths of samples that do not shrink, beside LRU
-codecs  ratio and speed on photos cut to 224
+jpeg    second epochs of photos decoded to a short side of 256, then cached, then
+        cropped and flipped, compared with no cache and with torch's DataLoader at its
+        best with Pillow
+first   first epochs that fill a cache, compared with epochs without one
+gets    reads of 100 KB records on one thread: RAM, disk, LMDB on tmpfs, diskcache, dict
+hits    a cache with room for two fifths of incompressible samples, compared with LRU
+codecs  compression ratio and speed on photos cropped to 224
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from penstock.pipeline.sources.folder import Folder
 
 SIZE, SHORT, BATCH = 224, 256, 64
 WARM_S = 12.0
-"""Of each pipeline, before the rounds: workers that suit a warm cache do not suit a
-cold one, and to find that out takes some seconds."""
+"""Epochs of each pipeline before the rounds. A warm cache and a cold one need different
+numbers of workers, and finding them takes some seconds."""
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 versions = itertools.count(time.time_ns())
-"""Each makes another cache, so a cold one."""
+"""Each number identifies another cache, so each starts with a cold one."""
 
 
 def decode_short(sample: tuple[bytes, int]) -> tuple[np.ndarray, int]:
@@ -59,7 +60,7 @@ def decode_short(sample: tuple[bytes, int]) -> tuple[np.ndarray, int]:
 
 
 class Photos(Dataset[tuple[np.ndarray, int]]):
-    """The same work for torch's DataLoader, on Pillow."""
+    """The same work for torch's DataLoader, with Pillow."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -89,7 +90,7 @@ def drain(batches: Any) -> None:
 
 
 def cropped(source: ps.Pipeline, passes: int) -> ps.Pipeline:
-    """Crop and flip what comes from a cache, or not from one, and make batches."""
+    """Return a pipeline that crops, flips and batches photos, cached or not."""
     crop = ps.image.random_resized_crop(SIZE)
     made = source.shuffle(seed=0).repeat(passes).map(crop)
     return made.map(ps.image.horizontal_flip(0.5)).batch(BATCH)
@@ -107,7 +108,7 @@ def jpeg(folder: Folder, workspace: Path, passes: int) -> None:
             source.cache(disk=workspace, version=next(versions)), passes
         ),
     }
-    for name, pipe in pipes.items():  # each finds out what workers suit it
+    for name, pipe in pipes.items():  # each pipeline finds its number of workers
         print(f"warming up: {name}", file=sys.stderr, flush=True)
         end_s = time.monotonic() + WARM_S
         while time.monotonic() < end_s:
@@ -140,7 +141,7 @@ def jpeg(folder: Folder, workspace: Path, passes: int) -> None:
 
 
 class Slow:
-    """Samples of a store that takes 20 ms."""
+    """Samples of a store whose reads take 20 ms."""
 
     def __init__(self, samples: int) -> None:
         self.data = np.random.default_rng(0).bytes(100_000)
@@ -159,7 +160,7 @@ class Slow:
 
 
 class Often:
-    """A folder several times over, as so many photos of their own."""
+    """A folder several times over, as if all photos were different."""
 
     def __init__(self, folder: Folder, times: int) -> None:
         self.folder, self.times = folder, times
@@ -172,13 +173,13 @@ class Often:
 
 
 class Keep:
-    """What it takes at least to keep samples: a copy of each in a list."""
+    """The least work that keeps samples: copying each into a list."""
 
     def __init__(self) -> None:
         self.kept: list[bytes] = []
 
     def __call__(self, sample: Any) -> Any:
-        """Keep it, and hand it on."""
+        """Keep a copy of the sample, and return the sample."""
         content = sample[0] if isinstance(sample, tuple) else sample
         self.kept.append(bytes(bytearray(content)))
         return sample
@@ -219,7 +220,7 @@ def first(folder: Folder, workspace: Path, rounds: int = 7) -> None:
 
 @contextmanager
 def stores(workspace: Path, count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield what writes and what reads a record, by the name of the store."""
+    """Yield the functions that write and read a record, with the name of the store."""
     raw = CODECS[0]
     arena, _ = create(2 * count * size, count)
     disk = Disk(workspace / "gets")
@@ -259,7 +260,7 @@ def stores(workspace: Path, count: int, size: int) -> Iterator[dict[str, Any]]:
 
 
 def gets(workspace: Path, count: int = 1500, size: int = 100_000) -> None:
-    """Records on one thread."""
+    """Write and read records on one thread."""
     sample = np.frombuffer(os.urandom(size), np.uint8)
     keys = [b"benchmrk" + os.urandom(8) for _ in range(count)]
     with stores(workspace, count, size) as ways:
@@ -286,7 +287,7 @@ def gets(workspace: Path, count: int = 1500, size: int = 100_000) -> None:
 
 
 class Noise:
-    """Samples that no codec makes smaller."""
+    """Samples that no codec can compress."""
 
     def __init__(self, samples: int, size: int) -> None:
         self.samples, self.size = samples, size
@@ -299,7 +300,7 @@ class Noise:
 
 
 def hits(samples: int = 2000, size: int = 20_000, epochs: int = 5) -> None:
-    """Shares found with room for two fifths."""
+    """Print the shares of hits with room for two fifths of the samples."""
     room = int(0.4 * samples * (size + 150))
     pipe = ps.Pipeline.from_dataset(Noise(samples, size)).cache(ram=room)
     pipe = pipe.shuffle(seed=0).batch(50)
@@ -323,7 +324,7 @@ def hits(samples: int = 2000, size: int = 20_000, epochs: int = 5) -> None:
 
 
 def lru_epoch(lru: OrderedDict[int, None], room: int, order: np.ndarray) -> int:
-    """Ask a least-recently-used cache for all samples once; return how many it had."""
+    """Read all samples once through a least-recently-used cache; return the hits."""
     found = 0
     for index in order.tolist():
         if index in lru:
@@ -337,7 +338,7 @@ def lru_epoch(lru: OrderedDict[int, None], room: int, order: np.ndarray) -> int:
 
 
 def codecs(folder: Folder, count: int = 100) -> None:
-    """Photos cut to 224."""
+    """Print ratio and speed of each codec on photos cropped to 224."""
     cut = ps.image.center_crop(SIZE)
     indices = range(0, len(folder), max(1, len(folder) // count))
     photos = [cut(decode_short(folder[index]))[0] for index in indices]

@@ -1,24 +1,29 @@
-"""`connector_rules`: MindSpore's rules as one pure policy, the honest baseline.
+"""`connector_rules`: MindSpore's rules as one pure policy, as a fair baseline.
 
-Its rules, thresholds and steps (MindSpore, `perf/auto_tune.cc`): where the trainer
-waits and the final connector is less than 75 % full, each tunable segment, source
-first,
+Rules, thresholds and steps are MindSpore's (`perf/auto_tune.cc`). If the trainer waits
+and the final connector is less than 75 % full, each tunable segment, source first,
 
 1. gets 2 workers more if its input is fuller than its output by more than 0.35;
-2. else 2 more if its workers are more than 75 % of the time on a CPU;
-3. and prefetches 4 batches more if they are less than 35 % on a CPU and its input is
-   less than half full, or its output fuller than its input by more than 0.35.
+2. otherwise gets 2 more if its workers are on a CPU more than 75 % of the time;
+3. and prefetches 4 batches more if they are on a CPU less than 35 % of the time and its
+   input is less than half full, or if its output is fuller than its input by more than
+   0.35.
 
-What differs, because there it is a defect or missing: it is asked several times a
-second and never ends; wait is time, not a queue's length at one moment; steps shrink
-and stop where the CPU budget is *predicted* to be used up (cores really busy: a worker
-that waits for I/O costs none, so such a segment may go far beyond the core count) and
-where the prefetched bytes would not fit; one segment at a time gets workers, and rule 3
-has its turn where 1 and 2 find nothing, so that what came of it is known to have come
-of it (two at once were rolled back together for the harm of one); what did not help is
-rolled back and remembered; and what the trainer does not need is given back: idle
-workers by Little's law (busy workers = run seconds a second), three quarters of the
-excess at a time, then prefetched batches, a fifth at a time.
+The policy differs from MindSpore where MindSpore has a defect or a gap:
+
+- It runs several times a second, and never ends.
+- Wait is a time, not the length of a queue at one moment.
+- Steps shrink, and stop before the *predicted* use of CPU exceeds the budget. Only busy
+  cores count. A worker that waits for I/O uses none, so such a segment may have far
+  more workers than there are cores. Steps also stop before prefetched bytes exceed the
+  budget.
+- One segment at a time gets workers, and rule 3 applies only if rules 1 and 2 do not,
+  so that each effect has one cause. (Two changes at once were both rolled back if one
+  of them did harm.)
+- Changes that do not help are rolled back and remembered.
+- Resources that the trainer does not need are released. First idle workers, by Little's
+  law (busy workers = run seconds per second), three quarters of the excess at a time;
+  then prefetched batches, a fifth at a time.
 """
 
 from __future__ import annotations
@@ -43,13 +48,13 @@ FINAL_UTILIZATION = 0.75
 WORKERS_STEP = 2
 PREFETCH_STEP = 4
 MAX_PREFETCH = 16
-"""Batches; more only hides for longer that loading is too slow."""
+"""Batches. More of them would only hide for longer that loading is too slow."""
 
 EASE_WINDOWS = 3
 HUNGRY_WINDOWS = 2
-"""A short wait is seen twice before it is believed."""
+"""A short wait must be seen twice before it counts."""
 CPU_TO_SPARE = 0.9
-"""Below this share of a whole machine, one worker more may use the rest of a core."""
+"""Below this share of the machine, one more worker may use the rest of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +69,18 @@ class RulesMemory:
 
 
 class ConnectorRules:
-    """MindSpore's rules, bounded by the budget, and giving back."""
+    """MindSpore's rules, bounded by the budget, that also release resources."""
 
     name = "connector_rules"
 
     def start(self) -> RulesMemory:
-        """Nothing is known."""
+        """Return the state in which nothing is known."""
         return RulesMemory()
 
     def decide(
         self, situation: Situation, memory: RulesMemory
     ) -> tuple[tuple[Decision, ...], RulesMemory]:
-        """Mend what breaks the budget, else add where it starves, else give back."""
+        """Keep to the budget first, then add workers, then release some."""
         backoffs = memory.backoffs.learned(situation.outcomes, situation.observation)
         case = _Rules(situation, backoffs)
         if mended := tuple(case.within_budget()):
@@ -93,7 +98,7 @@ class ConnectorRules:
 
 
 def is_hungry(case: Case) -> bool:
-    """Whether the trainer waits for batches that are not there."""
+    """Whether the trainer waits for batches that are not ready."""
     seen = case.situation.observation
     return (
         wait_share(seen) >= WAIT_TOLERATED
@@ -102,12 +107,12 @@ def is_hungry(case: Case) -> bool:
 
 
 class _Rules(Case):
-    """MindSpore's three rules, asked of one situation."""
+    """MindSpore's three rules, applied to one situation."""
 
     __slots__ = ()
 
     def growth(self) -> tuple[Decision, ...]:
-        """Rules 1 and 2 for the first segment they fit; where they fit none, 3."""
+        """Apply rule 1 or 2 to the first segment that it fits; if there is none, 3."""
         segments = self.situation.observation.segments
         for segment in segments:
             decision = self._more_workers(segment)
@@ -135,7 +140,7 @@ class _Rules(Case):
         return Decision(*key, old, new, rule, reason, expected, evidence)
 
     def _affordable_workers(self, key: KnobKey) -> tuple[int, int] | None:
-        """The largest step up to `WORKERS_STEP` that nothing speaks against."""
+        """Return the largest step, up to `WORKERS_STEP`, that is allowed."""
         knob = self.knob(*key)
         if knob is None:
             return None
@@ -145,7 +150,7 @@ class _Rules(Case):
         )
         for step in range(WORKERS_STEP, 0, -1):
             new = knob.value + step
-            # More rows a second cost every segment more CPU, not this one alone.
+            # More rows per second cost every segment more CPU, not only this one.
             cores = seen.cpu_cores * self.expected(new / knob.value)
             fits = self.fits(cores) or (spare and step == 1)
             if fits and new <= knob.upper and self.allowed(key, new):
@@ -178,7 +183,7 @@ class _Rules(Case):
 
 
 def _short_of_workers(segment: SegmentObservation) -> tuple[str, str] | None:
-    """Which of rules 1 and 2 it meets, and the evidence in words."""
+    """Return which of rules 1 and 2 a segment meets, and the evidence in words."""
     feeding, output = segment.input_utilization, segment.output.utilization
     if feeding - output > DIFFERENCE:
         return "slow", phrases.slow(segment.name, feeding, output, DIFFERENCE)

@@ -1,14 +1,14 @@
-"""Does one changed import cost anything, and what does it bring?
+"""Does changing one import cost anything, and how much does it gain?
 
     python benchmarks/dataloader_face.py [--data DIR] [--rounds 5]
 
-Whole epochs of tiny samples (in memory), of JPEG images (a folder with class folders of
-them, else one photograph again and again) and of reads that wait 20 ms: torch's
-DataLoader and penstock's, autotune off, with 0, 1, 2 and 4 workers kept between epochs;
-then penstock's with autotune on, begun with none, beside the best of torch's; for JPEG
-also with workers kept between epochs, as torch's are here. It is tuned in epochs that
-do not count. Last, the seconds to a first batch, with workers
-restarted: medians of 20.
+It measures whole epochs of tiny samples in memory, of JPEG images (from a folder of
+class folders, or else one photograph repeated) and of reads that wait 20 ms. First
+torch's DataLoader and penstock's run with autotune off and 0, 1, 2 and 4 workers, kept
+between epochs. Then penstock's runs with autotune on, starting without workers, and is
+compared with the best of torch's; for JPEG also with workers kept between epochs.
+Epochs in which it is tuned do not count. Last come the seconds to a first batch, with
+workers restarted: medians of 20.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import penstock as ps
 
 WORKERS = (0, 1, 2, 4)
 TUNED_S = 20.0
-"""Before the epochs that count."""
+"""Seconds of tuning before the epochs that count."""
 FIRSTS = 20
 
 
@@ -59,7 +59,7 @@ class Photos(torchs.Dataset[torch.Tensor]):
 
 
 class Reads(torchs.Dataset[int]):
-    """A sample waits for a store."""
+    """Samples that wait for a store."""
 
     def __len__(self) -> int:
         return 600
@@ -70,7 +70,7 @@ class Reads(torchs.Dataset[int]):
 
 
 def loaders(data: Any, batch: int, kind: Any, **own: Any) -> dict[str, Any]:
-    """Return one for each number of workers."""
+    """Return a candidate for each number of workers."""
     return {
         f"{kind.__module__.partition('.')[0]}, {workers} workers": kind(
             data,
@@ -90,7 +90,7 @@ def drain(batches: Any) -> None:
 
 
 def compare(title: str, data: Any, batch: int, rounds: int, **own: Any) -> None:
-    """Print one table; `own` are further arguments of the loader that is tuned."""
+    """Print one table; `own` are further arguments for the tuned loader."""
     theirs = loaders(data, batch, torchs.DataLoader)
     ours = loaders(data, batch, ps.DataLoader, sample_seeding=False)
     candidates: dict[str, Callable[[], object]] = {}
@@ -99,12 +99,12 @@ def compare(title: str, data: Any, batch: int, rounds: int, **own: Any) -> None:
             candidates[name] = lambda loader=loader: drain(loader)
     tuned = ps.DataLoader(data, batch, shuffle=True, **own)
 
-    ps.set_enable_autotune(True)  # `ours` are not touched by it
+    ps.set_enable_autotune(True)  # this does not affect `ours`
     end = time.perf_counter() + TUNED_S
     while time.perf_counter() < end:
         drain(tuned)
     candidates["penstock, autotuned"] = lambda: drain(tuned)
-    gc.freeze()  # a collection of torch's own objects may fall on anyone
+    gc.freeze()  # the garbage collector may otherwise run in any candidate
     results = {r.name: r for r in versus(candidates, len(data), rounds)}
     show(title, list(results.values()), list(theirs))
     tell_pairs(results)

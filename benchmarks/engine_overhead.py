@@ -1,12 +1,12 @@
-"""What does penstock itself cost, beside the work it is given?
+"""How much does penstock itself cost, apart from the work it does?
 
     python benchmarks/engine_overhead.py
 
-Prints, each beside its bound: what `import penstock` takes after torch's (50 ms of CPU
-time), the monitor's cost of one chunk event (1 us) and of a second of training (0.5 %
-CPU), the tuner's CPU a second (5 ms; with a log 10 ms), `next()` when a batch is ready
-(50 us), and the time a batch of two numbers takes inline and on one thread, beside
-torch's DataLoader without workers.
+It prints the following figures with their bounds: the CPU time of `import penstock`
+after torch's import (50 ms), the monitor's cost per chunk event (1 us) and per second
+of training (0.5 % CPU), the tuner's CPU time per second (5 ms; with a log 10 ms), and
+`next()` when a batch is ready (50 us). It also prints the time for a batch of two
+numbers, inline and on one thread, compared with torch's DataLoader without workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 5
 
 
 def ns_per_call(call: Callable[[], object], calls: int) -> float:
-    """Return the median over rounds of the time one call takes, in nanoseconds."""
+    """Return the time of one call in nanoseconds, the median over rounds."""
     seen = []
     for _ in range(ROUNDS):
         start = time.perf_counter_ns()
@@ -42,7 +42,7 @@ def ns_per_call(call: Callable[[], object], calls: int) -> float:
 
 
 def import_cpu_s() -> float:
-    """Return the CPU time that `import penstock` adds to torch's, compiled before."""
+    """Return the CPU seconds that `import penstock` adds to torch's, once compiled."""
     code = (
         "import gc, time, torch.utils.data; gc.freeze(); start_s = time.process_time();"
         "import penstock; print(time.process_time() - start_s)"
@@ -59,7 +59,7 @@ def import_cpu_s() -> float:
 
 
 def chunk_event_ns() -> float:
-    """Return what an event costs the instruments: a chunk has two of them."""
+    """Return the cost of one event in nanoseconds; a chunk has two."""
     meter, before, behind = WorkerMeter(0), Gauge(64, 0), Gauge(64, 0)
 
     def lease() -> None:
@@ -74,7 +74,7 @@ def chunk_event_ns() -> float:
 
 
 def reading_ns() -> float:
-    """Return what one reading of all instruments takes: two segments, 16 workers."""
+    """Return the cost of one reading in nanoseconds: two segments, 16 workers."""
     pipe = (
         ps.Pipeline.from_dataset(list(range(10_000)), num_parallel_workers=8)
         .map(abs, num_parallel_workers=8)
@@ -88,17 +88,17 @@ def reading_ns() -> float:
 
 
 def wait_a_little(number: int) -> int:
-    """Stand for a read that takes a while."""
+    """Stand in for a slow read."""
     time.sleep(0.002)
     return number
 
 
 def tuner_cpu_s(prefix: str | None = None, seconds: float = 15.0) -> float:
-    """Return the CPU-seconds a second of the tuner's thread, beside a live pipeline.
+    """Return the CPU seconds per second of the tuner's thread on a live pipeline.
 
     Args:
-        prefix: of its log; None: it writes none.
-        seconds: how long to look.
+        prefix: prefix of its log's files; None: it writes none.
+        seconds: how long to measure.
     """
     ps.set_enable_autotune(True, prefix)
     pipe = (
@@ -119,7 +119,7 @@ def tuner_cpu_s(prefix: str | None = None, seconds: float = 15.0) -> float:
 
 
 def ready_next_us() -> float:
-    """Return the median time of `next()` when the batch has long been ready."""
+    """Return the median time of `next()`, in us, when the batch has long been ready."""
     ps.set_prefetch_size(64)
     data = [float(n) for n in range(64 * 64)]
     one = {"executor": "thread", "num_parallel_workers": 1}
@@ -139,7 +139,7 @@ def ready_next_us() -> float:
 
 
 def batch_cost() -> None:
-    """Print the cost of a batch that holds next to nothing."""
+    """Print the cost of a batch of two numbers."""
     data = list(range(20_000))
     inline = ps.Pipeline.from_dataset(data, executor="inline").batch(2)
     thread = ps.Pipeline.from_dataset(data, num_parallel_workers=1).batch(2)

@@ -2,12 +2,11 @@
 
     python benchmarks/executors.py [--rounds 5] [--sleep]
 
-Three data sets whose samples take a millisecond: pure Python (holds the GIL), zlib
-(lets go of it), and half of each; with --sleep one more, that waits 20 ms before a
-millisecond of Python. Each is loaded by two threads, by two processes, and by `auto`
-begun on threads and begun on processes. `auto` first gets the seconds it takes to make
-up its mind; then all four are measured in turn. The aim is 0.9 of the better of the
-two.
+There are three datasets whose samples take a millisecond: pure Python (holds the GIL),
+zlib (releases it), and half of each. --sleep adds one that waits 20 ms before a
+millisecond of Python. Each is loaded by two threads, by two processes, and by `auto`,
+once started on threads and once on processes. `auto` first gets some seconds to decide;
+then all four are measured in turn. The aim is 0.9 of the better of the two.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from penstock.engine.run import Run
 
 BATCH = 32
 SLICE_S = 2.0
-"""How long each candidate is measured in a round."""
+"""Seconds for which each candidate is measured in a round."""
 DECIDE_S = 15.0
-"""That the tuner has for `auto`; it is left alone after that."""
+"""Seconds that the tuner has for `auto`, before it is turned off."""
 NOISE = os.urandom(1 << 20)
 
 
 def compress(nbytes: int) -> None:
-    """Let go of the GIL."""
+    """Compress bytes, which releases the GIL."""
     zlib.compress(NOISE[:nbytes], 1)
 
 
 def bytes_for(seconds: float) -> int:
-    """Return how many bytes take `compress` so long: by the best of some."""
+    """Return how many bytes `compress` can handle in this time, by its best try."""
     trial, spent = 20_000, []
     for _ in range(30):
         start = time.perf_counter()
@@ -55,7 +54,7 @@ def bytes_for(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Samples:
-    """Sample i is i, and the work for it."""
+    """Samples that cost a known amount of work; sample i is i."""
 
     loops: int = 0
     nbytes: int = 0
@@ -74,7 +73,7 @@ class Samples:
 
 
 class Candidate:
-    """One run, that goes on from slice to slice."""
+    """One run, divided into slices."""
 
     def __init__(self, data: Samples, executor: str, *, auto: bool) -> None:
         workers = 32 if data.wait_s else 2
@@ -88,8 +87,8 @@ class Candidate:
         self.auto = auto
 
     def rate(self, seconds: float) -> float:
-        """Train for so long; return samples a second."""
-        self.run.next()  # what was prefetched meanwhile is not counted
+        """Train for some seconds; return the samples per second."""
+        self.run.next()  # batches prefetched in between do not count
         start, rows = time.perf_counter(), 0
         while (spent := time.perf_counter() - start) < seconds:
             self.run.next()
@@ -109,13 +108,13 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """What it has come to."""
+        """The executor and the number of workers it has chosen."""
         segment = self.run.recent().segments[0]
         return f"{segment.num_parallel_workers} {segment.executor}"
 
 
 def measure(name: str, data: Samples, rounds: int) -> list[float]:
-    """Print one data set's table; return what `auto` reaches of the better one."""
+    """Print one dataset's table; return the share that `auto` reaches of the better."""
     with ExitStack() as stack:
 
         def candidate(executor: str, *, auto: bool = False) -> Candidate:
@@ -145,7 +144,7 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Print a table a data set, and the worst ratio."""
+    """Print one table per dataset, and the worst ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sleep", action="store_true", help="and one that waits")

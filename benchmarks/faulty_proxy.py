@@ -1,4 +1,4 @@
-"""A proxy on this machine before a store: late, and wrong now and then, as far ones."""
+"""A local proxy that makes a store slow and sometimes faulty, like a distant one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["FaultyProxy", "proxied"]
 
 
 class FaultyProxy:
-    """Hands requests on, and answers some of them wrongly or late.
+    """Forwards requests; answers some of them with an error, or late.
 
     Args:
         upstream: URL of the store.
-        latency_s: before each answer.
-        every: one request in so many ends in an error, and another one stalls; 0: none.
-        stall_s: how long that is.
+        latency_s: seconds before each answer.
+        every: of this many requests, one gets an error and another one stalls; 0: none.
+        stall_s: seconds that a stalled answer takes.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class FaultyProxy:
 HOPS = frozenset(
     ("Connection", "Content-Length", "Transfer-Encoding", "Date", "Server")
 )
-"""Headers that are of a connection, or that the answer gets anyway."""
+"""Headers that belong to one connection, or are set again for the answer."""
 
 
 @contextmanager
 def proxied(
     upstream: str, latency_s: float, *, every: int = 0, stall_s: float = 5.0
 ) -> Iterator[FaultyProxy]:
-    """Stand before a store for the length of the block: see `FaultyProxy`."""
+    """Run a proxy in front of a store until the `with` ends: see `FaultyProxy`."""
     proxy = FaultyProxy(upstream, latency_s, every, stall_s)
     ready = threading.Event()
     thread = threading.Thread(target=proxy.run, args=(ready,), name="faulty proxy")

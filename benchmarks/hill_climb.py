@@ -1,8 +1,8 @@
-"""A hill climb with Cachew's constants: the plain way to tune, to be compared with.
+"""A hill climb with Cachew's constants, as a simple policy to compare with.
 
-One worker more for the busiest segment while the trainer waits, kept where it gains
-7 %; else nothing for 20 windows. One worker less where the trainer does not wait.
-(Cachew, ATC'22: `scaling_utils.cc`; there it is for remote workers.)
+While the trainer waits, it adds a worker to the busiest segment and keeps it if the
+gain is at least 7 %; otherwise it does nothing for 20 windows. If the trainer does not
+wait, it removes a worker. (Cachew, ATC'22: `scaling_utils.cc`, for remote workers.)
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ __all__ = ["HillClimb"]
 
 GAIN = 0.07
 ASKED_SHARE = 0.1
-"""Of what a decision promises, a trial asks for so much (`trial.MIN_SHARE`)."""
+"""The share of a promised gain that a trial requires (`trial.MIN_SHARE`)."""
 HELD_WINDOWS = 20
 WORKERS: KnobName = "num_parallel_workers"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What it remembers."""
+    """The policy's memory."""
 
     held: int = 0
-    """Windows in which nothing is tried."""
+    """Windows left in which it tries nothing."""
 
 
 class HillClimb:
-    """One step at a time."""
+    """Takes one step at a time."""
 
     name = "hill_climb"
 
     def start(self) -> Memory:
-        """Nothing is held."""
+        """Return the empty memory."""
         return Memory()
 
     def decide(
@@ -72,5 +72,5 @@ class HillClimb:
 
 
 def busy(segment: SegmentObservation) -> float:
-    """Share of their time that its workers are busy."""
+    """Return the share of their time that a segment's workers are busy."""
     return ratio(segment.run_s, segment.worker_s)

@@ -1,16 +1,16 @@
-"""What does loading cost the trainer's step, beside it and in a process of its own?
+"""How much does loading slow the trainer's step, in its process and in another one?
 
     python benchmarks/host_process.py
 
-The trainer runs 5 ms of pure Python a step. A batch of 8 takes 2.4 ms of pure Python to
-load, so that loading keeps up from either place. Everybody trains in turn, for seventy
-steps at a time, and is compared with the step of a trainer that loads nothing, measured
-just before and after: a machine's speed drifts by more than what is looked for. Prints
-medians over such turns of what a step takes on average, `next()` included, and of what
-is added to it.
+The trainer runs 5 ms of pure Python per step. A batch of 8 takes 2.4 ms of pure Python
+to load, so loading keeps up from either place. The candidates train in turn, for
+seventy steps at a time. Each turn is compared with a trainer that loads nothing,
+measured just before and after, because a machine's speed drifts by more than the
+difference to be measured. Printed are medians over turns of the mean step, including
+`next()`, and of the increase.
 
 "A stranger" is a process that has nothing to do with the trainer and computes as much
-as the loading does: what it adds is the price of sharing the machine, whoever loads.
+as loading does. It shows the cost of merely sharing the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLE_S = 0.0003
 BATCH = 8
 STEPS = 70
 UNCOUNTED = 30
-"""Steps at the start of each turn: until then it lives on what is in stock."""
+"""Steps at the start of each turn that do not count: their batches were prefetched."""
 ROUNDS = 30
 
 
@@ -46,7 +46,7 @@ STEP = rounds_for(STEP_S)
 
 
 class Work:
-    """Samples that take pure Python: `float32 [3, 64, 64]` and an int."""
+    """Samples that take some pure Python: `float32 [3, 64, 64]` and an int."""
 
     def __len__(self) -> int:
         return 1 << 30
@@ -57,13 +57,13 @@ class Work:
 
 
 def nothing() -> Iterator[Any]:
-    """Hand over the same batch again and again."""
+    """Yield the same batch again and again."""
     batch = torch.zeros(BATCH, 3, 64, 64), torch.zeros(BATCH, dtype=torch.int64)
     return itertools.repeat(batch)
 
 
 class Stranger:
-    """A process that computes as much as loading would, while it is let."""
+    """A process that computes as much as loading would, while it is allowed to."""
 
     def __init__(self) -> None:
         self._pid = os.fork()
@@ -81,7 +81,7 @@ class Stranger:
             os.kill(self._pid, signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
@@ -97,7 +97,7 @@ def step_s(batches: Iterator[Any]) -> float:
 
 
 def show(seen: dict[str, list[tuple[float, float]]]) -> None:
-    """Print medians over turns: each candidate's step, beside the bare one."""
+    """Print medians over turns: each candidate's step, compared with the bare one."""
     print(f"a step, means of {STEPS - UNCOUNTED} and medians of {ROUNDS} turns")
     for name, pairs in seen.items():
         added = sorted(step / bare - 1 for bare, step in pairs)

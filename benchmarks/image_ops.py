@@ -1,12 +1,11 @@
-"""What does each image operator cost, on one and two threads, beside Pillow's?
+"""How much does each image operator cost on one and two threads, compared with Pillow?
 
     python benchmarks/image_ops.py [--data DIR]
 
-Files are read into memory first. The rows of one comparison run interleaved; each
-figure is the median of five passes; the ratios are to the first row, Pillow most often,
-on as many threads. Where
-two threads had fewer than some 1.8 cores, another program was busy: run it again, or
-go by the CPU time of one thread.
+Files are read into memory first. The rows of one comparison run interleaved, and each
+figure is the median of five passes. Ratios are to the first row, usually Pillow, on the
+same number of threads. If two threads had fewer than some 1.8 cores, another program
+was busy: run it again, or use the CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ class Photos:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to do a job; `run(i, rng)` does it for photo i."""
+    """One way to do the work; `run(i, rng)` does it for photo i."""
 
     name: str
     run: Callable[[int, np.random.Generator], object]
 
 
 class InFull(CropDecoder):
-    """As it is without the extension."""
+    """The decoder without the extension."""
 
     def decode(
         self, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
@@ -85,14 +84,14 @@ def load(folder: Path | None, count: int) -> Photos:
 def pillow_crop(
     picture: PIL.Image.Image, size: int, rng: np.random.Generator
 ) -> object:
-    """Crop and resize as torchvision does with an image of Pillow's."""
+    """Crop and resize as torchvision does with a Pillow image."""
     box = random_box(picture.height, picture.width, SCALE, RATIO, rng)
     part = picture.crop((box.left, box.top, box.left + box.width, box.top + box.height))
     return np.asarray(part.resize((size, size), BILINEAR))
 
 
 def pillow_chain(data: bytes, size: int, rng: np.random.Generator) -> object:
-    """Decode, crop, resize and flip by Pillow."""
+    """Decode, crop, resize and flip with Pillow."""
     crop = pillow_crop(PIL.Image.open(io.BytesIO(data)).convert("RGB"), size, rng)
     return np.asarray(crop)[:, ::-1].copy() if rng.random() < 0.5 else crop
 
@@ -139,10 +138,10 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
 
 
 def timed(row: Row, count: int, threads: int) -> tuple[float, float]:
-    """Run over all photos; return ms of wall time and of CPU time, a photo."""
+    """Run over all photos; return wall time and CPU time per photo, in ms."""
 
     def share(first: int) -> None:
-        torch.set_num_threads(1)  # what a worker of the pipeline does
+        torch.set_num_threads(1)  # as a worker of the pipeline does
         rng = np.random.default_rng(first)
         for index in range(first, count, threads):
             row.run(index, rng)
@@ -180,7 +179,7 @@ def compare(title: str, rows: list[Row], count: int) -> None:
 
 
 def accuracy(photos: Photos, size: int) -> None:
-    """Print how far the fused operator's pixels are from Pillow's, for some gaps."""
+    """Print how far the fused operator's pixels are from Pillow's, for several gaps."""
     print(f"\ndifference from Pillow, crop {size}, mean over photos (of 255)")
     exact = [
         np.asarray(pillow_crop(picture, size, np.random.default_rng(i)), int)

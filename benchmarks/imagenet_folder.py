@@ -1,12 +1,12 @@
-"""How fast do real photos become batches to train on?
+"""How fast do real photos become batches for training?
 
     python benchmarks/imagenet_folder.py --data DIR
 
-Class folders of JPEGs: read, decode, random resized crop to 224, flip, batch of 64,
-uint8; whole epochs. The first part gives penstock and torch's DataLoader (0 to 4
-workers, kept between epochs) the same function on Pillow; then penstock its own fused
-operator, beside a bare loop on two threads over the same operator. Files are in the
-page cache.
+JPEGs in class folders are read, decoded, cropped and resized to 224, flipped, and put
+into uint8 batches of 64, in whole epochs. In the first part, penstock and torch's
+DataLoader (0 to 4 workers, kept between epochs) run the same function with Pillow. In
+the second, penstock runs its own fused operator, compared with a bare loop over the
+same operator on two threads. Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 def pillow(
     sample: tuple[bytes, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, int]:
-    """Decode, random resized crop and flip, all by Pillow: uint8 [224, 224, 3]."""
+    """Decode, random resized crop and flip, all with Pillow: uint8 [224, 224, 3]."""
     data, label = sample
     image = Image.open(io.BytesIO(data)).convert("RGB")
     box = random_box(image.height, image.width, SCALE, RATIO, rng)
@@ -62,7 +62,7 @@ class Photos(Dataset[tuple[np.ndarray, int]]):
 
 
 def bare_loop(folder: Folder, threads: int = 2) -> None:
-    """Read and transform every photo on so many threads, and do nothing with it."""
+    """Read and transform every photo on several threads, and discard the result."""
     fused = ps.image.decode_random_resized_crop(SIZE, flip=0.5)
 
     def share(first: int) -> None:

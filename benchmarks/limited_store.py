@@ -1,4 +1,4 @@
-"""A web server on this machine whose bandwidth all who read it share."""
+"""A local web server whose bandwidth all readers share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["served"]
 
 
 class LimitedStore:
-    """Answers whole files one after the other, each in the time its bytes take.
+    """Sends whole files one after another, each in the time that its bytes take.
 
     Args:
-        files: what is served: `/k` is the file `k` modulo their number.
-        bytes_per_s: that all answers together are given.
+        files: contents of the files: `/k` is file `k` modulo their number.
+        bytes_per_s: bandwidth of all answers together.
     """
 
     def __init__(self, files: Sequence[bytes], bytes_per_s: float) -> None:
@@ -50,11 +50,11 @@ async def _serve(store: LimitedStore, port: Connection) -> None:
 
 @contextmanager
 def served(files: Sequence[bytes], bytes_per_s: float) -> Iterator[str]:
-    """Serve these files from a process of its own; return the URL before their numbers.
+    """Serve files from a process of its own; yield the URL to put before a number.
 
     Args:
-        files: what they hold.
-        bytes_per_s: for all readers together.
+        files: their contents.
+        bytes_per_s: bandwidth for all readers together.
     """
     ours, theirs = get_context("fork").Pipe()
     arguments = (files, bytes_per_s, theirs)

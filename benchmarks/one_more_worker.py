@@ -1,12 +1,12 @@
-"""How soon is one more process worker at work, and does it hold up the others?
+"""How soon is an added worker process at work, and does it delay the others?
 
-    python benchmarks/one_more_worker.py [--hires 40]
+    python benchmarks/one_more_worker.py [--starts 40]
 
-A dataset of samples that take 10 ms runs on process workers that cannot share a child.
-Every half second the number of workers is raised by one, and brought back. Each sample
-says which process made it and when that began: so it is seen when the new worker began
-its first sample, and how long the others took from one sample to the next meanwhile,
-beside what they take otherwise.
+A dataset whose samples take 10 ms runs on worker processes that cannot share a child.
+Every half second, a worker is added and removed again. Each sample records which
+process made it, and when it began. This shows when the new worker began its first
+sample, and how long the others took from one sample to the next in that time, compared
+with their usual pace.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from penstock.engine.observe.knob import Knob
 WORKERS = 4
 SAMPLE_S = 0.010
 ROUND_S = 0.25
-"""From a change to the next."""
+"""Seconds from one change to the next."""
 WARM_S = 1.0
 AIM_MS = 50
 
 Event = tuple[int, int]
-"""Which process, and when by the monotonic clock (ns)."""
+"""The process, and the time by the monotonic clock in ns."""
 
 
 class Slow:
-    """Sample i is who made it, and when that began."""
+    """Samples that record the process that made them, and when it began."""
 
     def __len__(self) -> int:
         return 1 << 30
@@ -48,22 +48,22 @@ class Slow:
 
 @dataclass(frozen=True)
 class MakePool:
-    """What happened when a worker was asked for."""
+    """What happened when a worker was requested."""
 
     asked_ns: int
     back_ns: int
-    """When it was sent away again."""
+    """When it was retired again."""
 
 
 def collect(batches: Iterator[list[list[int]]], until_s: float) -> Iterator[Event]:
-    """Yield who made what, until then."""
+    """Yield which process made which sample, until a given time."""
     while time.perf_counter() < until_s:
         makers, times = next(batches)
         yield from zip(map(int, makers), map(int, times), strict=True)
 
 
 def run(starts: int) -> tuple[list[Event], list[MakePool]]:
-    """Start and stop workers; return all that was made, and when each was asked for."""
+    """Start and stop workers; return all samples, and the events of each worker."""
     source = ps.Pipeline.from_dataset(
         Slow(),
         executor="process",
@@ -93,7 +93,7 @@ def workers_of(pipe: ps.Pipeline) -> Knob:
 
 
 def at_work_ms(events: list[Event], start: MakePool) -> float | None:
-    """Return how long it took until a process not seen before began a sample."""
+    """Return how long it took until a new process began a sample."""
     before = {pid for pid, begun_ns in events if begun_ns < start.asked_ns}
     new = [
         begun_ns
@@ -104,7 +104,7 @@ def at_work_ms(events: list[Event], start: MakePool) -> float | None:
 
 
 def pauses_ms(events: list[Event], asked: list[MakePool]) -> tuple[list[float], ...]:
-    """Return the times from sample to sample: while a worker starts, and else."""
+    """Return the times from sample to sample: while a worker starts, and otherwise."""
     by_worker: dict[int, list[int]] = defaultdict(list)
     for pid, begun_ns in events:
         by_worker[pid].append(begun_ns)
@@ -124,7 +124,7 @@ def pauses_ms(events: list[Event], asked: list[MakePool]) -> tuple[list[float], 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hires", type=int, default=40)
+    parser.add_argument("--starts", type=int, default=40)
     events, asked = run(parser.parse_args().starts)
     times = [at_work_ms(events, start) for start in asked]
     seen = sorted(time_ms for time_ms in times if time_ms is not None)

@@ -3,22 +3,23 @@
     python benchmarks/ordinary.py --quick                     # half an hour
     python benchmarks/ordinary.py [--only NAME,...] [--workers 0,2] [--resume FILE]
 
-Thirty workloads (ordinary_workloads.py), each with 0, 1, 2 and 4 workers: torch's
-DataLoader, penstock's with autotune on, and `Pipeline.from_dataset`, each in a process
-of its own that is new for every row. Penstock's train for 10 s first (--quick: 4 s) and
-are asked what holds training up; then windows of all of them take turns, while the
-others are stopped. To the tuner such a stop is a trainer that is away, as in an
-evaluation; --freeze turns it off after the first seconds, to tell what that costs.
+There are thirty workloads (ordinary_workloads.py), each with 0, 1, 2 and 4 workers.
+torch's DataLoader, penstock's with autotune on, and `Pipeline.from_dataset` run in
+separate processes, which are new for every row. Penstock's train for 10 s first
+(--quick: 4 s), and report what holds training up. Then windows of all of them take
+turns, while the others are stopped. To the tuner, such a stop looks like a trainer that
+is away, as during an evaluation; --freeze turns the tuner off after the first seconds,
+to show what that costs.
 
-A row has medians, the ratio to torch with as many workers and the 95 % interval of it
-(bootstrap of windows that ran side by side), the same for each core that was kept busy,
-the ratio to torch's best over all numbers of workers that were measured, and whether
-the verdict is right. It fails if the whole interval is below 0.95.
+A row has medians, the ratio to torch with the same number of workers and its 95 %
+interval (bootstrap of windows that ran side by side), the same ratio per busy core, the
+ratio to torch's best over all measured numbers of workers, and whether the verdict is
+right. It fails if the whole interval is below 0.95.
 
-Each row is added to a file as soon as it is measured. `--resume FILE` leaves out those
-that are there, `--again failing` measures those again that fail there; of rows that
-were measured twice, the newer counts. `--check` compares the first batches with torch's
-instead of measuring.
+Each row is appended to a file as soon as it is measured. `--resume FILE` skips the rows
+that are in it; `--again failing` repeats those that failed. If a row was measured
+twice, the newer one counts. `--check` compares the first batches with torch's, and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ FACES = ("loader", "pipeline")
 WORKERS = (0, 1, 2, 4)
 FAILS = 0.95
 DRAWS = 2000
-"""Of the bootstrap."""
+"""Draws of the bootstrap."""
 CHECKED = 24
 """Batches."""
 LIMIT_S = 90.0
-"""For one answer of a process."""
+"""Seconds for one answer of a process."""
 TAIL = 400
-"""Characters of what a process said before it failed."""
+"""Characters kept of the output of a process that failed."""
 
 Key = tuple[str, int, str]
 """Workload, workers, face."""
@@ -71,7 +72,7 @@ class Pace:
     torch_warm_s: float = 3.0
     window_s: float = 1.0
     settle_s: float = 0.5
-    """Before each window."""
+    """Time before each window."""
     windows: int = 7
 
 
@@ -80,16 +81,16 @@ QUICK = Pace(4.0, 1.0, 0.25, 0.05, 5)
 
 @dataclass(frozen=True)
 class Row:
-    """One face on one workload, beside torch with as many workers."""
+    """One face on one workload, compared with torch with as many workers."""
 
     workload: str
     workers: int
     face: str
     torch: list[float] = field(default_factory=list)
-    """Samples a second, by window."""
+    """Samples per second, by window."""
     ours: list[float] = field(default_factory=list)
     cores: tuple[float, float] = (0.0, 0.0)
-    """Kept busy, by torch and by us: medians."""
+    """Cores kept busy by torch and by us: medians."""
     ratio: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -109,7 +110,7 @@ class Row:
 
     @property
     def per_core(self) -> float:
-        """The ratio of what a busy core makes, which a shared machine spares."""
+        """The ratio of samples per busy core, which matters on a shared machine."""
         theirs, ours = self.cores
         return self.ratio * theirs / ours if ours else 0.0
 
@@ -124,13 +125,13 @@ class Row:
 def loader_of(
     face: str, work: Workload, workers: int, data: Any, *, shuffle: bool = False
 ) -> Any:
-    """Return what is iterated: torch's loader, or one of ours with autotune on."""
+    """Return the loader: torch's, or one of ours with autotune on."""
     if face != "torch":
         import penstock as ps
 
         ps.set_enable_autotune(True)
     if face == "pipeline":
-        alone = isinstance(data, IterableDataset)  # its order is that of one reader
+        alone = isinstance(data, IterableDataset)  # it has the order of one reader
         asked = None if alone else workers or None
         pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=asked)
         pipe = pipe.shuffle(seed=0) if shuffle else pipe
@@ -153,7 +154,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def touch(batch: Any) -> None:
-    """Read one number, or one sample, of it."""
+    """Read one number or one sample of a batch."""
     while isinstance(batch, dict | list | tuple) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     if isinstance(batch, torch.Tensor):
@@ -161,7 +162,7 @@ def touch(batch: Any) -> None:
 
 
 class Trainer:
-    """Trains on one loader, and answers what it is asked."""
+    """Trains on one loader, and answers questions about it."""
 
     def __init__(self, loader: Any, work: Workload) -> None:
         self._loader, self._work = loader, work
@@ -178,7 +179,7 @@ class Trainer:
         return count
 
     def window(self, settle_s: float, seconds: float) -> tuple[float, float]:
-        """Return samples a second, and cores kept busy."""
+        """Return the samples per second, and the cores kept busy."""
         self.train(settle_s)
         start_s, cpu = time.perf_counter(), cpu_s()
         count = self.train(seconds)
@@ -186,7 +187,7 @@ class Trainer:
         return count * self._work.batch / spent_s, (cpu_s() - cpu) / spent_s
 
     def explain(self) -> dict[str, Any]:
-        """Return what the loader says of itself."""
+        """Return what the loader's `explain()` says."""
         try:
             said = self._loader.explain()
         except Exception as error:  # noqa: BLE001 - the row says so
@@ -202,14 +203,14 @@ class Trainer:
         }
 
     def freeze(self) -> None:
-        """Go on with the settings that were found."""
+        """Turn the tuner off, and keep the settings it found."""
         import penstock as ps
 
         ps.set_enable_autotune(False)
 
 
 def described(batch: Any) -> str:
-    """Return a text that is the same for the same data."""
+    """Return a text that is equal for equal data."""
     match batch:
         case torch.Tensor():
             digest = zlib.crc32(batch.numpy().tobytes())
@@ -233,7 +234,7 @@ def be(face: str, name: str, workers: int, folder: Path) -> None:
         asked, *numbers = line.split()
         answer = getattr(trainer, asked)(*map(float, numbers))
         print(json.dumps(answer), flush=True)
-    os._exit(0)  # what the interpreter would take down takes longer than a window
+    os._exit(0)  # the interpreter's own shutdown takes longer than a window
 
 
 # In the process that asks
@@ -309,7 +310,7 @@ class Measured:
         self.error = ""
 
     def attempt(self, question: str) -> tuple[Any, str]:
-        """Return the answer, and why there is none; nothing once it failed."""
+        """Return the answer and an empty text, or None and the reason."""
         if self.error:
             return None, self.error
         try:
@@ -320,7 +321,7 @@ class Measured:
             return None, self.error
 
     def window(self, pace: Pace) -> None:
-        """Measure one more."""
+        """Measure one more window."""
         found, error = self.attempt(f"window {pace.settle_s} {pace.window_s}")
         if not error:
             self.rates.append(found[0])
@@ -328,7 +329,7 @@ class Measured:
 
 
 def row_of(row: Row, torchs: Measured, ours: Measured, said: dict[str, Any]) -> Row:
-    """Return the row with all that is known of it."""
+    """Return the row with everything that was measured."""
     error = ours.error or (torchs.error and f"torch: {torchs.error}")
     known: dict[str, Any] = asdict(row) | said
     known |= {"torch": torchs.rates, "ours": ours.rates, "error": error}
@@ -416,7 +417,7 @@ def line_of(row: Row, best: float) -> str:
 
 
 def run(options: argparse.Namespace, bench: Bench) -> None:
-    """Measure what is asked for and not there yet."""
+    """Measure the requested rows that are not in the file yet."""
     path = options.resume or Path(tempfile.mkstemp(".jsonl", "ordinary-")[1])
     there = read_rows(path)
     print(f"rows are added to {path}", flush=True)
@@ -460,7 +461,7 @@ def is_same(face: str, work: Workload, workers: int, folder: Path) -> bool:
 
 
 def first(loader: Any) -> list[str]:
-    """Return the first batches; the loop ends with them."""
+    """Return the first batches, and end the loop."""
     return [described(batch) for batch in itertools.islice(loader, CHECKED)]
 
 
@@ -494,7 +495,7 @@ def main() -> None:
         (name,), (workers,) = options.only, options.workers
         be(options.subject, name, workers, options.folder)
         return
-    # Ended from outside, it ends those that it stopped.
+    # If it is ended from outside, it ends the processes that it stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         pace = QUICK if options.quick else Pace()

@@ -1,7 +1,7 @@
 """The thirty workloads of ordinary.py: data as people have it, made from fixed seeds.
 
-Each is a data set as one would write it for torch's DataLoader. It declares what is
-slow, so that a verdict can be held against it. Epochs are long: the rows come again.
+Each is a dataset as people write it for torch's DataLoader. It declares what is slow,
+so that verdicts can be checked. Epochs are long, because the rows repeat.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 __all__ = ["WORKLOADS", "Workload"]
 
 EPOCH = 1 << 20
-"""Samples of the data sets that can say what their length is."""
+"""Samples of the datasets that have a length."""
 WORDS = [f"word{number}" for number in range(40)]
 MS = int(os.environ.get("PENSTOCK_BENCH_MS") or rounds_for(0.001))
-"""Rounds of Python in 1 ms: the same for all processes that are compared."""
+"""Rounds of Python in 1 ms, the same for all compared processes."""
 os.environ["PENSTOCK_BENCH_MS"] = str(MS)
 
 Slow = Literal["read", "collate", "trainer"]
 
 COMPUTES, WAITS = ("CPU", "the GIL"), ("waiting reads",)
 ITERATED = (*COMPUTES, "torch's own workers load", "the trainer itself loads")
-"""Of an iterable, of which penstock's DataLoader can say no more."""
+"""Causes for an iterable; penstock's DataLoader cannot be more precise."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One data set, how it is batched, and what is known of it."""
+    """One dataset, how it is batched, and what is known about it."""
 
     make: Callable[[Path], Any]
-    """Return the data set. It is given a folder which holds what `write` wrote."""
+    """Return the dataset, given the folder with the files that `write` made."""
     batch: int
     slow: tuple[Slow, ...]
-    """What holds training up; several where no single one does."""
+    """The stages that hold training up; several if there is no single one."""
     causes: tuple[str, ...] = ("",)
-    """How the right cause of `explain()` may begin."""
+    """Possible beginnings of the right cause of `explain()`."""
     collate: Callable[[list[Any]], Any] | None = None
     write: Callable[[Path], None] | None = None
-    """Make the files, in a folder of the workload's own."""
+    """Make the files in the workload's folder."""
     shuffle: bool = True
     step_s: float = 0.0
     """The trainer's own part of a step, which it spends waiting for a device."""
     needs: str = ""
-    """A package without which the row is left out."""
+    """A package that the row needs; without it, the row is left out."""
 
     @property
     def left_out(self) -> str:
-        """Why it cannot be measured here; empty where it can."""
+        """Why it cannot be measured here; empty if it can."""
         there = not self.needs or importlib.util.find_spec(self.needs)
         return "" if there else f"{self.needs} is not installed"
 
@@ -86,11 +86,11 @@ class Rows(Dataset[Any], ABC):
 
     @abstractmethod
     def row(self, index: int) -> Any:
-        """Return one of the rows there are."""
+        """Return one of the rows."""
 
 
 class Listed(Rows):
-    """Rows that lie in memory as Python objects."""
+    """Rows in memory, as Python objects."""
 
     def __init__(self, rows: list[Any]) -> None:
         super().__init__(len(rows))
@@ -132,7 +132,7 @@ def sentences(_: Path) -> Any:
 
 @cache
 def tokenizer() -> Any:
-    """Return one for this process, made when first used."""
+    """Return this process's tokenizer, made on first use."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -174,7 +174,7 @@ def write_lines(folder: Path) -> None:
 
 
 class CsvLines(IterableDataset[Any]):
-    """Lines of one file, which workers share out by turns."""
+    """Lines of one file, which workers read in turn."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "rows.csv"
@@ -215,7 +215,7 @@ def write_parquet(folder: Path) -> None:
 
 
 class ArrowRows(Rows):
-    """Rows of an Arrow table, each made a dict of Python numbers."""
+    """Rows of an Arrow table, as dicts of Python numbers."""
 
     def __init__(self, folder: Path) -> None:
         import pyarrow.parquet
@@ -228,7 +228,7 @@ class ArrowRows(Rows):
 
 
 class ParquetRows(Rows):
-    """Rows of a Parquet file, read in order: the newest row group is kept."""
+    """Rows of a Parquet file, read in order; the latest row group is kept."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(40_000)
@@ -249,7 +249,7 @@ class ParquetRows(Rows):
 
 
 def hugging_face(_: Path) -> Any:
-    """Return token ids and a label, as a Hugging Face data set of tensors."""
+    """Return token ids and a label, as a Hugging Face dataset of tensors."""
     import datasets
 
     draw = generator()
@@ -272,7 +272,7 @@ def hugging_face_iterable(_: Path) -> Any:
 
 
 class Detection(Rows):
-    """Images with boxes, of which each has its own number."""
+    """Images, each with its own number of boxes."""
 
     def __init__(self, _: Path) -> None:
         super().__init__(400)
@@ -290,7 +290,7 @@ class Detection(Rows):
 
 
 def listed(rows: list[Any]) -> Any:
-    """Keep samples as they are, as detection models take them."""
+    """Keep samples as they are, for detection models."""
     return tuple(zip(*rows, strict=True))
 
 
@@ -347,7 +347,7 @@ def graphs(_: Path) -> Any:
 
 
 def joined(rows: list[Any]) -> dict[str, torch.Tensor]:
-    """Make one graph of several: edges are moved by the nodes before them."""
+    """Join several graphs into one: edges are shifted by the nodes before them."""
     counts = torch.tensor([len(row["x"]) for row in rows])
     starts = counts.cumsum(0) - counts
     edges = [row["edges"] + start for row, start in zip(rows, starts, strict=True)]
@@ -385,7 +385,7 @@ def write_h5(folder: Path) -> None:
 
 
 class H5Rows(Rows):
-    """Rows of an HDF5 file, which each process opens for itself."""
+    """Rows of an HDF5 file, opened in each process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(8000)
@@ -405,7 +405,7 @@ def write_records(folder: Path) -> None:
 
 
 class Records(Rows):
-    """Records of one file, found by seeking; each process opens it for itself."""
+    """Records of one file, found by seeking; each process opens it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(4000)
@@ -446,18 +446,18 @@ def web_dataset(folder: Path) -> Any:
 
 
 def vectors(width: int, count: int, _: Path) -> Any:
-    """Return rows of one array, as tensors of their own."""
+    """Return the rows of one array, as separate tensors."""
     rows = torch.from_numpy(generator().random((count, width), np.float32))
     return Listed(list(rows))
 
 
 class Timed(Rows):
-    """Sample i is i, and takes its time.
+    """Slow samples; sample i is i.
 
     Args:
-        wait_s: spent on no CPU.
-        rounds: of Python.
-        heavy: times as much of both, for one sample in a hundred.
+        wait_s: seconds of waiting.
+        rounds: rounds of Python.
+        heavy: factor for both, in one sample of a hundred.
     """
 
     def __init__(
@@ -491,7 +491,7 @@ def collate_native(rows: list[int]) -> torch.Tensor:
 
 
 class Caching(Rows):
-    """Keeps each sample that it made once."""
+    """Keeps each sample once it is made."""
 
     def __init__(self, _: Path) -> None:
         super().__init__(500)
@@ -505,7 +505,7 @@ class Caching(Rows):
 
 
 class Vectorised(Rows):
-    """Takes the rows of a whole batch out of one array at once."""
+    """Reads the rows of a whole batch from one array at once."""
 
     def __init__(self, _: Path) -> None:
         super().__init__(100_000)

@@ -1,12 +1,12 @@
-"""What if the store, the images, the trainer or the machine change while training runs?
+"""Does the tuner follow if store, images, trainer or machine change during training?
 
     python benchmarks/regimes.py [--rows store ...] [--repeats 3]
 
-Real pipelines, tuned from one worker, that are given time to settle; then something
-changes without notice. Printed are medians: the rate of the last seconds as a
-share of the best under the new conditions (arithmetic where all sleep, fixed settings
-measured in the same run where they compute), the seconds until 95 % of that rate, and
-the workers before and after, beside the fewest that suffice.
+Real pipelines are tuned from one worker and get time to settle. Then something changes
+without notice. The table shows medians: the rate of the last seconds as a share of the
+best under the new conditions, the seconds until 95 % of that rate, and the workers
+before and after, beside the fewest that suffice. The best follows from arithmetic if
+everything sleeps; otherwise fixed settings are measured in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCH = 16
 
 
 class World:
-    """What the rows below change."""
+    """The conditions that the rows below change."""
 
     def __init__(self) -> None:
         self.read_s = 0.0
@@ -53,7 +53,7 @@ class World:
         self._peer = 0
 
     def let_in_a_peer(self) -> None:
-        """Let another process burn a core from here on."""
+        """Start another process that keeps a core busy."""
         owner = os.getpid()
         self._peer = os.fork()
         if self._peer == 0:
@@ -62,7 +62,7 @@ class World:
             os._exit(0)
 
     def close(self) -> None:
-        """End the neighbour, if there is one."""
+        """End the other process, if there is one."""
         if self._peer:
             os.kill(self._peer, signal.SIGKILL)
             os.waitpid(self._peer, 0)
@@ -70,7 +70,7 @@ class World:
 
 @dataclass(frozen=True)
 class Reads:
-    """A sample waits for as long as the world says."""
+    """Samples that wait for as long as the world says."""
 
     world: World
 
@@ -84,7 +84,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Photos:
-    """The mean of a photograph, decoded and resized to the size of the day."""
+    """The mean of a photograph, decoded and resized to the present size."""
 
     world: World
     encoded: bytes = field(default_factory=photograph)
@@ -101,18 +101,18 @@ class Photos:
 
 @dataclass(frozen=True)
 class Row:
-    """One pipeline, and what becomes of its world."""
+    """One pipeline, and a change of its world."""
 
     data: Callable[[World], Any]
     begin: dict[str, float]
-    """How the world is."""
+    """The world at the start."""
     then: dict[str, float]
-    """What changes."""
+    """The change."""
     peer: bool = False
     best: float = 0.0
-    """Steps a second of the best settings afterwards; 0: it is searched."""
+    """Steps per second of the best settings afterwards; 0: they are searched."""
     fewest: int = 0
-    """Workers that suffice for these; 0: not known."""
+    """Fewest workers that reach this; 0: unknown."""
     fixed: tuple[int, ...] = (1, 2, 3)
 
 
@@ -153,7 +153,7 @@ def running(row: Row, world: World, workers: int) -> Run:
 
 
 def train(run: Run, world: World, seconds: float) -> list[float]:
-    """Train for so long; return when each batch came."""
+    """Train for some seconds; return the time of each batch."""
     times = [time.perf_counter()]
     while times[-1] < times[0] + seconds:
         run.next()
@@ -164,7 +164,7 @@ def train(run: Run, world: World, seconds: float) -> list[float]:
 
 
 def rate(times: list[float]) -> float:
-    """Return steps a second of the last seconds."""
+    """Return the steps per second of the last seconds."""
     last = [at for at in times if at > times[-1] - LAST_S]
     return (len(last) - 1) / (last[-1] - last[0]) if len(last) > 1 else 0.0
 
@@ -175,14 +175,14 @@ def workers_of(run: Run) -> int:
 
 
 def change(world: World, row: Row) -> None:
-    """Let happen what happens."""
+    """Apply the change."""
     vars(world).update(row.then)
     if row.peer:
         world.let_in_a_peer()
 
 
 def optimum(row: Row) -> float:
-    """Return steps a second of the best fixed setting in the changed world."""
+    """Return the steps per second of the best fixed setting in the changed world."""
     found = [row.best]
     for workers in () if row.best else row.fixed:
         with closing(World()) as world:
@@ -195,7 +195,7 @@ def optimum(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Course:
-    """How one run went after the change."""
+    """The result of one run after the change."""
 
     share: float
     settled_s: float
@@ -203,7 +203,7 @@ class Course:
 
 
 def course(row: Row) -> Course:
-    """Train, change the world, go on."""
+    """Train, change the world, and train on."""
     best = optimum(row)
     with closing(World()) as world:
         vars(world).update(row.begin)

@@ -1,14 +1,14 @@
-"""What if a read waits 20 ms for its storage, and then takes 1 ms of Python?
+"""How fast are reads that wait 20 ms for storage and then take 1 ms of Python?
 
     python benchmarks/remote_latency.py
 
-Batches of 32. No threads of one process get past its GIL, no few processes past the
-wait: it takes many of the one and some of the other. Beside torch's DataLoader with 64
-workers stand penstock in two stages set by hand, in one `__getitem__` set by hand, and
-left to itself with autotune on. After each of their windows comes one of what two
-processes of bare Python burn, as the machine is then. Each runs in a process of its
-own, which is new every round; memory is the proportional set size (PSS) of all its
-processes.
+Batches have 32 samples. The GIL limits the threads of one process, and the wait limits
+a few processes, so the work needs many threads in several processes. torch's DataLoader
+with 64 workers is compared with penstock in two stages set by hand, in one
+`__getitem__` set by hand, and left to itself with autotune on. After each of their
+windows, two processes of bare Python show what the machine can do at that moment. Each
+candidate runs in a process of its own, which is new every round. Memory is the
+proportional set size (PSS) of all its processes.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ WAIT_S = 0.020
 BURN_S = 0.001
 BATCH = 32
 SAMPLES = 10_000_000
-"""An epoch that does not end while it is measured."""
+"""Samples of an epoch, enough not to end during a measurement."""
 WORKERS = 64
 THREADS = 48
-"""Of the stage that waits, where it is one by itself: 20 % more than the rest needs."""
+"""Threads of the stage that waits, if it is separate: 20 % more than needed."""
 PREFETCH = 16
-"""Batches ahead, where set by hand: several rows a lease, and a lease for everybody."""
+"""Batches ahead if set by hand: enough for leases of several rows for all workers."""
 ROUNDS = 3
 WINDOWS = 4
-"""In a round, one after the other."""
+"""Windows in a round."""
 WINDOW_S = 1.0
 WARM_S = 2.0
-"""Before each window: what workers have ready by then is used up."""
+"""Seconds before each window, in which prefetched batches are used up."""
 TUNE_S = 15.0
-"""The same for the one that finds its settings while it runs."""
+"""The same for the candidate that is tuned while it runs."""
 
 Window = tuple[float, float]
-"""Samples a second, and cores kept busy."""
+"""Samples per second, and cores kept busy."""
 
 TORCH = f"DataLoader num_workers={WORKERS}"
 BARE = "two processes of bare Python"
@@ -56,16 +56,16 @@ AIMS = {
     f"two stages, {THREADS} threads and 2 processes": (1_700, 450),
     f"one stage, {WORKERS} workers in processes": (1_600, 600),
 }
-"""Samples a second where bare Python makes 2,000, and MB."""
+"""Samples per second if bare Python makes 2,000, and memory in MB."""
 STAGES, WHOLE = AIMS
 
 
 @dataclass(frozen=True)
 class Remote:
-    """Sample i is i, and takes its time.
+    """Slow samples; sample i is i.
 
     Args:
-        iterations: of Python after the wait.
+        iterations: iterations of Python after the wait.
     """
 
     iterations: int = 0
@@ -81,7 +81,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Burn:
-    """The Python alone, as a stage of its own."""
+    """Only the Python, as a separate stage."""
 
     iterations: int
 
@@ -94,7 +94,7 @@ class Burn:
 
 
 def two_stages(iterations: int) -> Iterable[object]:
-    """Wait on many threads, compute on two processes."""
+    """Wait on many threads, and compute on two processes."""
     import penstock as ps
 
     ps.set_prefetch_size(PREFETCH)
@@ -108,7 +108,7 @@ def two_stages(iterations: int) -> Iterable[object]:
 
 
 def one_stage(iterations: int) -> Iterable[object]:
-    """Wait and compute in `__getitem__`, on workers that are not the trainer's."""
+    """Wait and compute in `__getitem__`, in worker processes."""
     import penstock as ps
 
     ps.set_prefetch_size(PREFETCH)
@@ -121,7 +121,7 @@ def one_stage(iterations: int) -> Iterable[object]:
 
 
 def tuned(iterations: int) -> Iterable[object]:
-    """Say nothing, and turn autotune on."""
+    """Set nothing, and turn autotune on."""
     import penstock as ps
 
     ps.set_enable_autotune(True)
@@ -129,7 +129,7 @@ def tuned(iterations: int) -> Iterable[object]:
 
 
 def torch_loader(iterations: int) -> Iterable[object]:
-    """As many workers as the best by hand has."""
+    """Use as many workers as the best setting by hand."""
     from torch.utils.data import DataLoader
 
     dataset = Remote(iterations)
@@ -137,7 +137,7 @@ def torch_loader(iterations: int) -> Iterable[object]:
 
 
 def burns(iterations: int) -> int:
-    """Return how many samples' Python one process does in a window."""
+    """Return for how many samples one process does the Python in a window."""
     end_s, count = time.perf_counter() + WINDOW_S, 0
     while time.perf_counter() < end_s:
         burn(iterations)
@@ -156,7 +156,7 @@ def run_bare(iterations: int) -> Iterator[Window]:
 
 
 def run_batches(batches: Iterator[object], first_s: float) -> Iterator[Window]:
-    """Yield one window after another, of what lasts once the stock is used up."""
+    """Yield windows, each measured after prefetched batches are used up."""
     next(batches)
     count_for(batches, first_s)
     while True:
@@ -168,7 +168,7 @@ def run_batches(batches: Iterator[object], first_s: float) -> Iterator[Window]:
 
 
 def count_for(batches: Iterator[object], seconds: float) -> int:
-    """Return how many batches come in this time."""
+    """Return how many batches arrive in this time."""
     end_s, count = time.perf_counter() + seconds, 0
     while time.perf_counter() < end_s:
         next(batches)
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def conclude(name: str, shares: list[float], memory_mb: float) -> None:
-    """Print share of the ceiling and memory, beside what was aimed at."""
+    """Print the share of the ceiling and the memory, beside their aims."""
     rate, most_mb = AIMS.get(name, (0, 0))
     aim = f"  (aim: {rate / 2_000:.2f}, {most_mb} MB)" if rate else ""
     share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"

@@ -1,13 +1,13 @@
-"""What do faults of an object store cost, once they are retried and hedged?
+"""How much do faults of an object store cost, if they are retried and hedged?
 
     python benchmarks/s3_faults.py
 
-An S3 server on this machine (moto) stands behind a proxy that answers after 50 ms. One
-epoch each in turn: without faults; with 1 % of errors (503) and 1 % of stalls of 5 s;
-and the same faults without hedging, as a loader that only retries has them. Server and
-proxy have a process of their own. Every epoch's samples are compared with what was put.
+A local S3 server (moto) stands behind a proxy that answers after 50 ms. Epochs run in
+turn: without faults; with 1 % errors (503) and 1 % stalls of 5 s; and with the same
+faults but no hedging, as in a loader that only retries. Server and proxy run in a
+process of their own. Every epoch's samples are compared with the stored objects.
 
-Each stall that is waited for would stop the epoch, as batches come in order.
+Batches come in order, so each stall that is not hedged holds up the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from faulty_proxy import proxied
 
 AIM = 0.9
-"""Of the rate without faults."""
+"""Aim, as a share of the rate without faults."""
 LATENCY_S = 0.05
 EVERY = 100
 READERS = 16
@@ -52,12 +52,12 @@ WAYS = (
 
 
 def body(number: int) -> bytes:
-    """Return what is in an object."""
+    """Return the contents of an object."""
     return np.random.default_rng(number).bytes(2000)
 
 
 def key(number: int) -> str:
-    """Return what an object is called."""
+    """Return the key of an object."""
     return f"{number:05d}.bin"
 
 
@@ -90,7 +90,7 @@ def serve(count: int, pipe: Connection) -> None:
 
 
 def epoch(url: str, count: int, *, hedge: bool) -> float:
-    """Read everything once; return the samples a second."""
+    """Read everything once; return the samples per second."""
     import penstock as ps
 
     server: dict[str, Any] = {"endpoint_url": url, "region_name": "us-east-1"}

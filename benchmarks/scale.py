@@ -1,14 +1,15 @@
-"""Is what the model of many nodes says of 2, 4 and 8 ranks what they do?
+"""Does the model of many nodes predict how fast 2, 4 and 8 ranks are?
 
     python benchmarks/scale.py --check
     python benchmarks/scale.py --svg docs/pictures/scale.svg
 
-`--check` measures one rank: what its steps take, what a sample costs, and how many
-bytes a second a rate-limited web server on this machine gives it. From these alone
-follows what 2, 4 and 8 ranks would do, in a first epoch and in one whose samples are
-cached. Then it runs them: real processes in step by gloo, each with a real pipeline
-that reads its shard of photographs over HTTP, decodes and crops them. The trainers
-sleep, so that the store binds, and not the CPU of this machine.
+`--check` measures one rank: the time of its steps, the cost of a sample, and the bytes
+per second that it gets from a local web server with limited bandwidth. From these
+figures alone, the model predicts the speed of 2, 4 and 8 ranks, in a first epoch and in
+one whose samples are cached. Then the script runs them: real processes that gloo keeps
+in step, each with a real pipeline that reads its shard of photographs over HTTP,
+decodes and crops them. The trainers sleep, so that the store is the limit and not the
+CPU of this machine.
 
 `--svg` draws the curves of `docs/scale.md`, and prints them as a table.
 """
@@ -41,31 +42,31 @@ from penstock.system.resources import effective_cpus
 
 RANKS = (1, 2, 4, 8)
 AIM = 0.10
-"""By which what was measured may differ from what was predicted."""
+"""Largest difference between measurement and prediction, relative."""
 PHOTOS = 16
 SIZE = (200, 150)
-"""Of the photographs: small, that two cores are enough for eight ranks."""
+"""Size of the photographs, small enough for two cores to serve eight ranks."""
 PIXELS = 64
 BATCH = 8
 FILES_PER_S = 160.0
-"""That the store gives: 20 batches a second for all ranks."""
+"""Bandwidth of the store: 20 batches per second for all ranks."""
 STEP_S = 0.15
-"""The trainer's own part of a step, on the average: three ranks use the store up."""
+"""The trainer's own part of a step, on average. Three ranks then saturate the store."""
 SPREAD = 0.2
-"""By which one step is longer or shorter than that, at most: all are equally likely."""
+"""Largest deviation of a step from that, in either direction; uniformly distributed."""
 READERS = 8
 WARMING = 8
-"""Steps of an epoch until its first stock is used up; they are not counted."""
+"""First steps of an epoch, whose batches were prefetched; they do not count."""
 STEPS = 48
-"""Of an epoch that is counted."""
+"""Steps of an epoch that count."""
 PATIENCE = timedelta(seconds=60)
 RAM = 256 << 20
-"""For all files of the largest run."""
+"""Cache for all files of the largest run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What each rank is to do."""
+    """The work of each rank."""
 
     url: str
     folder: str
@@ -75,23 +76,23 @@ class Run:
 
     @property
     def files(self) -> list[str]:
-        """One for each sample of an epoch: 8 ranks' worth never has the same name."""
+        """One URL per sample of an epoch; even 8 ranks never use the same one twice."""
         count = self.ranks * BATCH * (WARMING + self.steps)
         return [f"{self.url}/{number}" for number in range(count)]
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one rank saw of one epoch."""
+    """One epoch, as one rank saw it."""
 
     ends_s: list[float]
-    """When each step ended, for all."""
+    """When each step ended for all ranks."""
     own_s: list[float]
-    """The trainer's own part of each."""
+    """The trainer's own part of each step."""
     cpu_s: float
 
     def rows_per_s(self, ranks: int) -> float:
-        """Samples a second of all ranks, once the stock of the beginning is used up."""
+        """Samples per second of all ranks, once prefetched batches are used up."""
         counted = self.ends_s[WARMING - 1 :]
         return ranks * BATCH * (len(counted) - 1) / (counted[-1] - counted[0])
 
@@ -100,7 +101,7 @@ class Epoch:
 
 
 def be(rank: int, run: Run) -> None:
-    """Train two epochs, and write down what was seen."""
+    """Train two epochs, and write the results to a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -128,7 +129,7 @@ def be(rank: int, run: Run) -> None:
 
 
 def train(pipe: Any, step_s: float, dice: random.Random) -> Epoch:
-    """Sleep in each step, then meet the other ranks, as gradients do."""
+    """Sleep in each step, then wait for the other ranks, as for gradients."""
     gradient = torch.zeros(1)
     ends_s, own_s, cpu_s = [], [], cpu_now_s()
     for _ in pipe:
@@ -141,7 +142,7 @@ def train(pipe: Any, step_s: float, dice: random.Random) -> Epoch:
 
 
 def cpu_now_s() -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -150,7 +151,7 @@ def cpu_now_s() -> float:
 
 
 def measured(url: str, ranks: int, steps: int, step_s: float) -> list[Epoch]:
-    """Run so many ranks; return what the first saw of a cold and of a warm epoch.
+    """Run several ranks; return a cold and a warm epoch, as the first rank saw them.
 
     Raises:
         RuntimeError: a rank failed.
@@ -171,7 +172,7 @@ def measured(url: str, ranks: int, steps: int, step_s: float) -> list[Epoch]:
 
 @dataclass(frozen=True)
 class Point:
-    """So many ranks: samples a second of all of them together."""
+    """A number of ranks, and the samples per second of all of them together."""
 
     ranks: int
     epoch: str
@@ -180,7 +181,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative."""
+        """The error of the prediction, relative."""
         return self.predicted / self.measured - 1.0
 
     def __str__(self) -> str:
@@ -191,7 +192,7 @@ class Point:
 
 
 def calibrated(url: str, row_bytes: float, steps: int) -> Cluster:
-    """Measure one rank: with a trainer that takes no time, and with one that does."""
+    """Measure one rank, with a trainer that takes no time and with one that sleeps."""
     fast = measured(url, 1, 4 * steps, 0.0)[0]
     slow = measured(url, 1, 2 * steps, STEP_S)[0]
     rows = len(fast.ends_s) * BATCH
@@ -207,13 +208,13 @@ def calibrated(url: str, row_bytes: float, steps: int) -> Cluster:
 
 
 def on_this_host(one: Cluster, ranks: int) -> Cluster:
-    """Return what one of so many ranks is like that share the cores of this machine."""
+    """Return one of a number of ranks that share the cores of this machine."""
     share = effective_cpus() / ranks
     return replace(one, node_rows_per_s=share * one.node_rows_per_s)
 
 
 def check(steps: int) -> list[Point]:
-    """Predict from one rank, then measure."""
+    """Predict from one rank, then measure several."""
     with tempfile.TemporaryDirectory(prefix="penstock-photos-") as folder:
         draw_photos(folder, PHOTOS, size=SIZE)
         photos = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]

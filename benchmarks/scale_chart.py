@@ -1,4 +1,4 @@
-"""Draws what many nodes come to, beside figures that others have published."""
+"""Draws the predicted efficiency of many nodes, beside figures published by others."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["draw", "simulated", "table"]
 
 COUNTS = tuple(1 << power for power in range(11))
 BETWEEN = 2
-"""Points of a curve from one of these to the next."""
+"""Points of a curve between one of these and the next."""
 DRAWN = tuple(
     round(2 ** (at / BETWEEN)) for at in range(BETWEEN * (len(COUNTS) - 1) + 1)
 )
 DEVICES = 8
-"""Of a node."""
+"""Devices of a node."""
 ROWS_PER_S = 885.5
 """ResNet-50 on one V100: MoXing's scaling table, one GPU."""
 BATCH = 256
-"""Of a device."""
+"""Batch size of a device."""
 PHOTO_BYTES = 110e3
-"""ImageNet, mean."""
+"""Mean size of ImageNet's files."""
 PHOTOS = 1_281_167
 CORES = 64
 CORE_ROWS_PER_S = 583.0
-"""Decoded, cropped and resized by one of this machine's cores: half of what
+"""Photos decoded, cropped and resized by one of this machine's cores: half of what
 benchmarks/imagenet_folder.py measured on two."""
 RAM = 32e9
 DISK = 256e9
 DISK_BYTES_PER_S = 2e9
 LINK_BYTES_PER_S = 3e9
 SMALL, LARGE = 10e9, 100e9
-"""Bytes a second of the stores."""
+"""Bandwidth of the stores in bytes per second."""
 SPREAD, WIDE_SPREAD = 0.03, 0.1
 """Standard deviation of a node's steps, relative."""
 
@@ -43,14 +43,14 @@ PUBLISHED = (
     ("MoXing: 0.8 at 1,000 devices", 1000 / DEVICES, 0.8),
     ("MoXing's table: 0.91 at 128 devices", 128 / DEVICES, 85_993.1 / (16 * 5_906.6)),
 )
-"""Nodes and efficiency, where the number of nodes is known."""
+"""Nodes and efficiency, if the number of nodes is known."""
 AWS = 0.85
 """BERT and Mask R-CNN at AWS: the number of nodes is not given."""
 
 WIDTH, HEIGHT = 860, 420
 LEFT, RIGHT, TOP, BOTTOM = 60, 300, 20, 50
 COLOURS = ("#009e73", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7")
-"""Told apart by those who are colour-blind, too (Okabe and Ito, 2008)."""
+"""Colors that colour-blind readers can distinguish, too (Okabe and Ito, 2008)."""
 INK, PAPER, FAINT = "#333333", "#ffffff", "#dddddd"
 
 
@@ -69,7 +69,7 @@ def node(
     tiers: tuple[Tier, ...] = (),
     own_parts: bool = True,
 ) -> Cluster:
-    """Return the node that the curves are about."""
+    """Return the node that all curves are for."""
     return Cluster(
         normal_steps(BATCH / ROWS_PER_S, spread),
         batch_rows=DEVICES * BATCH,
@@ -107,7 +107,7 @@ Values = Sequence[Sequence[float]]
 
 
 def simulated() -> Values:
-    """Return what there is to draw."""
+    """Return the curves to draw."""
     return [
         [simulate(curve.what, n, warm=curve.warm).efficiency for n in DRAWN]
         for curve in CURVES
@@ -184,7 +184,7 @@ def _legend(at: int, label: str, shape: str) -> Iterator[str]:
 
 
 def _published() -> Iterator[str]:
-    """Draw what others have reached: points, and a line where nodes are not given."""
+    """Draw others' figures: points, and a line if the number of nodes is not given."""
     after = len(CURVES)
     for at, (label, nodes, value) in enumerate(PUBLISHED):
         fill = INK if at == 0 else PAPER

@@ -2,11 +2,11 @@
 
     python benchmarks/sources.py [--rounds 5] [--only lmdb webdataset parquet ...]
 
-Every row reads the same files: by penstock, and by what the format's own library has
-for it under torch's DataLoader, with the same number of workers. Then penstock as it
-finds its own workers. All take turns; medians count. Aims: 0.95 of the library's rate
-at the same workers, 1.2 when tuned. Samples are 2 KB and a label, as bytes: reading is
-measured, not decoding.
+The candidates of a row read the same files: penstock, and the format's own library
+under torch's DataLoader, with the same number of workers; then penstock with autotune
+on. All take turns, and medians count. The aims are 0.95 of the library's rate with the
+same workers, and 1.2 when tuned. Samples are 2 KB and a label, as bytes, because this
+measures reading and not decoding.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def by_penstock(make: Callable[..., ps.Pipeline], *, tuned: bool) -> int:
 
 
 class LmdbDataset(torch.utils.data.Dataset[bytes]):
-    """As py-lmdb's users write it: opened in each worker."""
+    """LMDB as its users read it: opened in each worker."""
 
     def __init__(self, path: str) -> None:
         self.path, self.environment = path, None
@@ -81,7 +81,7 @@ class LmdbDataset(torch.utils.data.Dataset[bytes]):
 
 
 class ParquetRows(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """As pyarrow reads rows: batches of a file, and each worker its own files."""
+    """Rows as pyarrow reads them: in batches, each worker from its own files."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths

@@ -1,4 +1,4 @@
-"""A process that is measured, and stopped while another one is."""
+"""A process to measure, which is stopped while another one is measured."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import psutil
 __all__ = ["Ended", "Subject"]
 
 PATIENCE_S = 5.0
-"""After its input is closed."""
+"""Seconds to end after its input is closed."""
 
 
 class Ended(RuntimeError):
-    """A subject ended, or said nothing in time."""
+    """A subject ended, or did not answer in time."""
 
 
 class Subject:
     """A fresh process of a script, as a `with`, that answers lines with JSON.
 
-    Between two questions it is stopped, with all its children: none is to fill up its
-    stock meanwhile, or to take a core from another. It meets no other on this host: one
-    that is stopped leaves it all cores.
+    Between two questions it is stopped, with all its children, so that it neither
+    prefetches nor takes a core from another. It does not share cores with host peers:
+    those that are stopped leave it all of them.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Subject:
         """Start it.
 
         Args:
-            *arguments: the script, and what it takes.
-            python: what runs it.
-            limit_s: how long an answer may take.
-            stderr: where its own goes; None: to ours.
+            *arguments: the script and its arguments.
+            python: the interpreter that runs it.
+            limit_s: longest time for an answer, in seconds.
+            stderr: where its errors go; None: to ours.
             environment: its variables; None: ours.
         """
         self._limit_s = limit_s
@@ -66,7 +66,7 @@ class Subject:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let it end by itself; whoever of its family is left then is killed."""
+        """Let it end by itself, then kill any of its processes that are left."""
         self._signal(signal.SIGCONT)
         family = list(self._family())
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,10 +78,10 @@ class Subject:
         self._folder.cleanup()
 
     def ask(self, question: str = "") -> Any:
-        """Let it go on until it has answered.
+        """Let it run until it has answered; return the answer.
 
         Raises:
-            Ended: it did not.
+            Ended: it did not answer.
         """
         asked, told = self._process.stdin, self._process.stdout
         assert asked is not None

@@ -1,4 +1,4 @@
-"""The pipelines of autotune_suite.py, and what is known of each."""
+"""The pipelines of autotune_suite.py, and what is known about each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import penstock as ps
 __all__ = ["MAX_WORKERS_TRIED", "ROWS", "SAMPLES", "Row", "photograph"]
 
 MAX_WORKERS_TRIED = 32
-"""Workers of each stage in the start from too many."""
+"""Workers of each stage in the start with too many."""
 SAMPLES = 10**8
 
 
@@ -27,8 +27,8 @@ class Sleep:
     """A sample, or a stage's work on one, that waits.
 
     Args:
-        seconds: that it takes.
-        heavy_s: what one sample in a hundred takes instead.
+        seconds: how long it waits.
+        heavy_s: how long one sample in a hundred waits instead.
     """
 
     seconds: float
@@ -47,10 +47,10 @@ class Sleep:
 
 
 class Crowded:
-    """Slower the more are in it at once: a lock in a native library.
+    """Work that gets slower the more workers do it: a lock in a native library.
 
-    Seconds a sample with 1, 2, 3, ... at work: those of SPDL's video demuxer
-    (0.010 s alone, best with three).
+    The seconds per sample with 1, 2, 3, ... workers are those of SPDL's video demuxer
+    (0.010 s with one, best with three).
     """
 
     CURVE_S = (0.010, 0.010, 0.013, 0.023, 0.045, 0.067, 0.108, 0.150)
@@ -75,11 +75,11 @@ class Crowded:
 
 @dataclass(frozen=True)
 class Python:
-    """A sample that computes in pure Python, maybe after a wait.
+    """A sample that computes in pure Python, perhaps after a wait.
 
     Args:
-        loops: of Python.
-        wait_s: before them.
+        loops: loops of Python.
+        wait_s: seconds of waiting before them.
     """
 
     loops: int
@@ -107,7 +107,7 @@ def photograph() -> bytes:
 
 @dataclass(frozen=True)
 class Photos:
-    """The same photograph again and again, to decode and to resize."""
+    """The same photograph repeated, to decode and resize."""
 
     encoded: bytes = field(default_factory=photograph)
 
@@ -124,25 +124,25 @@ MS = rounds_for(0.001)
 
 @dataclass(frozen=True)
 class Row:
-    """One pipeline with its trainer, and what is known of it."""
+    """One pipeline with its trainer, and what is known about it."""
 
     make: Callable[[int], ps.Pipeline]
-    """Return it with so many workers a stage."""
+    """Return the pipeline with this many workers in each stage."""
     step_s: float
     """The trainer's own part of a step."""
     verdict: str
     cause: str | tuple[str, ...]
-    """How that of `explain` begins."""
+    """The beginning of the right cause of `explain`."""
     best: float = 0.0
-    """Steps a second of the best settings; 0: it is searched among `fixed`."""
+    """Steps per second of the best settings; 0: they are searched among `fixed`."""
     fewest: int = 0
-    """Workers, over all stages, that suffice for these; 0: not known."""
+    """Fewest workers, over all stages, that reach this; 0: unknown."""
     fixed: tuple[int, ...] = ()
     most: int = MAX_WORKERS_TRIED
 
 
 def read(data: Any, batch: int, **settings: Any) -> Callable[[int], ps.Pipeline]:
-    """Return a maker of pipelines that read, and do nothing else."""
+    """Return a maker of pipelines that only read."""
     return lambda workers: ps.Pipeline.from_dataset(
         data, num_parallel_workers=workers, thread_safe=True, **settings
     ).batch(batch)
@@ -162,14 +162,14 @@ def three(*seconds: float) -> Callable[[int], ps.Pipeline]:
 
 
 def sequential(workers: int) -> ps.Pipeline:
-    """A stage of which there can only be one, behind one of which there can be more."""
+    """A stage limited to one worker, after a stage that may have more."""
     asked: Any = {"executor": "thread", "num_parallel_workers": workers}
     one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
     source = ps.Pipeline.from_dataset(Sleep(0.005), **asked)
     return source.map(Sleep(0.010), **one).batch(4)
 
 
-# How causes begin. One thread alone shows nothing of the GIL.
+# The beginnings of causes. One thread alone shows no contention for the GIL.
 TRAINER, BLOCKED, CPU = "the trainer", "waiting reads", "CPU"
 GIL = ("the GIL", CPU)
 

@@ -1,10 +1,10 @@
-"""Is there any cost left between a sample and its batch?
+"""How much does it cost to put tiny samples into batches?
 
     python benchmarks/tiny_samples.py
 
-200,000 samples of `float32 [32]` and an int, in memory, shuffled, batch 256, whole
-epochs, beside torch's DataLoader with 0 to 4 workers (kept between epochs) and beside a
-bare loop over `__getitem__`.
+The samples are 200,000 times `float32 [32]` and an int, in memory, shuffled, in batches
+of 256 and whole epochs. penstock is compared with torch's DataLoader with 0 to 4
+workers, kept between epochs, and with a bare loop over `__getitem__`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     for name, loader in loaders.items():
         candidates[name] = lambda loader=loader: drain(loader)
     candidates["bare loop, no batches"] = bare
-    gc.freeze()  # a collection of torch's own objects may fall on anyone
+    gc.freeze()  # the garbage collector may otherwise run in any candidate
     results = versus(candidates, SAMPLES)
     show("tiny samples", results, list(loaders))
 

@@ -19,21 +19,21 @@ class Result:
 
     name: str
     rates: tuple[float, ...]
-    """Samples a second, by round."""
+    """Samples per second, by round."""
     cores: float
-    """Cores that it, children included, kept busy: the median."""
+    """Cores kept busy, children included: the median."""
     memory_mb: float = 0.0
-    """Of all its processes; 0: not measured."""
+    """Memory of all its processes in MB; 0: not measured."""
     note: str = ""
 
     @property
     def rate(self) -> float:
-        """The median."""
+        """The median rate."""
         return statistics.median(self.rates)
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and all its children, ended ones too."""
+    """Return the CPU seconds of this process and all its children, also ended ones."""
     process = psutil.Process()
     times = process.cpu_times()
     total = times.user + times.system + times.children_user + times.children_system
@@ -52,9 +52,9 @@ def versus(
     """Run every candidate once a round, after one round that does not count.
 
     Args:
-        candidates: each runs one whole epoch.
-        samples: in an epoch.
-        rounds: that count.
+        candidates: functions that each run one whole epoch.
+        samples: samples in an epoch.
+        rounds: rounds that count.
     """
     rates: dict[str, list[float]] = {name: [] for name in candidates}
     cores: dict[str, list[float]] = {name: [] for name in candidates}
