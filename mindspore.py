@@ -210,7 +210,7 @@ class Dataset:
 
     @property
     def pipeline(self) -> Pipeline:
-        """What it covers, for all else that penstock can do."""
+        """The `Pipeline` inside, for everything else that penstock can do."""
         return self._pipeline
 
     def map(

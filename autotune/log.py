@@ -35,7 +35,7 @@ UNCHANGED = " Loading did not hold training up; nothing was changed."
 
 # Files of this process: a further loop, or another pipeline, continues in them.
 _begun: set[Path] = set()
-# By result file and pipeline: what was found, and how often it helped.
+# By result file and pipeline: the values found, and how many changes were kept.
 _found: dict[Path, dict[str, tuple[Saved, int]]] = {}
 # Names of the pipelines being tuned.
 _tuned: set[str] = set()
@@ -54,14 +54,14 @@ left out above this rate. A day therefore takes at most 45 MB."""
 
 
 class Released:
-    """What was released since it was last logged."""
+    """Workers and memory released since they were last logged."""
 
     def __init__(self) -> None:
         self.workers = 0
-        self.held_bytes = 0  # when the giving back began
+        self.held_bytes = 0  # before the first release
 
     def add(self, outcomes: tuple[DecisionOutcome, ...], held_bytes: int) -> None:
-        """Count kept outcomes; `held_bytes` is what was held before them."""
+        """Count kept outcomes; `held_bytes` is the memory in use before them."""
         workers = sum(
             -outcome.decision.added
             for outcome in outcomes
@@ -73,7 +73,7 @@ class Released:
 
 
 class Spoken:
-    """The verdict told last."""
+    """The verdict that was logged last."""
 
     def __init__(self) -> None:
         self._verdict = ""
@@ -81,7 +81,7 @@ class Spoken:
         self._change_s = VERDICT_CHANGE_S
 
     def due(self, window: Observation) -> bool:
-        """Whether the window's verdict is to be told; if so, it counts as told."""
+        """Whether to log the window's verdict now; if so, it counts as logged."""
         steps, told = window.trainer.steps, bool(self._verdict)
         if steps == 0 or (told and steps < FEW_STEPS and window.window_s < FEW_STEPS_S):
             return False
@@ -96,7 +96,7 @@ class Spoken:
         return True
 
     def older_than(self, window: Observation) -> bool:
-        """Whether what was told last is not of this window."""
+        """Whether the last logged verdict is not this window's."""
         return window.trainer.steps > 0 and window.time_s > self._time_s
 
 
@@ -183,7 +183,7 @@ class AutotuneLog:
         self._write(decision.to_row(time_s))
 
     def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
-        """Log what a change did."""
+        """Log the outcome of a change."""
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))
         self._write(outcome.to_row(time_s))
@@ -202,13 +202,17 @@ class AutotuneLog:
             tell_verdict(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
-        """Write what is known of a loop that torch's own workers loaded."""
+        """Write the verdict on a loop that torch's own workers loaded."""
         row = {"time_s": time.perf_counter(), "event": "torch"}
         self._write({**row, "line": explanation.line, **explanation.to_dict()})
 
     def failed(self, error: Exception) -> None:
         """Log a failure of the tuner: tuning ends, training does not."""
-        LOGGER.warning("autotune is off from here, training goes on", exc_info=error)
+        LOGGER.warning(
+            "autotune failed and is off from here on; training continues with the"
+            " present settings",
+            exc_info=error,
+        )
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.
@@ -258,7 +262,8 @@ class AutotuneLog:
 
     def _give_up(self, error: OSError) -> None:
         LOGGER.warning(
-            "the autotune log is no longer written to its files (%s); tuning goes on",
+            "the autotune log cannot be written to its files (%s) and ends there;"
+            " tuning continues",
             error,
         )
         self._result = None
@@ -269,7 +274,7 @@ class AutotuneLog:
 
 
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
-    """Log a line about what is going to run, before a tuner exists."""
+    """Log a line about a pipeline before it has a tuner."""
     LOGGER.log(level, _named(pipeline, text))
 
 

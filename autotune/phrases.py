@@ -69,7 +69,7 @@ def law(operator: str, run_s: float, busy: float, rate: float, workers: int) -> 
 
 
 def idle(operator: str, busy: float, workers: int, *, waiting: bool) -> str:
-    """Fewer of its workers are busy than it has; the trainer may wait for others."""
+    """Some of its workers are idle, although the trainer may wait for other stages."""
     why = "other things hold up the trainer" if waiting else "the trainer does not wait"
     return f"Op ({operator}) keeps {busy:.1f} of {workers} workers busy, and {why}."
 
@@ -99,7 +99,7 @@ def request(decision: Decision) -> str:
 
 
 def outcome(seen: DecisionOutcome) -> str:
-    """What a change did."""
+    """A change was kept or rolled back."""
     decision, before, after = seen.decision, seen.before, seen.after
     verb = "kept" if seen.kept else "rolled back"
     return (
@@ -110,7 +110,7 @@ def outcome(seen: DecisionOutcome) -> str:
 
 
 def released(wait: float, workers: int, nbytes: int) -> str:
-    """What was given back since the trainer stopped waiting."""
+    """Resources were released since the trainer stopped waiting."""
     things = []
     if workers:
         things.append(f"{workers} worker{'s' if workers > 1 else ''}")
@@ -120,7 +120,7 @@ def released(wait: float, workers: int, nbytes: int) -> str:
 
 
 def speedup(headspace: float) -> str:
-    """How much faster training would be if loading were free."""
+    """Return how much faster training would be if loading were free."""
     if headspace > ROUND_FROM:
         return f"more than {ROUND_FROM}x faster"
     digits = 1 if headspace < TENS_FROM else 0
@@ -128,7 +128,7 @@ def speedup(headspace: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number as a person would say it: 3.6, about 50, about 1,200."""
+    """Return a number as people say it: 3.6, about 50, about 1,200."""
     if number < TENS_FROM:
         return f"{number:.1f}"
     magnitude = 10 ** (len(str(int(number))) - 2)
@@ -136,7 +136,7 @@ def count(number: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes with a suitable unit."""
     if nbytes >= GIB:
         return f"{nbytes / GIB:.1f} GiB"
     if nbytes >= 10 * MIB:
@@ -145,18 +145,18 @@ def size(nbytes: float) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds, without the unit; of very few, more digits."""
+    """Return milliseconds without the unit; very few get more digits."""
     value = 1000 * seconds
     return f"{value:.2f}" if value >= FEW_MS else f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def short_name(operator: str) -> str:
-    """`decode` from `Map(ID:2) decode`; an operator without a name stays as it is."""
+    """Return `decode` for `Map(ID:2) decode`, or all of an operator without a name."""
     return operator.partition(") ")[2] or operator
 
 
 def peak(operator: str, run_s: float, old: int, new: int) -> str:
-    """More workers did not bring what they should: other numbers are tried."""
+    """More workers did not bring the expected gain: other numbers are tried."""
     return (
         f"Op ({operator}) takes {ms(run_s)} ms a sample with {old} workers,"
         f" which may get in each other's way: trying {new}."
@@ -178,7 +178,7 @@ def executor(operator: str, kind: str, why: str) -> str:
 
 
 def alone(operator: str, step_s: float, alone_s: float) -> str:
-    """The trainer was faster when it made the batches itself."""
+    """The trainer was faster when it loaded the batches itself."""
     return (
         f"Op ({operator}) goes back to the trainer: a step takes"
         f" {1000 * step_s:.3g} ms, and took {1000 * alone_s:.3g} ms without workers."
@@ -191,7 +191,7 @@ def one_a_core(operator: str, workers: int) -> str:
 
 
 def contention(loading_s: float, paused_s: float) -> str:
-    """The engine takes time from the trainer's own part of a step."""
+    """Loading lengthens the trainer's own part of a step."""
     return (
         f"Pipeline: the trainer's own part of a step takes {1000 * loading_s:.3g} ms"
         f" while batches are loaded beside it, {1000 * paused_s:.3g} ms while none are"
@@ -200,12 +200,12 @@ def contention(loading_s: float, paused_s: float) -> str:
 
 
 def regime(name: str) -> str:
-    """The batches from here on are of a regime that was loaded before."""
+    """The next batches belong to a regime for which values are known."""
     return f"The plan goes over to {name}: what served them best before is restored."
 
 
 def few_ahead(operator: str, prefetch: int, workers: int) -> str:
-    """Workers that mostly wait could be given several samples at once."""
+    """With more batches ahead, workers that mostly wait could take several samples."""
     return (
         f"Op ({operator}) prefetches {prefetch} batches, too few for {workers} workers"
         " that mostly wait to be given several samples at once."

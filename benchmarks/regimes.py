@@ -139,7 +139,7 @@ ROWS = {
         fewest=16,
     ),
     "larger images": Row(Photos, {"size": 128}, {"size": 224}),
-    "neighbour": Row(Photos, {"size": 128}, {}, peer=True),
+    "shared": Row(Photos, {"size": 128}, {}, peer=True),
 }
 
 

@@ -81,7 +81,7 @@ def train(options: argparse.Namespace, folder: Path) -> None:
     pipe = (
         ps.Pipeline.from_folder(folder, schedule=schedule)
         .shuffle(seed=0)
-        .map(ps.image.decode_random_resized_crop(None))  # as large as the present batch
+        .map(ps.image.decode_random_resized_crop(None))  # as large as the current batch
         .batch()
     )
     samples = len(list(folder.glob("*/*")))

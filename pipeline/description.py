@@ -157,7 +157,7 @@ class Description(Constructors, Printed):
                 too.
             disk_limit: bytes on disk (default: four fifths of the free space).
             codec: "raw", "lz4", "zstd", "filter" (zstd of the part of each pixel that
-                its neighbours do not predict, for `uint8` images), or "auto": the codec
+                adjacent ones do not predict, for `uint8` images), or "auto": the codec
                 expected to take the least time, as measured on the first samples.
             version: change it when the samples have changed in a way that code and data
                 do not show.

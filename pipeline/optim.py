@@ -1,4 +1,4 @@
-"""An optimiser that follows the schedule of the batch in hand."""
+"""An optimiser that follows the schedule of the current batch."""
 
 from __future__ import annotations
 

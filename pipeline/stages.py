@@ -348,8 +348,8 @@ class CacheStage:
     codec: Name = "auto"
     version: int | str | None = None
     placed: bool = False
-    """Whether penstock placed this cache. Then it has no number of its own: the user's
-    stages keep theirs, and it shares its neighbour's.
+    """Whether penstock placed this cache. Then it has no number of its own: it shares
+    that of the stage beside it, so that the user's stages keep theirs.
     """
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ sky over a ground, strewn with overlapping leaves whose sizes follow a power law
 "dead leaves" have the statistics of natural images: edges at every scale and a spectrum
 that falls as 1/f, on which the size of a JPEG and the time to decode it depend (Lee,
 Mumford, Huang: "Occlusion models for natural images", IJCV 2001). The class sets the
-leaves' outline and the hues they lean to; all else varies from photo to photo.
+leaves' outline and their usual hues; everything else varies from photo to photo.
 """
 
 from __future__ import annotations

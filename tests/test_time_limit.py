@@ -55,7 +55,7 @@ def test_a_sample_that_is_stuck_once_is_done_again(
     with caplog.at_level(logging.WARNING, "penstock"), pipe:
         assert whole(pipe) == list(range(240))
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "with sample index 31 in hand" in line
+    assert "while working on sample index 31" in line
     assert "replaced as it was stuck" in line
     assert "gets_stuck_here" in line  # its stack
 

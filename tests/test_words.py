@@ -42,14 +42,17 @@ COMPOUNDS = ("in_flight", "InFlight")
 NO_CODE = {"build", "dist", "docs"}
 UNIDIOMATIC = (
     r"\banew\b|\bfor ever\b|\bgate's lock\b|\b(?:that|those) of the one\b"
-    r"|\bfiles end here\b|\bwho looked through\b"
+    r"|\bfiles end here\b|\bwho looked through\b|\bwho has it\b"
 )
 """Phrases that read as translated, or make sense to their author alone."""
-IN_PAGES = (
-    r"\bis told\b|\bwho has it\b|\bbury\b|\bcrews?\b|\bhired?\b|\bneighbours?\b"
-    r"|\bnurser(?:y|ies)\b|\bpokes?\b|\bpurses?\b|\brosters?\b|\brouses?\b"
+IN_PROSE = (
+    r"\b(?:is|are|was|were|be) told\b(?! apart)|\bin hand\b"
+    r"|\bhanded on\b|\ball else\b|\bbur(?:y|ies|ied)\b|\bcrews?\b|\bdismiss"
+    r"|\bgates?\b|\bhir(?:es?|ed|ing)\b|\bneighbou?rs?\b|\bnurser(?:y|ies)\b"
+    r"|\bpark(?:s|ed|ing)?\b|\bpok(?:es?|ed|ing)\b|\bpurses?\b|\brosters?\b"
+    r"|\brous(?:es?|ed|ing)\b"
 )
-"""More of these, and the replaced words that have no other meaning there."""
+"""More of these, and the replaced words that have no other meaning in our texts."""
 
 
 def words(name: str) -> list[str]:
@@ -118,15 +121,55 @@ def test_no_text_reads_as_if_translated(root: Path) -> None:
     assert found == []
 
 
-def test_pages_use_no_word_that_was_replaced(root: Path) -> None:
-    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob(".github/**/*.md")]
+def test_pages_read_as_english_and_use_no_word_that_was_replaced(root: Path) -> None:
+    pages = [
+        *root.glob("*.md"),
+        *root.glob("[!.]*/**/*.md"),
+        *root.glob(".github/**/*.md"),
+    ]
     found = [
         f"{page.relative_to(root)}: {match.group()}"
         for page in pages
         if page.name != "renamed.md"
-        for match in re.finditer(IN_PAGES, page.read_text())
+        for match in re.finditer(IN_PROSE, page.read_text())
     ]
     assert found == []
+
+
+def test_docstrings_comments_and_messages_do_so_too(root: Path) -> None:
+    found = [
+        f"{path.relative_to(root)}: {match.group()}"
+        for path in [*root.glob("*.py"), *root.glob("[!.]*/**/*.py")]
+        if path.relative_to(root).parts[0] not in {*NO_CODE, "tests"}
+        if re.search(IN_PROSE, unwrapped(path.read_text(encoding="utf-8")))
+        for text in prose(path.read_text(encoding="utf-8"))
+        for match in re.finditer(IN_PROSE, text)
+    ]
+    assert found == []
+
+
+def test_prose_is_found_across_lines_and_told_from_code() -> None:
+    code = '"""All\n    else."""\nall_else = 1  # and all\n# else\nf"all {x} else"\n'
+    assert [*prose(code)] == [" and all else", "All else.", "all ", " else"]
+    assert re.search(IN_PROSE, "which can be told apart") is None
+
+
+def prose(code: str) -> Iterator[str]:
+    """Yield comments, those of consecutive lines as one, and then all strings."""
+    comments: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            line, text = token.start[0], token.string.lstrip("# ")
+            comments[line] = f"{comments.pop(line - 1, '')} {text}"
+    yield from comments.values()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield unwrapped(node.value)
+
+
+def unwrapped(text: str) -> str:
+    """Return a text on one line, without the marks of comments."""
+    return re.sub(r"\s*\n[\s#]*", " ", text)
 
 
 def test_texts_name_files_that_exist(root: Path) -> None:

@@ -76,11 +76,11 @@ def probe(
 ) -> int | None:
     """Return the number to try next: within the wider gap beside the best one.
 
-    A curve with one peak has it between the neighbours of the best point. If nothing is
-    known yet, a quarter is tried: a run that starts with too many may be far beyond the
-    peak. If a segment mostly `waits`, and each worker brought its share, no fewer are
-    tried. Computing workers may crowd each other even then, while others make the rate
-    grow.
+    If a curve has one peak, it lies between the points on both sides of the best one.
+    If nothing is known yet, a quarter is tried: a run that starts with too many may be
+    far beyond the peak. If a segment mostly `waits`, and each worker brought its share,
+    no fewer are tried. Computing workers may crowd each other even then, while others
+    make the rate grow.
     """
     if len(curve) < 2:
         fewer = max(lower, workers // 4)

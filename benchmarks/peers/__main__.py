@@ -2,18 +2,19 @@
 
     cd benchmarks && ../.venv/bin/python -m peers --quick [--data DIR] [--resume FILE]
 
-torch (Pillow and simplejpeg), torchdata, Grain, SPDL, tf.data, MindSpore and FFCV, each
-in an environment of its own, which is made first and kept (environments.py); those that
-cannot be installed say why. Photographs (random resized crops, of the same parts for
-all that can be told which), tiny samples made by Python, the same rows out of arrays,
-lists of token ids that are padded, images with lists of boxes, and reads that wait
-20 ms and compute 1 ms of Python. Samples come in order: first batches are compared with
-penstock's, and rows of other pixels are no measure for ours.
+The peers are torch (Pillow and simplejpeg), torchdata, Grain, SPDL, tf.data, MindSpore
+and FFCV. Each has an environment of its own, which is made first and kept
+(environments.py); if it cannot be installed, the table says why. The workloads are
+photographs (random resized crops, the same parts for all peers that accept a part),
+tiny samples made by Python, the same rows from arrays, lists of token ids that are
+padded, images with lists of boxes, and reads that wait 20 ms and compute 1 ms of
+Python. Samples come in order. First batches are compared with penstock's, and rows with
+other pixels are not used as a measure for ours.
 
-First each setting gets a short look, then the best of each row runs in turn with all
-others of its workload, which are stopped meanwhile: medians of five windows. Memory is
-the proportional set size (PSS) of all processes, the most after any window. A workload
-is added to a file as soon as it is measured; `--resume FILE` goes on.
+First, each setting is measured briefly. Then the best setting of each row runs in turn
+with all others of its workload, which are stopped in between: medians of five windows.
+Memory is the proportional set size (PSS) of all processes, the most after any window. A
+workload is appended to a file as soon as it is measured; `--resume FILE` continues.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--envs", type=Path, default=DEFAULT, metavar="DIR")
     parser.add_argument("--resume", type=Path, metavar="FILE")
     options = parser.parse_args()
-    # Ended from outside, it ends those that it stopped.
+    # If it is ended from outside, it ends the processes that it stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     path = options.resume or Path(tempfile.mkstemp(".jsonl", "peers-")[1])
     print(f"rows are added to {path}", flush=True)

@@ -23,11 +23,11 @@ from .environments import PEERS, Unavailable, python_of
 __all__ = ["FULL", "QUICK", "Bench", "Pace", "Row", "read_rows", "report"]
 
 LIMIT_S = 120.0
-"""For an answer, beside the seconds of loading that it takes."""
+"""Seconds for an answer, in addition to the seconds of loading."""
 TAIL = 200
-"""Characters of what a process said before it failed."""
+"""Characters kept of the output of a process that failed."""
 OTHER = 1.0
-"""Photographs that differ by more, of 255 and in the mean, are not the same work."""
+"""Mean difference of photographs, of 255, above which the work is not the same."""
 OURS = "penstock"
 
 
@@ -36,13 +36,13 @@ class Pace:
     """How long each part takes, in seconds."""
 
     trial_s: float = 1.5
-    """Of each setting."""
+    """Measurement of each setting."""
     warm_s: float = 3.0
-    """Before the rounds."""
+    """Time before the rounds."""
     tune_s: float = 12.0
-    """The same for what finds its settings while it runs."""
+    """The same for candidates that are tuned while they run."""
     settle_s: float = 0.5
-    """Before each window."""
+    """Time before each window."""
     window_s: float = 2.0
     rounds: int = 5
 
@@ -53,24 +53,24 @@ QUICK = Pace(0.5, 1.0, 6.0, 0.2, 0.7)
 
 @dataclass
 class Row:
-    """What was found of one candidate; rates are samples a second."""
+    """The results of one candidate; rates are samples per second."""
 
     workload: str
     peer: str
     name: str
     setting: dict[str, Any] = field(default_factory=dict)
     tried: list[tuple[dict[str, Any], float]] = field(default_factory=list)
-    """Settings and their rates, 0 where one failed."""
+    """Settings and their rates; 0 if one failed."""
     rates: list[float] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
     memory_mb: float = 0.0
-    """The most that its processes held after a window, shared pages once (PSS)."""
+    """Most memory of its processes after a window, shared pages once (PSS)."""
     first_s: float = 0.0
-    """To the first batch."""
+    """Time to the first batch."""
     differs: tuple[float, float] | None = None
-    """From the first row's batch: in the mean, and at most; None: another shape."""
+    """Mean and largest difference from the first row's batch; None: another shape."""
     decoder: float | None = None
-    """At most, from Pillow's, where the peer has one of its own."""
+    """Largest difference from Pillow's decoder, if the peer has one of its own."""
     error: str = ""
     """Why it was left out, or failed."""
 
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Its name and setting, in a line."""
+        """Its name and setting, in one line."""
         words = [f"{key}={value}" for key, value in self.setting.items()]
         return f"{self.name} ({', '.join(words) or 'defaults'})"
 
@@ -145,12 +145,12 @@ class Process:
         return found
 
     def rate(self, settle_s: float, seconds: float) -> tuple[float, float]:
-        """Return samples a second, and cores kept busy."""
+        """Return the samples per second, and the cores kept busy."""
         found = self.ask("window", settle_s=settle_s, seconds=seconds)
         return found["samples"] / found["seconds"], found["cpu_s"] / found["seconds"]
 
     def memory_mb(self) -> float:
-        """Return what its processes hold."""
+        """Return the memory of its processes."""
         return self._subject.pss_mb()
 
 
@@ -158,10 +158,10 @@ class Bench:
     """Measures workloads.
 
     Args:
-        given: what all peers load.
+        given: the data that all peers load.
         envs: the folder of environments.
-        peers: their names.
-        pace: how long.
+        peers: names of the peers.
+        pace: how long each part takes.
     """
 
     def __init__(self, given: Given, envs: Path, peers: list[str], pace: Pace) -> None:
@@ -187,7 +187,7 @@ class Bench:
         return rows
 
     def _chosen(self, peer: str, workload: str) -> Iterator[Row]:
-        """Yield a row for each the peer has, with its best setting."""
+        """Yield each row of a peer, with its best setting."""
         with contextlib.ExitStack() as stack:
             try:
                 process = stack.enter_context(self._started(peer, workload))
@@ -210,9 +210,9 @@ class Bench:
         process: Process,
         stack: contextlib.ExitStack,
     ) -> Process:
-        """Choose the best setting by a short look at each; return a process that runs.
+        """Choose the best setting by measuring each briefly; return a running process.
 
-        One that failed may be of no more use: another follows it.
+        A process that failed may be unusable, so another one follows it.
         """
         pace = self._pace
         for setting in settings:
@@ -247,7 +247,7 @@ class Bench:
         row.memory_mb = max(row.memory_mb, process.memory_mb())
 
     def _compare(self, rows: list[Row]) -> None:
-        """Hold first batches against those of the first row."""
+        """Compare first batches with those of the first row."""
         found = [row for row in rows if not row.error]
         if not found:
             return
@@ -283,7 +283,7 @@ def attempt(row: Row, measure: Callable[[Row, Process], None], by: Process) -> N
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print the progress."""
     print(text, file=sys.stderr, flush=True)
 
 

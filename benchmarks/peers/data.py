@@ -1,7 +1,7 @@
-"""What all peers load, made of numpy and plain Python: nothing of any loader is here.
+"""The data that all peers load, made with numpy and plain Python and without a loader.
 
-Sample i of a data set is the same for all, and all take samples in order, so that their
-batches can be compared. Rows come again and again, so that epochs are long.
+Sample i of a dataset is the same for all peers, and all take samples in order, so their
+batches can be compared. Rows repeat, so that epochs are long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Crop = Callable[[bytes, Box, bool], Any]
 
 
 def pillow(data: bytes, box: Box, flip: bool) -> np.ndarray:  # noqa: FBT001
-    """Decode, crop, resize with antialiasing and mirror, all by Pillow."""
+    """Decode, crop, resize with antialiasing and mirror, all with Pillow."""
     from PIL import Image
 
     top, left, height, width = box
@@ -53,7 +53,7 @@ def pillow(data: bytes, box: Box, flip: bool) -> np.ndarray:  # noqa: FBT001
 
 
 def simplejpeg(data: bytes, box: Box, flip: bool) -> np.ndarray:  # noqa: FBT001
-    """Decode by libjpeg-turbo; crop, resize with antialiasing and mirror by torch."""
+    """Decode with libjpeg-turbo; crop, resize (antialiased) and mirror with torch."""
     import torch
     from simplejpeg import decode_jpeg
 
@@ -85,7 +85,7 @@ class Rows(ABC):
 
     @abstractmethod
     def row(self, index: int) -> Any:
-        """Return one of the rows there are."""
+        """Return one of the rows."""
 
 
 class Files(Rows):
@@ -168,10 +168,10 @@ def pad(rows: Iterable[tuple[list[int], int]]) -> dict[str, np.ndarray]:
 
 
 class Detection(Rows):
-    """Images with boxes, of which each has its own number.
+    """Images, each with its own number of boxes.
 
     Args:
-        tensor: what makes of an array what the peer's users hold their data in.
+        tensor: converts an array to the type that the peer's users have.
     """
 
     def __init__(self, tensor: Callable[[np.ndarray], Any] = np.asarray) -> None:
@@ -193,7 +193,7 @@ class Detection(Rows):
 
 
 def listed(rows: Iterable[Any]) -> Any:
-    """Keep samples as they are, as detection models take them."""
+    """Keep samples as they are, for detection models."""
     return tuple(zip(*rows, strict=True))
 
 
@@ -201,7 +201,7 @@ class Waits(Rows):
     """Sample i is i, after 20 ms of waiting and 1 ms of Python.
 
     Args:
-        rounds: of Python.
+        rounds: rounds of Python.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -216,18 +216,18 @@ class Waits(Rows):
 
 @dataclass(frozen=True)
 class Given:
-    """What the peers are given, beside what fixed seeds make."""
+    """The data for the peers that does not come from fixed seeds."""
 
     folder: str
-    """It holds photographs/, in folders of classes, and what peers write."""
+    """A folder with photographs/, in folders of classes, and the files of peers."""
     paths: list[str]
     """Of the photographs."""
     boxes: list[Box]
-    """The part of each photograph that is wanted."""
+    """The part of each photograph to take."""
     flips: list[bool]
-    """Whether it is mirrored."""
+    """Whether to mirror it."""
     rounds: int
-    """Of Python in 1 ms."""
+    """Rounds of Python in 1 ms."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -245,7 +245,7 @@ class Given:
 
 
 class Batches(Sequence[Any]):
-    """Batch i as a sample, for peers that hand whole batches to their workers."""
+    """Batch i as a sample, for peers that give whole batches to their workers."""
 
     def __init__(self, rows: Rows, size: int, collate: Callable[[Any], Any]) -> None:
         self.rows, self.size, self.collate = rows, size, collate
@@ -262,7 +262,7 @@ class Batches(Sequence[Any]):
 
 
 def stacked(rows: Iterable[Any]) -> Any:
-    """Make arrays of samples that are tuples, or of those that are numbers."""
+    """Make arrays of samples that are tuples or numbers."""
     rows = list(rows)
     if isinstance(rows[0], tuple):
         return tuple(np.stack(column) for column in zip(*rows, strict=True))
@@ -274,7 +274,7 @@ COLLATE: dict[str, Callable[[Any], Any]] = {"text": pad, "detection": listed}
 
 
 def rows_of(workload: str, given: Given) -> Rows:
-    """Return the samples of a workload, for peers that take whatever Python makes."""
+    """Return the samples of a workload, for peers that take any Python object."""
     match workload:
         case "photographs":
             return Photographs(given, simplejpeg)
@@ -285,7 +285,7 @@ def rows_of(workload: str, given: Given) -> Rows:
 
 
 def batches_of(workload: str, given: Given) -> Batches:
-    """Return the same samples, whole batches of them."""
+    """Return the same samples, in whole batches."""
     if workload == "arrays":
         return Taken()
     collate = COLLATE.get(workload, stacked)
@@ -293,7 +293,7 @@ def batches_of(workload: str, given: Given) -> Batches:
 
 
 class Taken(Batches):
-    """Batches that are taken out of arrays at once."""
+    """Batches that are read from arrays at once."""
 
     def __init__(self) -> None:
         self.arrays = Arrays()

@@ -1,10 +1,10 @@
-"""Makes an environment of its own for each peer; each is left alone once it is there.
+"""Makes an environment for each peer, once.
 
     cd benchmarks && ../.venv/bin/python -m peers.environments [--envs DIR] [PEER ...]
 
-What is pinned in requirements/ is installed without whatever else pip would add. torch
-is large: peers that are used beside it find the one of the environment that runs this.
-penstock itself runs in that one. What cannot be installed is asked for again next time.
+Only the packages pinned in requirements/ are installed, without their dependencies.
+torch is large, so peers that need it use the one in the environment that runs this, in
+which penstock runs, too. If a peer cannot be installed, the next run tries again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["PEERS", "Environment", "Unavailable", "python_of"]
 DEFAULT = Path("~/.cache/penstock/peers").expanduser()
 REQUIREMENTS = Path(__file__).with_name("requirements")
 READY = "installed.txt"
-"""What an environment was made of."""
+"""The file that records the packages of an environment."""
 SAID = 300
-"""Characters of what went wrong."""
+"""Characters kept of an error."""
 
 
 class Unavailable(RuntimeError):
@@ -35,19 +35,19 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Environment:
-    """What a peer needs beside its requirements."""
+    """The needs of a peer besides its requirements."""
 
     imports: str
-    """Modules that must be there."""
+    """Modules that must be installed."""
     beside_torch: bool = True
     hint: str = ""
-    """What may be missing where it cannot be installed."""
+    """Packages that may be missing if they cannot be installed."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its processes find in `os.environ`.
+        """The variables of its processes.
 
-        Loaders run torch on many threads: each of them is to compute by itself.
+        Loaders run torch on many threads, so each thread must compute by itself.
         """
         return {"OMP_NUM_THREADS": "1"} if self.beside_torch else {}
 
@@ -68,7 +68,7 @@ PEERS = {
 
 
 def python_of(peer: str, envs: Path) -> str:
-    """Return the interpreter of a peer's environment, which is made if need be.
+    """Return the interpreter of a peer's environment; make the environment if needed.
 
     Raises:
         Unavailable: it cannot be made.
@@ -98,7 +98,7 @@ def make(peer: str, folder: Path, python: Path) -> None:
 
 
 def share(folder: Path) -> None:
-    """Let an environment find last what this one has."""
+    """Add this environment's packages to another one, after its own."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -128,7 +128,7 @@ def run(peer: str, python: Path, *arguments: str) -> None:
 
 
 def reason(said: str, hint: str) -> str:
-    """Return the line that says most of what a failed command wrote."""
+    """Return the most informative line of a failed command's output."""
     lines = [line.strip() for line in said.splitlines() if "Error" in line]
     lines = lines or [line for line in said.splitlines() if line.strip()][-1:]
     return "; ".join([*(line[:SAID] for line in lines[-1:]), *filter(None, [hint])])

@@ -1,4 +1,4 @@
-"""FFCV: photographs and arrays, from files of its own that are written first."""
+"""FFCV: photographs and arrays, from files in its own format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Pictures:
-    """Photographs for Pillow, as the writer takes them."""
+    """Photographs as Pillow images, for FFCV's writer."""
 
     def __init__(self, given: Given) -> None:
         self.paths = given.paths
@@ -46,14 +46,14 @@ class Pictures:
 
 
 class Labelled(Arrays):
-    """Each row there is, once."""
+    """Each row once."""
 
     def __len__(self) -> int:
         return self.count
 
 
 def written(path: Path, dataset: Any, fields: dict[str, Any]) -> str:
-    """Write a file of its own, unless it is there."""
+    """Write a file in FFCV's format, unless it exists."""
     if not path.exists():
         part = path.with_suffix(".part")
         writer = DatasetWriter(str(part), fields, num_workers=1, page_size=PAGE)

@@ -73,7 +73,7 @@ def generated(
     whole: bool = False,
     processes: bool = False,
 ) -> Iterator[Any]:
-    """Yield what Python makes, on threads or in processes."""
+    """Yield samples made by Python, on threads or in processes."""
     data = ds.GeneratorDataset(
         batches_of(workload, given) if whole else rows_of(workload, given),
         columns,
@@ -90,7 +90,7 @@ def tiny(given: Given, *, workers: int, whole: bool = False) -> Iterator[Any]:
 
 
 def arrays(given: Given, *, workers: int) -> Iterator[Any]:
-    """Yield the same, from rows that lie in an array."""
+    """Yield the same, from the rows of an array."""
     rows = Arrays()
     columns = (rows.rows, rows.labels)
     data = ds.NumpySlicesDataset(columns, shuffle=False, num_parallel_workers=workers)

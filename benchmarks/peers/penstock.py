@@ -1,4 +1,4 @@
-"""penstock: by itself with autotune on, and set by hand."""
+"""penstock, tuned by itself and set by hand."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ SETTINGS: dict[str, Any] = {
 
 
 class Crop:
-    """The fused operator; it draws the part of each photograph that all take.
+    """The fused operator, which draws the same part of each photograph for all peers.
 
     Args:
-        **options: of the operator.
+        **options: options of the operator.
     """
 
     def __init__(self, kind: Any, **options: Any) -> None:
@@ -90,7 +90,7 @@ CROPS = {
 
 
 class Many(Arrays):
-    """Rows, asked for many at a time."""
+    """Rows, read many at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         rows, labels = self.take(indices)
@@ -141,7 +141,7 @@ def tiny(given: Given, **setting: Any) -> Iterator[Any]:
 
 
 def arrays(given: Given, *, how: str, **setting: Any) -> Iterator[Any]:
-    """Yield the same, from rows that lie in an array."""
+    """Yield the same, from the rows of an array."""
     size, rows = BATCH["arrays"], Many()
     if how == "getitems":
         return loaded(rows, size, **setting)

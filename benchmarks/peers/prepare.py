@@ -1,4 +1,4 @@
-"""Makes the folder of what all peers are given: photographs, and the parts wanted."""
+"""Makes the data folder of all peers: photographs, and the part to take of each."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ __all__ = ["prepare"]
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 FLIP = 0.5
 MADE = 64
-"""Photographs, where none are given."""
+"""Photographs to draw, if none are given."""
 
 
 def prepare(folder: Path, data: Path | None, most: int) -> Given:
-    """Fill a folder, and return what is in it.
+    """Fill a folder, and return its contents.
 
     Args:
-        folder: it must be there, and empty.
-        data: class folders of JPEGs, of which those in colour are taken; None: some are
-            made.
-        most: photographs.
+        folder: an empty folder.
+        data: class folders of JPEGs, of which those in color are used; None: draw some.
+        most: most photographs.
     """
     photographs = folder / "photographs"
     if data is None:

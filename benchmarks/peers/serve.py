@@ -1,4 +1,4 @@
-"""The process in which one peer loads: it answers each line of JSON with another.
+"""The process in which one peer loads. It answers each line of JSON with another line.
 
     python -m peers.serve PEER WORKLOAD FOLDER      (in the peer's environment)
 
@@ -30,13 +30,13 @@ from .data import BATCH, Given, main_part
 __all__ = ["Server"]
 
 DECODED = 32
-"""Photographs by which decoders are compared."""
+"""Number of photographs on which decoders are compared."""
 TAIL = 300
 """Characters of an error."""
 
 
 class Server:
-    """Loads one workload by one peer."""
+    """Loads one workload with one peer."""
 
     def __init__(self, peer: str, workload: str, given: Given) -> None:
         self._module = importlib.import_module(f".{peer}", __package__)
@@ -44,7 +44,7 @@ class Server:
         self._batches: Iterator[Any] = iter(())
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked; an error is an answer, too."""
+        """Carry out a request, and return the answer, which may be an error."""
         try:
             found = getattr(self, asked.pop("do"))(**asked)
         except Exception as error:  # noqa: BLE001 - the table says so
@@ -60,7 +60,7 @@ class Server:
         return {"rows": self._module.SETTINGS[self._workload]}
 
     def open(self, setting: dict[str, Any], keep: str = "") -> dict[str, Any]:
-        """Begin with another setting."""
+        """Start a loader with another setting."""
         self.close()
         start_s = time.perf_counter()
         self._batches = getattr(self._module, self._workload)(self._given, **setting)
@@ -110,7 +110,7 @@ class Server:
 
 def main() -> None:
     """Answer until the input ends."""
-    # Whatever a library prints goes elsewhere than the answers.
+    # Libraries may print; their output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer, workload, folder = sys.argv[1:]
@@ -119,7 +119,7 @@ def main() -> None:
         print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)
     for child in psutil.Process().children(recursive=True):
         child.kill()
-    os._exit(0)  # what the interpreter would take down takes longer than a window
+    os._exit(0)  # the interpreter's own shutdown takes longer than a window
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 task: Any = None
-"""What a worker process makes of a number: processes are forked after it is set."""
+"""Makes a sample from a number. Worker processes are forked after it is set."""
 
 
 def run_task(number: int) -> Any:

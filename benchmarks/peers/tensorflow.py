@@ -63,7 +63,7 @@ def photographs(
 def generated(
     rows: Any, signature: Any, batch: Callable[[Any], Any] = lambda data: data
 ) -> Iterator[Any]:
-    """Yield what a generator of Python gives."""
+    """Yield samples from a Python generator."""
 
     def samples() -> Iterator[Any]:
         return map(rows.__getitem__, range(len(rows)))
@@ -73,7 +73,7 @@ def generated(
 
 
 def spec(*shape: int | None, kind: Any = tf.int64) -> Any:
-    """Return what a tensor of a generator is like."""
+    """Return the specification of a tensor from a generator."""
     return tf.TensorSpec(shape, kind)
 
 
@@ -88,7 +88,7 @@ def tiny(given: Given, *, whole: bool) -> Iterator[Any]:
 
 
 def arrays(given: Given, *, parallel: int) -> Iterator[Any]:
-    """Yield the same, from rows that lie in a tensor."""
+    """Yield the same, from the rows of a tensor."""
     rows = Arrays()
     data = tf.data.Dataset.from_tensor_slices((rows.rows, rows.labels)).repeat()
     return iter(data.batch(BATCH["arrays"], num_parallel_calls=parallel).prefetch(2))
@@ -111,7 +111,7 @@ def text(given: Given, *, whole: bool) -> Iterator[Any]:
 
 
 class Masked(Rows):
-    """Token ids with their mask, as what pads them wants."""
+    """Token ids with their mask, in the form that padding needs."""
 
     def __init__(self) -> None:
         self.text = Text()
@@ -134,7 +134,7 @@ def detection(given: Given) -> Iterator[Any]:
 def waits(given: Given, *, parallel: int, autotune: bool = False) -> Iterator[Any]:
     """Yield 32 numbers.
 
-    Without a pool of its own no more samples wait at once than there are cores.
+    Without a pool of its own, only as many samples can wait at once as there are cores.
     """
     call = partial(
         tf.numpy_function, lambda i: np.int64(given.waits[int(i)]), Tout=tf.int64

@@ -273,8 +273,8 @@ def selection(
 # only even permutations).
 SORTED_LENGTH = 4096
 # blake2b yields at most 64 bytes: one 8-byte key for each of the network's rounds. With
-# 4 rounds, neighbours 64 apart still correlate; from 6 on, no test here can tell it
-# from chance.
+# 4 rounds, values 64 places apart still correlate; from 6 rounds on, no test here can
+# tell it from chance.
 FEISTEL_ROUNDS = 6
 
 HALF = np.uint64(32)

@@ -1,7 +1,7 @@
-"""Fusion of neighbouring stages into segments, and their kinds of workers.
+"""Fusion of adjacent stages into segments, and their kinds of workers.
 
-Neighbours with one kind of executor form one segment, so a sample passes through them
-without a handover. Three things end a segment: a setting of its own
+Adjacent stages with the same kind of executor form one segment, so a sample passes
+through them without a handover. Three things end a segment: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
 reads wait while later stages compute. All stages before a cache form one segment,
 because samples in the cache need none of them.
@@ -63,7 +63,7 @@ class Kind:
 
 
 def kind_of(stages: Sequence[PerSample]) -> Kind:
-    """Return the kind of workers for the neighbours that form one segment."""
+    """Return the kind of workers for the adjacent stages of one segment."""
     asked = map(executor_of, stages)
     said: Executor = next((each for each in asked if each != "auto"), "auto")
     source = stages[0]
@@ -275,7 +275,7 @@ def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
 
 
 def _border(before: PerSample, after: PerSample) -> bool:
-    """Whether two neighbours run in different segments."""
+    """Whether two adjacent stages run in different segments."""
     if isinstance(before, SourceStage) and (before.waits or before.iterable):
         return True
     own = before.num_parallel_workers, after.num_parallel_workers

@@ -1,4 +1,4 @@
-"""Processes find one arena by a list of who has it, which nobody need keep in order."""
+"""Processes find an arena by a list of its holders, which nobody needs to maintain."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class WorkerChild(Child):
         self.layout: Layout | None = None
         """Layout of the rows of its last task that had a place for them."""
         self.lanes = 1
-        """Number of threads it was told to have."""
+        """Number of threads that the pool has asked it to run."""
         self.errands: dict[int, Errand] = {}
         self.settled = False
         """Whether it has returned a task."""

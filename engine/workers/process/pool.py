@@ -475,13 +475,13 @@ class ProcessPool(ServedPool):
             suspects = child.suspects(number)
             keys += [self._key(errand.chunk, row) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-        where = f" with {self._named(keys)} in hand" if keys else ""
-        LOGGER.warning("%s%s: %s; its work is done again", self._stage, where, death)
+        where = f" while working on {self._named(keys)}" if keys else ""
+        LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
         self._barren += NEVER_BEGUN if child.failed else 1
         if self._barren >= BARREN:
             text = (
-                f"worker processes of {self._stage} die one after the other, with "
-                f"nothing done in between; the last: {death}\nlook for what ends "
+                f"worker processes of {self._stage} die one after another, without "
+                f"finishing anything in between; the last: {death}\nfind out what ends "
                 'processes here, or use executor="thread"'
             )
             raise WorkerError(text)
