@@ -145,6 +145,7 @@ def test_a_framework_on_two_ranks_sees_each_sample_once(name: str) -> None:
     learnt(done, "3 epochs on 2 ranks, each sample once in each")
 
 
+@pytest.mark.timeout(300)
 def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
     pytest.importorskip("ray")
     done = subprocess.run(
@@ -152,7 +153,7 @@ def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,  # Ray starts some ten processes
     )
     learnt(done, "each sample once in each")
 
