@@ -41,7 +41,7 @@ TRAIN_LONGER = (
     "nothing to do by hand yet: {} not judged when training ended; train for longer, or"
     " begin the next run with the values above: load_autotune(...)."
 )
-TOO_SHORT = "train for longer: autotune had {:.0f} s to try things."
+TOO_SHORT = "train for longer: autotune had only {:.0f} s to try things."
 KEEPS_UP = "nothing here: loading keeps up with the trainer."
 NOTHING_KNOWN = "nothing is known that would help; the cause above says what binds."
 
@@ -128,7 +128,7 @@ def why_none(seen: Recorded) -> str:
         return (LET_IT_TRAIN if seen.end is None else TRAIN_LONGER).format(changes)
     if seen.told[-1]["verdict"] == "not input-bound":
         return KEEPS_UP
-    short = bool(seen.windows) and seen.tuned_s < SHORT_S
+    short = bool(seen.verdicts) and seen.tuned_s < SHORT_S
     return TOO_SHORT.format(seen.tuned_s) if short else NOTHING_KNOWN
 
 

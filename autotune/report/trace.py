@@ -1,6 +1,7 @@
 """The trace of a run, as Perfetto and the viewers of torch.profiler open it.
 
 The format: Google, "Trace Event Format"; counters (`C`), instants (`i`), names (`M`).
+Times count from where torch.profiler's do, so the events of both can be shown together.
 """
 
 from __future__ import annotations
@@ -15,27 +16,44 @@ from .terminal import Report
 
 Event = dict[str, Any]
 
+BASE_S = 7_889_238
+"""Three months. torch.profiler's traces count from the last multiple of it since 1970
+(kineto, `output_json.cpp`), which they name `baseTimeNanoseconds`."""
+
 
 def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the trace, in microseconds since 1970, completely or not at all."""
+    """Write the trace, in microseconds since its base, completely or not at all."""
     shown = os.fspath(path)
+    first_s = min((seen.wall_s for seen in report.pipelines), default=0.0)
+    base_s = int(first_s) // BASE_S * BASE_S
     events = [
         event
         for number, seen in enumerate(report.pipelines)
-        for event in events_of(seen, number + 1)
+        for event in events_of(seen, number + 1, base_s)
     ]
-    whole = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0}
+    whole = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_s * 1_000_000_000,
+    }
     with open(f"{shown}.partial", "w", encoding="utf-8") as file:
         json.dump(whole, file)
     os.replace(f"{shown}.partial", shown)
 
 
-def events_of(seen: Recorded, process: int) -> Iterator[Event]:
-    """Yield what one pipeline did on one rank, as a separate process."""
+def events_of(seen: Recorded, process: int, base_s: int) -> Iterator[Event]:
+    """Yield what one pipeline did on one rank, as a separate process.
+
+    Args:
+        seen: the pipeline.
+        process: number of the process.
+        base_s: seconds since 1970 at time 0.
+    """
+    zero_s = seen.wall_s - base_s
     name = f"penstock: {seen.name}, rank {seen.rank}"
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
     for window in seen.windows:
-        at = {"ph": "C", "pid": process, "ts": _us(seen, window.time_s)}
+        at = {"ph": "C", "pid": process, "ts": 1e6 * (zero_s + window.time_s)}
         for counter, values in _counters(window):
             yield {**at, "name": counter, "args": values}
     for row in seen.changes:
@@ -45,7 +63,7 @@ def events_of(seen: Recorded, process: int) -> Iterator[Event]:
                 "s": "p",
                 "pid": process,
                 "tid": 0,
-                "ts": _us(seen, row["time_s"]),
+                "ts": 1e6 * (zero_s + row["time_s"]),
                 "name": f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}",
                 "args": {"reason": row["reason"]},
             }
@@ -63,7 +81,3 @@ def _counters(window: RecordedWindow) -> Iterator[tuple[str, dict[str, float]]]:
         }
         if values:
             yield knob, values
-
-
-def _us(seen: Recorded, time_s: float) -> float:
-    return 1e6 * (seen.wall_s + time_s)

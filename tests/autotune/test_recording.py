@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from torch.profiler import profile
 
 from penstock.autotune import log as autotune_log
 from penstock.autotune.report import recording as recordings
@@ -113,14 +114,24 @@ def test_a_trace_has_a_process_for_each_pipeline_and_rank(tmp_path: Path) -> Non
         record(tmp_path / "run", "train", rank)
     path = tmp_path / "trace.json"
     write_trace(read_report(tmp_path / "run"), path)
-    events = json.loads(path.read_text())["traceEvents"]
+    whole = json.loads(path.read_text())
+    events = whole["traceEvents"]
     names = [each["args"]["name"] for each in events if each["ph"] == "M"]
     assert names == ["penstock: train, rank 0", "penstock: train, rank 1"]
     assert {each["ph"] for each in events} == {"M", "C", "i"}
     counters = {each["name"] for each in events if each["ph"] == "C"}
     assert {"trainer waits (%)", "samples/s", "num_parallel_workers"} <= counters
-    assert all(each["ts"] > 0 for each in events if each["ph"] != "M")
     assert len({each["pid"] for each in events}) == 2
+    with profile() as profiler:
+        pass
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    torchs = json.loads((tmp_path / "torch.json").read_text())
+    assert whole["baseTimeNanoseconds"] == torchs["baseTimeNanoseconds"]
+    begun = read_report(tmp_path / "run").pipelines[0].begun
+    assert begun is not None
+    base_us = whole["baseTimeNanoseconds"] / 1e3
+    least_us = min(each["ts"] for each in events if each["ph"] != "M") + base_us
+    assert 0 < least_us / 1e6 - begun["wall_s"] + begun["time_s"] < 20
 
 
 def test_every_text_of_the_users_is_escaped_on_the_page(tmp_path: Path) -> None:
