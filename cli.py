@@ -223,13 +223,14 @@ def run_script(
         files = prefix or str(Path(folder) / "run")
         torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
         torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
-        config.set_enable_autotune(enable=True, filepath_prefix=files)
+        config.enable_autotune_of_run(files)
         try:
             _as_main(target, arguments, module=module)
         finally:
+            own = config.settings().filepath_prefix or files
             end_tuning()
             if (rank := rank_of_process()) == 0:
-                sys.stderr.write(_told(Path(f"{files}_{rank}.jsonl")))
+                sys.stderr.write(_told(Path(f"{own}_{rank}.jsonl"), own=own != files))
 
 
 def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
@@ -243,11 +244,16 @@ def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
         runpy.run_path(target, run_name="__main__")
 
 
-def _told(log: Path) -> str:
-    found = "nothing: no DataLoader was iterated in a way that penstock can tune."
+def _told(log: Path, *, own: bool) -> str:
+    """Return what a script's log tells; `own` if the script chose its place."""
+    found = (
+        "nothing: no DataLoader was iterated in a way that penstock can tune, while"
+        " autotune was on."
+    )
     if log.exists():
         found = str(read_report(log))
-    return f"\n--- penstock: what was found ---\n{found}\n"
+    where = f"the script writes its log to {str(log)!r}.\n" if own else ""
+    return f"\n--- penstock: what was found ---\n{where}{found}\n"
 
 
 @app.command()

@@ -38,6 +38,8 @@ class Settings:
 
     autotune: bool = False
     filepath_prefix: str | None = None
+    prefix_of_run: str | None = None
+    """Where `penstock run` writes the files of a script that names no prefix."""
     autotune_interval: int = 0
     num_parallel_workers: int | None = None
     prefetch_size: int = PREFETCH_SIZE
@@ -62,8 +64,8 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
     Args:
         enable: whether to tune.
         filepath_prefix: where to write `<prefix>_<rank>.json` (the final settings) and
-            `<prefix>_<rank>.jsonl` (every decision). None writes no files. The folder
-            is created if it does not exist.
+            `<prefix>_<rank>.jsonl` (every decision). The folder is created if it does
+            not exist. None writes no files, except for `penstock run`.
 
     Raises:
         SpecError: the prefix is empty; or the folder cannot be created, or is not
@@ -76,7 +78,15 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
             f" got {filepath_prefix!r}; leave it out to write no files",
         )
         _make_folder(Path(filepath_prefix).absolute().parent)
+    if enable and filepath_prefix is None:
+        filepath_prefix = _settings.prefix_of_run
     _set(autotune=enable, filepath_prefix=filepath_prefix)
+
+
+def enable_autotune_of_run(filepath_prefix: str) -> None:
+    """Turn the autotuner on, and write files there where a script names no others."""
+    set_enable_autotune(enable=True, filepath_prefix=filepath_prefix)
+    _set(prefix_of_run=filepath_prefix)
 
 
 def _make_folder(folder: Path) -> None:

@@ -200,7 +200,10 @@ class Pipeline(Description):
         return replace(said, caching=lines)
 
     def stats(self) -> Reading | None:
-        """Return all counters since the engine started; None before the first loop."""
+        """Return all counters since the engine started.
+
+        None before the first loop and after `close`.
+        """
         return self._slot.stats()
 
     def close(self) -> None:

@@ -156,7 +156,28 @@ def test_what_torchs_own_workers_loaded_is_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = done.stderr.partition("--- penstock: what was found ---")[2]
     assert "stream\n  torch: input-bound" in told
-    assert "the trainer itself loads, as torch does" in told
+    assert "the trainer itself loads, as in torch" in told
+
+
+OWN = """
+import penstock as ps
+ps.set_enable_autotune({asked})
+for _ in ps.DataLoader(list(range(400)), 4, name="train"):
+    pass
+"""
+
+
+@pytest.mark.parametrize("asked", ["True", "True, 'own/run'"])
+def test_a_script_that_turns_autotune_on_itself_is_told_from_its_log(
+    tmp_path: Path, asked: str
+) -> None:
+    (tmp_path / "train.py").write_text(OWN.format(asked=asked))
+    done = penstock("run", "--log", "log/run", "train.py", folder=tmp_path)
+    told = done.stderr.partition("--- penstock: what was found ---\n")[2]
+    own = "own" in asked
+    assert (tmp_path / ("own" if own else "log") / "run_0.jsonl").exists()
+    assert ("the script writes its log to 'own/run_0.jsonl'.\n" in told) == own
+    assert "train\n  began: " in told
 
 
 def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:

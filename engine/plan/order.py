@@ -162,23 +162,23 @@ class Order:
         """Positions in an epoch."""
         return self.steps[-1].length if self.steps else self.length
 
-    def take(self, n: int) -> Order:
-        """Keep the first `n`, or all if there are fewer.
+    def take(self, count: int) -> Order:
+        """Keep the first `count`, or all if there are fewer.
 
         Raises:
-            SpecError: `n` is not an int >= 1.
+            SpecError: `count` is not an int >= 1.
         """
-        count = whole("n", n, LONGEST, "take at least one sample")
-        return self if count >= self.epoch_length else self.then(Take(count))
+        kept = whole("count", count, LONGEST, "take() keeps at least one sample")
+        return self if kept >= self.epoch_length else self.then(Take(kept))
 
-    def repeat(self, n: int) -> Order:
-        """Repeat the sequence `n` times an epoch.
+    def repeat(self, count: int) -> Order:
+        """Repeat the sequence `count` times an epoch.
 
         Raises:
-            SpecError: `n` is not an int >= 1, or makes the epoch too long.
+            SpecError: `count` is not an int >= 1, or makes the epoch too long.
         """
         most = LONGEST // self.epoch_length
-        times = whole("n", n, most, "repeat(1) leaves the sequence as it is")
+        times = whole("count", count, most, "repeat(1) leaves the sequence as it is")
         return self if times == 1 else self.then(Repeat(self.epoch_length, times))
 
     def shuffle(self, seed: int) -> Order:

@@ -140,6 +140,7 @@ def of(
     strength: float | Curve | None = None,
     coupling: Coupling = "none",
     base_batch: int | None = None,
+    end_epoch: float | None = None,
 ) -> Scheduled:
     """Return a schedule.
 
@@ -154,6 +155,7 @@ def of(
         coupling: factor on the learning rate for a batch B instead of the base batch
             B0: "linear" B / B0, "sqrt" (B / B0) ** 0.5, a power a (B / B0) ** a.
         base_batch: B0, in the same terms as the batch size; None: the first batch size.
+        end_epoch: where training ends; `preview` shows what happens up to there.
 
     Raises:
         SpecError: there is no batch size or there are two, or a value is neither a
@@ -174,6 +176,7 @@ def of(
         strength=optional("strength", strength),
         coupling=coupling,
         base_batch=base_batch,
+        end_epoch=end_epoch,
     )
 
 

@@ -14,6 +14,8 @@ from .curves import Constant, Curve, Ramp, Stages
 
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+OPTIONAL = ("image_size", "momentum", "lr_mult", "strength", "base_batch", "end_epoch")
+"""Settings that may be left out."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,7 +77,7 @@ class Scheduled(Printed):
         """Return the code that makes it, a line a setting."""
         size = "batch_size" if self.per_rank else "global_batch_size"
         given = [f"{size}={self.batch_size!r}"]
-        for name in ("image_size", "momentum", "lr_mult", "strength", "base_batch"):
+        for name in OPTIONAL:
             value = getattr(self, name)
             given += [] if value is None else [f"{name}={value!r}"]
         given += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]

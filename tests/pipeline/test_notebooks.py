@@ -60,7 +60,8 @@ def test_a_schedule_prints_as_the_code_that_makes_it() -> None:
     made = ps.schedule.of(
         sizes, image_size=ramp, momentum=momentum, lr_mult=2, coupling="linear"
     )
-    for each in (made, ps.schedule.of(global_batch_size=64)):
+    policy = ps.schedule.policy("20:128-224,38:224-224", momentum=0.9)
+    for each in (made, policy, ps.schedule.of(global_batch_size=64)):
         again = eval(repr(each), {"schedule": ps.schedule})  # noqa: S307 our own
         assert again == each
         assert html.unescape(each._repr_html_()) == f"<pre>{each!r}</pre>"

@@ -148,12 +148,12 @@ def test_an_empty_data_set_is_refused() -> None:
 def test_a_bad_count_is_refused_by_value(n: object) -> None:
     order = Order.sequential(5)
     for method in (order.take, order.repeat):
-        with pytest.raises(SpecError, match=f"`n` must be an int >= 1, got {n}"):
+        with pytest.raises(SpecError, match=f"`count` must be an int >= 1, got {n}"):
             method(n)  # type: ignore[arg-type]
 
 
 def test_an_epoch_beyond_64_bits_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"`n` must be an int <= 9223372, got"):
+    with pytest.raises(SpecError, match=r"`count` must be an int <= 9223372, got"):
         Order.sequential(10**12).repeat(10**8)
 
 
