@@ -56,7 +56,8 @@ class FaultyProxy:
             auto_decompress=False,
         ) as response:
             body = await response.read()
-            kept = {k: v for k, v in response.headers.items() if k not in HOPS}
+            hops = HOPS - {"Content-Length"} if request.method == "HEAD" else HOPS
+            kept = {k: v for k, v in response.headers.items() if k not in hops}
             return web.Response(status=response.status, body=body, headers=kept)
 
     async def serve(self, ready: threading.Event) -> None:

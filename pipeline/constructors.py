@@ -112,7 +112,7 @@ class Constructors(ABC):
             timeout: seconds that a file may take with all its retries, as for `map`.
             max_bytes: the largest size of a remote file; a body is not read beyond it.
             hedge: whether an event loop repeats a request that takes longer than nearly
-                all others; it repeats at most one in twenty.
+                all others; it repeats at most one in twenty, or one a second.
             bandwidth: the most bytes per second that this rank's event loop reads, such
                 as "100MB".
             shard: this rank's share of the global batches (default: see `Shard.found`).
@@ -123,7 +123,8 @@ class Constructors(ABC):
             SpecError: there is no file, the files are on several file systems, or there
                 is not one label per file.
         """
-        from .sources.files import Patience, find_files
+        from .sources.files import find_files
+        from .sources.patience import Patience
 
         rate = None if bandwidth is None else parse_bytes(bandwidth)
         patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
@@ -182,6 +183,7 @@ class Constructors(ABC):
         shards: Paths,
         fields: Sequence[str] | None = None,
         *,
+        storage_options: Mapping[str, Any] | None = None,
         num_parallel_workers: Workers = None,
         executor: Executor = "auto",
         name: str | None = None,
@@ -191,27 +193,30 @@ class Constructors(ABC):
         """Read WebDataset tar files by random access; they are indexed now.
 
         Args:
-            shards: paths, or one pattern that matches them: "train-*.tar".
+            shards: paths or URLs, each with braces if you like, or one pattern that
+                matches them: "train-*.tar", "s3://bucket/train-{000..146}.tar". The
+                headers of shards in a store are read now, side by side; a sample is
+                then a request for its bytes.
             fields: the fields of each sample, a tuple: `("jpg", "cls")`. None: samples
                 are dicts of all fields and `__key__`. Fields that end in cls, index,
                 txt, json or npy are decoded; all others are `bytes`. Nothing is
                 unpickled.
+            storage_options: options of the URLs' file system, named as in its fsspec
+                package.
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
-            executor: "auto", "inline", "thread" or "process".
+            executor: "auto", "inline", "thread", "process", or for URLs "async".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
                 size.
 
         Raises:
-            SpecError: a file is not a tar file or is compressed, or a field would have
-                to be unpickled.
+            SpecError: a file is not a tar file or is compressed, a field comes twice in
+                a sample or would have to be unpickled, or a server sends no parts.
         """
-        from .sources.tar_shards import WebDataset
-
         stage = SourceStage(
-            WebDataset.find(shards, fields),
+            _shards(shards, fields, storage_options, executor),
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             name=name,
@@ -345,9 +350,27 @@ def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) ->
     """Return the images in class folders on this machine or in a store."""
     if Path(root).is_dir() or not URL.match(root):
         return Folder.scan(root)
-    from .sources.files import PATIENCE
+    from .sources.patience import PATIENCE
     from .sources.remote_folder import find_folder
 
     protocol, path = root.split(":/", 1)
     url = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
     return find_folder(url, options, executor, PATIENCE)
+
+
+def _shards(
+    shards: Paths,
+    fields: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+) -> Source:
+    """Return the samples of tar files on this machine or in a store."""
+    from .sources.paths import listed
+    from .sources.tar_shards import WebDataset
+
+    urls = listed("from_webdataset", shards)
+    if not any(map(URL.match, urls)):
+        return WebDataset.find(shards, fields)
+    from .sources.remote_shards import find_shards
+
+    return find_shards(urls, fields, options, executor)

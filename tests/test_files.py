@@ -16,7 +16,8 @@ import pytest
 
 import penstock as ps
 import penstock.pipeline.sources.files
-from penstock.pipeline.sources.files import AsyncFiles, Files, find_files, may_pass
+from penstock.pipeline.sources.files import AsyncFiles, Files, find_files
+from penstock.pipeline.sources.patience import may_pass
 from support.datasets import KINDS
 from support.http_store import Fault, HttpStore, served
 

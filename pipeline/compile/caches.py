@@ -12,7 +12,6 @@ from ...cache.fingerprint.key import fingerprint
 from ...cache.tiers import Opening
 from ...errors import check
 from ...system.printing import name_of
-from ..sources.files import AsyncFiles, Files
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of, numbered
 
 LOGGER = logging.getLogger("penstock")
@@ -50,13 +49,12 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
     if not plain or executor_of(source) != "async":
         return stages
     check(
-        isinstance(source.dataset, AsyncFiles),
+        hasattr(source.dataset, "in_threads"),
         f"{name_of(plain[0].function)} is a plain function between a data set that"
         " is awaited and a cache; write it with async def, or put the cache before"
         " it",
     )
-    files = source.dataset
-    threaded = Files(files.store, files.paths, files.labels, files.shown)
+    threaded = source.dataset.in_threads()
     executor = "auto" if source.executor == "async" else source.executor
     return replace(source, dataset=threaded, executor=executor), *stages[1:]
 

@@ -8,167 +8,37 @@ reason that may pass is repeated (`Patience`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 import threading
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
-    Callable,
     Iterable,
     Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.recipe import Executor
-from ...errors import BudgetError, SpecError, check
-from ...system.printing import Bare, call
+from ...errors import SpecError, check
+from ...system.printing import Bare
 from .hedging import Bandwidth, HedgedReads
+from .patience import PATIENCE, Patience, ShortBodyError
 from .source import Source, digest
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
 
 Url = str | os.PathLike[str]
 Urls = Url | Sequence[Url]
 """Files one by one, or one pattern that matches them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """The limits of remote reads: retries, time, size and bandwidth.
-
-    Raises:
-        SpecError: a number is out of range.
-    """
-
-    retries: int = 4
-    backoff: float = 0.5
-    """The longest wait before the first retry, in seconds; it doubles with each further
-    retry, up to `MAX_WAIT_S`. The actual wait is drawn at random, so that readers
-    spread out.
-    """
-    max_bytes: int = 1 << 30
-    hedge: bool = True
-    """Whether an event loop repeats late requests: see `HedgedReads`."""
-    bandwidth: int | None = None
-    """Bytes per second for each event loop; None: no limit."""
-
-    def __post_init__(self) -> None:
-        check(
-            type(self.retries) is int and self.retries >= 0,
-            f"`retries` must be an int >= 0, got {self.retries!r}; 0 tries once",
-        )
-        check(
-            type(self.backoff) in (int, float) and self.backoff >= 0,
-            f"`backoff` must be seconds >= 0, got {self.backoff!r}; 0.5 is usual",
-        )
-
-    def read(self, function: Callable[[str], bytes], path: str) -> bytes:
-        """Return the result of `function(path)`, retrying if needed."""
-        from tenacity import Retrying
-
-        return self.checked(Retrying(**self._rules())(function, path), path)
-
-    async def await_read(
-        self, function: Callable[[str], Awaitable[bytes]], path: str
-    ) -> bytes:
-        """Return the result of `await function(path)`, retrying if needed."""
-        from tenacity import AsyncRetrying
-
-        content: bytes = await AsyncRetrying(**self._rules())(function, path)
-        return self.checked(content, path)
-
-    def checked(self, content: bytes, path: str) -> bytes:
-        """Return the content of a file, after a check of its size."""
-        self.check_size(len(content), path)
-        return content
-
-    def check_size(self, nbytes: int, path: str) -> None:
-        """Raise `BudgetError` if a file, or the part received, is too large."""
-        if nbytes > self.max_bytes:
-            raise BudgetError(
-                f"{path} has {nbytes} bytes or more, and a file may have"
-                f" {self.max_bytes}; if it is right, say"
-                f" from_files(..., max_bytes={nbytes}) or more"
-            )
-
-    def _rules(self) -> dict[str, Any]:
-        from tenacity import (
-            retry_if_exception,
-            stop_after_attempt,
-            wait_random_exponential,
-        )
-
-        return {
-            "stop": stop_after_attempt(1 + self.retries),
-            "wait": wait_random_exponential(multiplier=self.backoff, max=MAX_WAIT_S),
-            "retry": retry_if_exception(may_pass),
-            "before_sleep": tell_of_retry,
-            "reraise": True,
-        }
-
-    def __str__(self) -> str:
-        """Return the values other than defaults, as arguments of `from_files`."""
-        return call("", self)[1:-1]
-
-
-PATIENCE = Patience()
-MAX_WAIT_S = 20.0
 S3_CONNECTIONS = 1024
 """More than any segment reads at once, because botocore has no "unlimited"."""
 STALLED_S = 60.0
 """Seconds without data after which a connection is dropped and the read retried."""
-LATER = frozenset((408, 425, 429))
-"""Statuses below 500 that ask the client to retry."""
-LOGGER = logging.getLogger("penstock")
-
-
-class ShortBodyError(OSError):
-    """A server sent less than the whole file."""
-
-
-PASSING = (
-    ("aiohttp", "ClientError"),
-    ("botocore.exceptions", "ConnectionError"),
-    ("botocore.exceptions", "HTTPClientError"),
-    ("botocore.exceptions", "IncompleteReadError"),
-)
-"""Exceptions of libraries for a failed connection that are not `OSError`s."""
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether a remote read that failed with `error` may succeed the next time."""
-    status = status_of(error)
-    if status is not None:
-        return status >= 500 or status in LATER
-    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
-    # A module that is not loaded cannot have raised its errors.
-    known = ((sys.modules.get(module), name) for module, name in PASSING)
-    passing = [getattr(module, name) for module, name in known if module is not None]
-    return isinstance(error, (OSError, *passing)) and not isinstance(error, lasting)
-
-
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, or of the error that s3fs made it from."""
-    status = getattr(error, "status", None)
-    answer = getattr(error.__cause__, "response", None)  # of botocore's ClientError
-    if isinstance(answer, Mapping):
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
-
-
-def tell_of_retry(state: RetryCallState) -> None:
-    """Log that a read is retried."""
-    error = None if state.outcome is None else state.outcome.exception()
-    LOGGER.info("reading %s: %r; trying again", state.args[0], error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,35 +157,56 @@ async def unlimited_client(**settings: Any) -> Any:
     return aiohttp.ClientSession(**settings)
 
 
-async def download(files: Any, patience: Patience, url: str) -> bytes:
-    """Read a whole file from a web server, but never more than the allowed size.
+Part = tuple[int, int]
+"""The first byte of a part of a file, and the byte after its last one."""
+
+
+async def download(
+    files: Any, patience: Patience, part: Part | None, url: str
+) -> bytes:
+    """Read a file from a web server, but never more than the allowed size.
 
     Args:
         files: fsspec's HTTP file system.
         patience: limits the size of a file.
+        part: of the file; None: all of it.
         url: URL of the file.
 
     Raises:
         ShortBodyError: the body is shorter than the server announced.
         BudgetError: the file is too large.
+        ValueError: the server sends no parts.
     """
     session = await files.set_session()
-    async with session.get(files.encode_url(url), **files.kwargs) as response:
+    settings = dict(files.kwargs)
+    if part is not None:
+        asked = {"Range": f"bytes={part[0]}-{part[1] - 1}"}
+        settings["headers"] = {**settings.get("headers", {}), **asked}
+    async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
+        if part is not None and response.status != 206:
+            raise ValueError(NO_PARTS.format(url, response.status))
         length = response.content_length
         if "Content-Encoding" in response.headers:
             length = None  # the length of the compressed body, not of the content
         patience.check_size(length or 0, url)
         content = bytearray()
-        async for part in response.content.iter_any():
-            content += part
+        async for piece in response.content.iter_any():
+            content += piece
             patience.check_size(len(content), url)
-    if response.status in (204, 206) or length not in (None, len(content)):
+    whole = 200 if part is None else 206
+    if response.status in {204, 206} - {whole} or length not in (None, len(content)):
         raise ShortBodyError(
             f"{url} came in part: {len(content)} bytes, where the server announced"
             f" {length}, with status {response.status}"
         )
     return bytes(content)
+
+
+NO_PARTS = (
+    "{} came whole (status {}), and only a part was asked for; give a server that sends"
+    " byte ranges, as object stores do, or copy the file to a disk"
+)
 
 
 class Files(Source):
@@ -352,20 +243,23 @@ class Files(Source):
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
-        path = self.paths[index]
-        if not self.store.is_remote():
-            return self._sample(index, self._here().cat_file(path))
-        return self._sample(index, self.store.patience.read(self._read, path))
+        return self._sample(index, self.read(self.paths[index]))
 
-    def _read(self, path: str) -> bytes:
-        files = self._here()
+    def read(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it."""
+        if not self.store.is_remote():
+            return self._read(part, path)
+        return self.store.patience.read(partial(self._read, part), path)
+
+    def _read(self, part: Part | None, path: str) -> bytes:
+        files, content = self._here(), b""
         if not self.store.is_web():
-            content: bytes = files.cat_file(path)
-            return content
+            content = files.cat_file(path, **parted(part))
+            return whole_part(content, part, path)
         from fsspec.asyn import sync
 
-        whole: bytes = sync(files.loop, download, files, self.store.patience, path)
-        return whole
+        content = sync(files.loop, download, files, self.store.patience, part, path)
+        return whole_part(content, part, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.paths, self.labels, self.shown)
@@ -400,6 +294,10 @@ class Files(Source):
 class AsyncFiles(Files):
     """The samples of `Files`, awaited: `await files[i]`, in any event loop."""
 
+    def in_threads(self) -> Files:
+        """Return the same files, for threads to read."""
+        return Files(self.store, self.paths, self.labels, self.shown)
+
     def __init__(
         self,
         store: Store,
@@ -411,22 +309,30 @@ class AsyncFiles(Files):
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
 
     async def __getitem__(self, index: Any) -> Any:
-        loop = asyncio.get_running_loop()
+        return self._sample(index, await self.wait_for(self.paths[index]))
+
+    async def wait_for(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it."""
+        loop, patience = asyncio.get_running_loop(), self.store.patience
         session = self._sessions.get(loop)
         if session is None:
             session = Session(self.store, lambda: self._sessions.pop(loop))
             self._sessions[loop] = session
-        files = session.files or await session.begin()
-        read = files._cat_file  # noqa: SLF001 its async API
-        patience = self.store.patience
-        if self.store.is_web():
-            read = partial(download, files, patience)
+        read = partial(self._await, session.files or await session.begin(), part)
         if patience.hedge and self.store.is_remote():
             read = partial(session.hedged.read, read)
-        content = await patience.await_read(read, self.paths[index])
+        content = await patience.await_read(read, path)
         if session.bandwidth is not None:
             await session.bandwidth.take(len(content))
-        return self._sample(index, content)
+        return content
+
+    async def _await(self, files: Any, part: Part | None, path: str) -> bytes:
+        if self.store.is_web():
+            content = await download(files, self.store.patience, part, path)
+        else:
+            settings = parted(part)
+            content = await files._cat_file(path, **settings)  # noqa: SLF001 async API
+        return whole_part(content, part, path)
 
 
 class Session:
@@ -466,6 +372,21 @@ class Session:
             self._over()
             if client is not None:
                 await client.close()
+
+
+def parted(part: Part | None) -> dict[str, int]:
+    """Return a part as the arguments of fsspec's `cat_file`."""
+    return {} if part is None else {"start": part[0], "end": part[1]}
+
+
+def whole_part(content: bytes, part: Part | None, path: str) -> bytes:
+    """Return what was read; `ShortBodyError`: it is not the part that was asked for."""
+    if part is not None and len(content) != part[1] - part[0]:
+        raise ShortBodyError(
+            f"{path} gave {len(content)} bytes, and bytes {part[0]} to {part[1]} were"
+            " asked for; the file may have changed since it was listed"
+        )
+    return content
 
 
 def find_files(

@@ -29,53 +29,70 @@ because the first reads, which open connections, may be the other 5 %.
 LEEWAY = 1.5
 """A read is late after this many times the estimate, so none is if all take as long."""
 MAX_SHARE = 0.05
-"""The largest share of reads that may be requested twice."""
+"""The largest share of requests that repeat another, apart from one in `REST_S`: when
+all reads are late the store is slow, and when all stall nothing else gets them going.
+"""
+REST_S = 1.0
+MAX_REQUESTS = 3
+"""For one read: the second one may stall as well."""
+LOOK_S = 0.01
+"""Seconds after which a late read that may not be repeated yet looks again, at least.
+"""
 
 
 class HedgedReads:
-    """Reads files in one event loop and requests late ones twice."""
+    """Reads files in one event loop and requests late ones again."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
         """Seconds that reads took, in the order in which they finished."""
         self._sorted: list[float] = []
+        self._rested_s = 0.0
+        """The time from which a request may be repeated whatever its share."""
         self.asked = 0
         """Number of files requested."""
         self.hedged = 0
-        """Number of files requested twice."""
+        """Number of further requests for them."""
 
     async def read(self, function: Read, path: str) -> bytes:
-        """Return the result of `function(path)`, or of a second call if that is sooner.
+        """Return the result of the first call of `function(path)` that succeeds.
 
-        An error in one call is raised only if the other call fails, too.
+        It is called again if the result is late. An error in one call is raised only if
+        the others fail, too.
         """
         self.asked += 1
         begun_s = time.monotonic()
-        late_s = self.late_s()
-        if late_s is None:
-            content = await function(path)
-        else:
-            content = await self._hedged(function, path, late_s)
+        content = await self._hedged(function, path)
         self._note(time.monotonic() - begun_s)
         return content
 
-    def late_s(self) -> float | None:
-        """Return the seconds after which a read is late; None: do not repeat any."""
-        if self.hedged > MAX_SHARE * self.asked:
-            return None
+    def late_s(self) -> float:
+        """Return the seconds after which a read is late."""
         known = len(self._sorted)
         if known < KNOWN:
             return UNKNOWN_LATE_S
         return LEEWAY * self._sorted[int(LATE * (known - 1))]
 
-    async def _hedged(self, function: Read, path: str, late_s: float) -> bytes:
-        first = asyncio.ensure_future(function(path))
-        tasks = [first]
+    def may_hedge(self) -> bool:
+        """Whether a request may be repeated now."""
+        within = self.hedged <= MAX_SHARE * self.asked
+        return within or time.monotonic() >= self._rested_s
+
+    async def _hedged(self, function: Read, path: str) -> bytes:
+        tasks = [asyncio.ensure_future(function(path))]
+        wait_s = self.late_s()
         try:
-            await asyncio.wait(tasks, timeout=late_s)
-            if not first.done():
-                self.hedged += 1
-                tasks.append(asyncio.ensure_future(function(path)))
+            while len(tasks) < MAX_REQUESTS:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
+                if self.may_hedge():
+                    self.hedged += 1
+                    self._rested_s = time.monotonic() + REST_S
+                    tasks.append(asyncio.ensure_future(function(path)))
+                wait_s = max(self.late_s(), LOOK_S)
             return await first_good(tasks)
         finally:
             for task in tasks:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
-from .files import AsyncFiles, Files, Patience, Store, is_awaited
+from .files import AsyncFiles, Files, Store, is_awaited
 from .folder import SUFFIXES
+from .patience import Patience
 
 
 class RemoteFolder(Files):

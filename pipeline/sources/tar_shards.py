@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -94,18 +93,11 @@ class Shards(Source):
             path, key = self.paths[wanted.shards[index]], self.index.keys[index]
             raise KeyError(f"{key} in {path} has no field {error}") from None
 
-    def sample_fingerprints(self) -> NDArray[np.uint64]:
-        """Return a fingerprint of each sample: `uint64 [n, 2]`.
-
-        It depends on the shard (see `_prints`) and the sample's place in it.
-        """
+    def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the fingerprints of samples, given those of shards, `[f, 2]`."""
         said = bytes.fromhex(digest([repr(self.fields)]))
         salt = np.frombuffer(said, np.uint64).reshape(1, 2)
-        return prints_of_rows(self._prints(), self._counts(), salt)
-
-    @abstractmethod
-    def _prints(self) -> NDArray[np.uint64]:
-        """Return a fingerprint of each shard: `uint64 [f, 2]`."""
+        return prints_of_rows(files, self._counts(), salt)
 
     def identity(self) -> str:
         """Return the hash of all keys and fields, shard by shard."""
@@ -170,7 +162,7 @@ class WebDataset(Shards):
 
     @classmethod
     def find(cls, paths: Paths, fields: Sequence[str] | None = None) -> WebDataset:
-        """Index shards.
+        """Index shards of this machine.
 
         Raises:
             SpecError: there is no shard or no sample, a field comes twice in a sample,
@@ -216,11 +208,14 @@ class WebDataset(Shards):
         if places:
             yield path, begin, end, places
 
-    def _prints(self) -> NDArray[np.uint64]:
-        """Return fingerprints by path, size and time of change."""
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return a fingerprint of each sample: `uint64 [n, 2]`.
+
+        It depends on the shard's path, size and time, and the sample's place in it.
+        """
         from ...cache.fingerprint.key import file_fingerprints
 
-        return file_fingerprints(self.paths)
+        return self._prints_of(file_fingerprints(self.paths))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths, self.fields, self.index)

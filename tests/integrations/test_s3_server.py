@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import logging
+import tarfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +32,22 @@ BODIES = [
     for n in range(N)
 ]
 KEYS = {"key": "none", "secret": "none"}
+
+
+SHARDS = 4
+SHARD = N // SHARDS
+
+
+def tar_of(shard: int) -> bytes:
+    """A shard of its part of the bodies."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for number in range(shard * SHARD, (shard + 1) * SHARD):
+            for field, data in (("bin", BODIES[number]), ("cls", b"%d" % number)):
+                info = tarfile.TarInfo(f"{number:05d}.{field}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return content.getvalue()
 
 
 def options(url: str) -> dict[str, Any]:
@@ -71,6 +89,9 @@ def store() -> Iterator[str]:
     for number, body in enumerate(BODIES):
         key = f"train/{'abc'[number % 3]}/{number:05d}.jpg"
         client.put_object(Bucket="bucket", Key=key, Body=body)
+    for shard in range(SHARDS):
+        key = f"tars/train-{shard:03d}.tar"
+        client.put_object(Bucket="bucket", Key=key, Body=tar_of(shard))
     yield url
     moto.stop()
 
@@ -115,6 +136,46 @@ def test_an_epoch_goes_on_where_it_was_left(store: str) -> None:
     with make() as pipe:
         pipe.load_state_dict(state)
         rest = [batch[1].tolist() for batch in pipe]
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize("executor", ["auto", "thread"])
+@pytest.mark.parametrize("names", ["train-{000..003}.tar", "train-*.tar"])
+def test_tars_in_a_bucket_are_read_by_their_samples(
+    store: str, names: str, executor: Any
+) -> None:
+    pipe = ps.Pipeline.from_webdataset(
+        f"s3://bucket/tars/{names}",
+        ("bin", "cls"),
+        storage_options=options(store),
+        executor=executor,
+        num_parallel_workers=16,
+    )
+    found, _ = samples(pipe)
+    assert found == [(body, number) for number, body in enumerate(BODIES)]
+
+
+def test_tars_are_gone_on_with_and_lose_nothing_to_faults(store: str) -> None:
+    with proxied(store, 0.01, every=100) as proxy:
+
+        def make() -> ps.Pipeline:
+            pipe = ps.Pipeline.from_webdataset(
+                "s3://bucket/tars/train-{000..003}.tar",
+                storage_options=options(proxy.url),
+                num_parallel_workers=16,
+            )
+            return pipe.shuffle(seed=1, window=2).batch(32, collate_fn=list)
+
+        with make() as pipe:
+            whole = [[each["cls"] for each in batch] for batch in pipe]
+        assert sorted(itertools.chain.from_iterable(whole)) == [*range(N)]
+        with make() as pipe:
+            batches = iter(pipe)
+            first = [[each["cls"] for each in next(batches)] for _ in range(7)]
+            state = pipe.state_dict()
+        with make() as pipe:
+            pipe.load_state_dict(state)
+            rest = [[each["cls"] for each in batch] for batch in pipe]
     assert first + rest == whole
 
 

@@ -51,13 +51,17 @@ class HttpStore:
         faults: Mapping[str, Iterable[Fault]],
         *,
         packed: bool,
+        parts: bool,
     ) -> None:
         self.files = files
         self.latency_s = latency_s
         self.faults = {name: iter(each) for name, each in faults.items()}
         self.packed = packed
+        self.parts = parts
         self.asked: Counter[str] = Counter()
         """Requests for each file."""
+        self.sent: Counter[str] = Counter()
+        """Bytes of each file that were sent in parts."""
         self.url = ""
         self.inside = 0
         self.most = 0
@@ -76,9 +80,13 @@ class HttpStore:
         content = self.files.get(name)
         if content is None:
             return web.Response(status=404)
+        whole = not self.parts or "Range" not in request.headers
+        if not whole:
+            content = content[request.http_range]
         fault = next(self.faults.get(name, iter(())), None)
         if fault is None:
-            response = web.Response(body=content)
+            self.sent[name] += 0 if whole else len(content)
+            response = web.Response(status=200 if whole else 206, body=content)
             if self.packed:
                 response.enable_compression()
             return response
@@ -95,7 +103,9 @@ class HttpStore:
         if fault == "reset":
             transport.abort()
             return web.Response()
-        response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+        status = 206 if self.parts and "Range" in request.headers else 200
+        told = {"Content-Length": str(len(content))}
+        response = web.StreamResponse(status=status, headers=told)
         await response.prepare(request)
         await response.write(half)
         if fault == "stall":
@@ -134,6 +144,7 @@ def served(
     faults: Mapping[str, Iterable[Fault]] | None = None,
     *,
     packed: bool = False,
+    parts: bool = True,
 ) -> Iterator[HttpStore]:
     """Serve these files for the length of the block.
 
@@ -142,8 +153,9 @@ def served(
         latency_s: before each answer.
         faults: of the answers to come, by file.
         packed: whether bodies are compressed on their way.
+        parts: whether byte ranges are served.
     """
-    store = HttpStore(files, latency_s, faults or {}, packed=packed)
+    store = HttpStore(files, latency_s, faults or {}, packed=packed, parts=parts)
     ready = threading.Event()
     thread = threading.Thread(target=store.run, args=(ready,), name="http store")
     thread.start()

@@ -238,7 +238,9 @@ def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "empty.lmdb").mkdir()
     refused = [
         (ps.Pipeline.from_webdataset, "pipe:cat a.tar", "runs no commands"),
-        (ps.Pipeline.from_webdataset, "s3://bucket/a.tar", "mount the store"),
+        (ps.Pipeline.from_parquet, "s3://bucket/a.parquet", "mount the store"),
+        (ps.Pipeline.from_webdataset, "a-{0..9999999}.tar", "see that the numbers"),
+        (ps.Pipeline.from_webdataset, tmp_path / "a-{0..2}.tar", "found no file"),
         (ps.Pipeline.from_webdataset, tmp_path / "*.tar", "found no file"),
         (ps.Pipeline.from_webdataset, tmp_path / "a.tar.gz", "are not compressed"),
         (ps.Pipeline.from_lmdb, tmp_path / "no.lmdb", "cannot open"),

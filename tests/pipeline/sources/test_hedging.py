@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -87,6 +88,32 @@ def test_one_that_fails_leaves_the_other_its_chance() -> None:
     asyncio.run(run())
 
 
+def test_a_second_request_that_stalls_is_followed_by_a_third() -> None:
+    async def run() -> None:
+        reads, calls = await known(), Calls(never, never, right)
+        assert await reads.read(calls, "file") == b"right"
+        assert (reads.hedged, calls.cancelled) == (2, 2)
+
+    asyncio.run(run())
+
+
+def test_a_stall_that_came_when_no_more_might_be_repeated_is_so_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else is read meanwhile, so the share stays as it is."""
+    monkeypatch.setattr(hedging, "REST_S", 0.05)
+
+    async def run() -> None:
+        reads = await known()
+        reads.hedged, reads._rested_s = reads.asked, time.monotonic() + 0.05  # noqa: SLF001
+        assert not reads.may_hedge()
+        calls = Calls(never, right)
+        assert await reads.read(calls, "file") == b"right"
+        assert (calls.asked, calls.cancelled) == (2, 1)
+
+    asyncio.run(run())
+
+
 def test_who_is_cancelled_leaves_no_read_behind() -> None:
     async def run() -> None:
         reads, calls = await known(), Calls(never, never)
@@ -107,7 +134,7 @@ def test_no_more_than_a_share_is_asked_for_twice() -> None:
         for _ in range(10 * KNOWN):
             reads._sorted = [0.0] * KNOWN  # noqa: SLF001 so that all is late
             reads._latest.clear()  # noqa: SLF001
-            late = reads.late_s() is not None
+            late = reads.may_hedge()
             calls = Calls(broken_later, right) if late else Calls(right)
             await reads.read(calls, "file")
         return reads.hedged

@@ -1,0 +1,202 @@
+"""Tars on a web server: indexed by their headers, and read as byte ranges."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import fsspec.asyn
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.pipeline.sources.remote_shards import FIRST_BYTES, ReadAhead
+from support.http_store import Fault, HttpStore, served
+
+N = 24
+SHARDS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_thread_of_fsspec() -> None:
+    """It is started once a process, for good, by what is not read in a loop of ours."""
+    fsspec.asyn.get_loop()
+
+
+def body(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(3000 * (number % 5))
+
+
+def tar_of(numbers: range, body_bytes: int = 0) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for number in numbers:
+            for field, data in (
+                ("bin", body(number) + bytes(body_bytes)),
+                ("cls", b"%d" % number),
+            ):
+                info = tarfile.TarInfo(f"{number:04d}.{field}")
+                info.size, info.mtime = len(data), 1.5
+                tar.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+FILES = {
+    f"train-{shard:02d}.tar": tar_of(range(shard * 8, shard * 8 + 8))
+    for shard in range(SHARDS)
+}
+EXPECTED = [(body(number), number) for number in range(N)]
+
+
+@pytest.fixture
+def web() -> Iterator[HttpStore]:
+    with served(FILES) as store:
+        yield store
+
+
+def shards(place: object, **settings: Any) -> ps.Pipeline:
+    pattern = f"{place}/train-{{00..{SHARDS - 1:02d}}}.tar"
+    return ps.Pipeline.from_webdataset(pattern, ("bin", "cls"), **settings)
+
+
+def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
+    with pipe.batch(5, collate_fn=list) as batches:
+        return [sample for batch in batches for sample in batch]
+
+
+def source_of(pipe: ps.Pipeline) -> Any:
+    stage: Any = pipe._stages[0]  # noqa: SLF001
+    return stage.dataset
+
+
+@pytest.mark.parametrize("executor", ["auto", "async", "thread", "process", "inline"])
+def test_samples_of_a_web_server_come_in_order(executor: Any, web: HttpStore) -> None:
+    workers = None if executor == "inline" else 3
+    pipe = shards(web.url, executor=executor, num_parallel_workers=workers)
+    assert samples(pipe) == EXPECTED
+
+
+def test_an_epoch_is_left_and_resumed_between_ranges(web: HttpStore) -> None:
+    ps.testing.assert_exact_resume(
+        lambda: shards(web.url).shuffle(seed=3, window=2).map(len_of).batch(5), every=3
+    )
+
+
+def len_of(sample: tuple[bytes, int]) -> tuple[int, int]:
+    return len(sample[0]), sample[1]
+
+
+def test_a_shard_is_never_read_whole() -> None:
+    """Headers are read with a look ahead, and then the wanted fields alone."""
+    files = {"train-00.tar": tar_of(range(6), body_bytes=40 * FIRST_BYTES)}
+    with served(files) as web:
+        url = f"{web.url}/train-00.tar"
+        pipe = ps.Pipeline.from_webdataset(url, ("cls",), executor="thread")
+        indexed, asked = web.sent.total(), web.asked.total()
+        assert 0 < indexed < len(files["train-00.tar"]) / 10
+        source = source_of(pipe)
+        assert [source[at] for at in range(6)] == [(at,) for at in range(6)]
+        assert web.sent.total() == indexed + 6
+        assert web.asked.total() == asked + 6
+
+
+def test_short_samples_are_indexed_by_few_requests(web: HttpStore) -> None:
+    """One asks how long a shard is; the others read it in parts that grow."""
+    shards(web.url)
+    assert web.asked.total() <= SHARDS * 4
+
+
+@pytest.mark.parametrize("executor", ["async", "thread"])
+def test_faults_that_pass_are_tried_again(executor: Any) -> None:
+    faults: dict[str, list[Fault]] = {"train-01.tar": [503, "reset", 500, "short"]}
+    with served(FILES) as web:
+        pipe = shards(web.url, executor=executor)
+        web.faults = {name: iter(each) for name, each in faults.items()}
+        assert samples(pipe) == EXPECTED
+
+
+def test_a_cache_keeps_what_came(
+    web: HttpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> ps.Pipeline:
+        return shards(web.url).map(len_of).cache(disk=tmp_path / "kept")
+
+    expected = [len_of(each) for each in EXPECTED]
+    assert samples(make()) == expected
+    assert not [each for each in caplog.messages if "is private to this run" in each]
+    pipe, asked = make(), web.asked.total()
+    assert samples(pipe) == expected
+    assert web.asked.total() - asked < N, "some are computed again to be compared"
+
+
+def test_what_it_is_survives_a_copy_and_changes_with_the_places() -> None:
+    with served(FILES) as web:
+        first, again = source_of(shards(web.url)), source_of(shards(web.url))
+        prints = first.sample_fingerprints()
+        assert len(np.unique(prints, axis=0)) == N
+        assert np.array_equal(prints, again.sample_fingerprints())
+        travelled = pickle.loads(pickle.dumps(first))  # noqa: S301 our own
+        assert np.array_equal(prints, travelled.sample_fingerprints())
+        assert first.identity() == travelled.identity()
+        web.files = {name: tar_of(range(8), 1) for name in FILES}
+        changed = source_of(shards(web.url)).sample_fingerprints()
+        assert not (prints == changed).all(axis=1).any()
+
+
+def test_a_pattern_is_listed_where_the_store_can(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe({f"/tars/{name}": content for name, content in FILES.items()})
+    try:
+        for pattern in ("train-*.tar", "train-{00..02}.tar", "train-0{0,1,2}.tar"):
+            url = f"memory://tars/{pattern}"
+            assert samples(ps.Pipeline.from_webdataset(url, ("bin", "cls"))) == EXPECTED
+    finally:
+        store.rm("/tars", recursive=True)
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    for place in (tmp_path, f"file://{tmp_path}"):
+        assert samples(shards(place)) == EXPECTED
+
+
+def test_a_server_that_sends_no_parts_is_refused_with_the_cure() -> None:
+    with (
+        served(FILES, parts=False) as web,
+        pytest.raises(ps.SpecError, match="a server that sends byte ranges"),
+    ):
+        shards(web.url)
+
+
+def test_what_is_not_there_or_no_tar_is_refused() -> None:
+    with served({"train-00.tar": b"no tar" * 999}) as web:
+        with pytest.raises(ps.SpecError, match=r"cannot index .*FileNotFound"):
+            ps.Pipeline.from_webdataset(f"{web.url}/train-07.tar")
+        with pytest.raises(ps.SpecError, match="are not compressed"):
+            ps.Pipeline.from_webdataset(f"{web.url}/train-00.tar")
+
+
+@given(
+    st.binary(max_size=300),
+    st.lists(st.tuples(st.integers(0, 310), st.integers(0, 60)), max_size=20),
+)
+def test_reading_ahead_gives_the_bytes_of_the_file(
+    content: bytes, asked: list[tuple[int, int]]
+) -> None:
+    parts: list[tuple[int, int]] = []
+
+    def read(part: tuple[int, int]) -> bytes:
+        parts.append(part)
+        assert 0 <= part[0] < part[1] <= len(content)
+        return content[slice(*part)]
+
+    ahead = ReadAhead(read, len(content))
+    for at, nbytes in sorted(asked):
+        assert ahead(at, nbytes) == content[at : at + nbytes]
+    assert all(first[0] < second[0] for first, second in pairwise(parts))
