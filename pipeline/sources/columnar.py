@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -52,7 +53,9 @@ class Columnar(Source):
             for path, groups in zip(paths, sizes, strict=True)
             for number in range(len(groups))
         ]
-        self._ends = np.cumsum(self.group_sizes)
+        # Not numpy's search: it lets go of the GIL, which costs threads more than it.
+        self._ends = [*itertools.accumulate(self.group_sizes)]
+        self._begins = [0, *self._ends]
         self._files = PerProcess(self._open, OPEN_FILES)
         self._groups = PerProcess(
             self._group, groups_in_memory, self._nbytes, groups_bytes
@@ -118,29 +121,38 @@ class Columnar(Source):
         return [*itertools.chain.from_iterable(self.sizes)]
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return some rows; rows of the same group are taken from it at once."""
-        asked = np.asarray(indices, np.int64)
-        groups = np.searchsorted(self._ends, asked, side="right")
-        found: list[Any] = [None] * len(asked)
-        for group in dict.fromkeys(groups.tolist()):
-            at = np.flatnonzero(groups == group)
-            rows = asked[at] - (self._ends[group] - self.group_size(group))
-            taken = rows_of(self._groups(self._places[group]), rows).to_pylist()
-            if len(at) == len(asked):
-                return list(taken)
-            for place, row in zip(at.tolist(), taken, strict=True):
+        group = bisect_right(self._ends, indices[0]) if indices else 0
+        begin = self._begins[group]
+        if indices and begin <= min(indices) and max(indices) < self._ends[group]:
+            return list(self._rows(group, [index - begin for index in indices]))
+        found: list[Any] = [None] * len(indices)
+        places: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(f"row {index} of {len(self)}")
+            places.setdefault(bisect_right(self._ends, index), []).append(place)
+        for group, within in places.items():
+            begin = self._begins[group]
+            rows = self._rows(group, [indices[place] - begin for place in within])
+            for place, row in zip(within, rows, strict=True):
                 found[place] = row
         return found
 
-    def group_size(self, group: int) -> int:
-        """Return the number of rows in a group."""
-        return int(self._ends[group] - (self._ends[group - 1] if group else 0))
+    def _rows(self, group: int, rows: list[int]) -> Sequence[dict[str, Any]]:
+        """Return rows of a group; those in a row need no copy."""
+        table, first = self._groups(self._places[group]), rows[0]
+        if rows == [*range(first, first + len(rows))]:
+            taken: list[dict[str, Any]] = table.slice(first, len(rows)).to_pylist()
+        else:
+            taken = table.take(rows).to_pylist()
+        return taken
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each row: `uint64 [n, 2]`.
@@ -243,14 +255,6 @@ class Arrow(Columnar):
 def groups_bytes() -> int:
     """Return the bytes that the row groups of a source may take in a process."""
     return config.memory_bytes() // SHARE
-
-
-def rows_of(group: Any, rows: NDArray[np.int64]) -> Any:
-    """Return some rows of a group; those in a row need no copy."""
-    first, count = int(rows[0]), len(rows)
-    if int(rows[-1]) - first == count - 1 and (np.diff(rows) == 1).all():
-        return group.slice(first, count)
-    return group.take(rows)
 
 
 def record_batches(path: str) -> list[Any]:
