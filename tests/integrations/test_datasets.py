@@ -19,7 +19,7 @@ datasets = pytest.importorskip("datasets")
 N, WIDTH = 96, 4
 STEPS = 2 * N // 8
 Make = Callable[[Path, float], Any]
-"""Makes data anew from files in a folder, whose numbers are all scaled."""
+"""Opens data in a folder, written there first; all its numbers are scaled."""
 
 
 def numbers(scale: float = 1.0) -> np.ndarray[Any, np.dtype[np.float32]]:
