@@ -42,11 +42,14 @@ from support.ordinary_programs import (
     seen,
 )
 from support.samples import assert_same
+from support.stuck import ended_when_stuck
 
 OF_A_SEED = 25
 """Examples that a script runs of one seed."""
 STUCK_S = 20.0
 """For an example; a script then shows all stacks and ends."""
+STUCK_TEST_S = 200.0
+"""For the examples of a test."""
 
 pytestmark = [
     # Torch warns of more workers than cores, of which a test machine may have one.
@@ -138,9 +141,10 @@ def samples_of(entries: list[Any]) -> list[Any]:
 def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
     if "CI" not in os.environ:  # by hand new examples are looked for
         seed = random.SystemRandom().randrange(2**32)
-    different = run_seed(seed, OF_A_SEED)
+    with ended_when_stuck(STUCK_TEST_S) as stacks:
+        different = run_seed(seed, OF_A_SEED)
     shown = "\n".join(f"{case}\n{text}" for case, text in different)
-    assert not different, f"seed {seed}:\n{shown}"
+    assert not different, f"seed {seed}:\n{shown}\n{stacks.read_text()}"
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ READS = Workload(
 
 LONG = Workload(
     (
-        SimulatedStage("Files(ID:0) pages", wait_s=4.0),
-        SimulatedStage("Map(ID:1) decode", cpu_s=0.2),
+        SimulatedStage("Files(ID:0) pages", wait_s=16.0),
+        SimulatedStage("Map(ID:1) decode", cpu_s=0.8),
     ),
-    Trainer(gap_s=2.2),
+    Trainer(gap_s=8.8),
     batch_rows=4,
 )
 """Slow, so that a day of it is simulated soon."""
