@@ -1,6 +1,6 @@
-"""What collate functions may return: batches of every make, for all that hand them on.
+"""Batches of every kind that collate functions may return.
 
-Their types live here, where every process finds them.
+Their types live here, where every process can import them.
 """
 
 from __future__ import annotations

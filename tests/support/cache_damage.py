@@ -1,6 +1,6 @@
-"""Caches whose files are damaged, or cannot be written. Run as a script, as the kills.
+"""Caches whose files are damaged, or cannot be written.
 
-A process of its own, so that a crash is seen.
+This runs as a script, in a process of its own, so that a crash is noticed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ODD = [-1, 0, 1, 1 << 40, 1 << 70, 1e300, "x", None, []]
 
 
 class Told(logging.Handler):
-    """Collects warnings; those of forked processes are printed."""
+    """Collects warnings; forked processes print theirs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -67,7 +67,7 @@ def quiet() -> Iterator[list[str]]:
 
 
 def small(folder: Path, samples: int) -> None:
-    """Fill a cache with a few records, some of them again, and close it."""
+    """Fill a cache with a few records, some of them twice, and close it."""
     for index in range(samples):
         disk = Disk(folder / FOLDER)
         disk.put([record(index)], "values")
@@ -80,7 +80,7 @@ def small(folder: Path, samples: int) -> None:
 
 
 def used(folder: Path, samples: int) -> int:
-    """Use a cache as two runs would; return how many samples it had at first."""
+    """Use a cache as two runs would; return how many samples it held at first."""
     cache = cache_in(folder)
     first = found_in(cache, samples)
     for index in range(samples + 2):
@@ -93,7 +93,7 @@ def used(folder: Path, samples: int) -> int:
 
 
 def damage(data: bytes, dice: random.Random, step: int) -> Iterator[tuple[str, bytes]]:
-    """Yield a file with one bit flipped, every `step` bytes, cut, or another."""
+    """Yield damaged copies of a file: bits flipped, cut short, or replaced."""
     for other in (b"", b"{}", b"[1]", b"null", b"[" * 4000, dice.randbytes(5000)):
         yield f"{other[:6]!r}", other
     for at in range(dice.randrange(step), len(data), step):
@@ -128,7 +128,7 @@ def harm(place: Path, name: str, step: int, seed: int = 0) -> None:
 
 
 def lists(place: Path) -> None:
-    """Find one another's arena by lists that somebody wrote something else into."""
+    """Look for an arena in lists that hold something else."""
     with forked(keeps) as other, open(place / "a file", "wb+") as file:
         file.write(bytes(10_000))
         file.flush()
@@ -163,9 +163,9 @@ def keeps(end: End) -> None:
 
 
 def limited(place: Path, step: int) -> None:
-    """Fill caches while no file may be longer than so much, a little more each time.
+    """Fill caches under a limit on the size of files, a little larger each time.
 
-    So each write fails once: the state, and page after page of the database.
+    So each write fails once: of the state, and of page after page of the database.
     """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     pristine, folder = place / "pristine", place / "limited"
@@ -187,7 +187,7 @@ def limited(place: Path, step: int) -> None:
 
 @contextmanager
 def shorter_than(nbytes: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes, within."""
+    """Limit the size of files, in bytes, until the `with` ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:
@@ -197,7 +197,7 @@ def shorter_than(nbytes: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the function that the arguments name."""
     what, *arguments = sys.argv[1:]
     match what, arguments:
         case "harm", [place, name, step]:

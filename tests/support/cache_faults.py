@@ -1,6 +1,7 @@
-"""Caches that come to harm. Run as a script: what is to happen, then arguments.
+"""Caches whose processes are killed. Run as a script: a function, then its arguments.
 
-A process of its own, so that a crash is seen; small, so that it forks quickly.
+It is a process of its own, so that a crash is noticed, and small, so that it forks
+quickly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from support.forked import End, Forked, forked
 SAMPLES = 150
 RAM = 4 << 20
 LONGEST_S = 0.06
-"""That a process lives before it is killed, from when it begins to work."""
+"""Seconds from the start of a process's work until it is killed."""
 ROUNDS_A_FOLDER = 20
 FEW = 8
 PEERS = 3
@@ -45,7 +46,7 @@ def value(index: int) -> NDArray[np.uint8]:
 
 
 def value_at(index: int) -> Callable[[int], NDArray[np.uint8]]:
-    """Return what computes that sample."""
+    """Return the function that computes that sample."""
     return lambda _: value(index)
 
 
@@ -55,12 +56,12 @@ def right(found: NDArray[np.uint8], index: int) -> None:
 
 
 def key(index: int) -> bytes:
-    """Return what it is stored under."""
+    """Return the key of that sample."""
     return KEYS.key(index, None)
 
 
 def record(index: int) -> tuple[bytes, bytes]:
-    """Return what a disk stores."""
+    """Return the record that a disk stores."""
     return key(index), encode(value(index), key(index), CODECS[0])
 
 
@@ -71,7 +72,7 @@ def cache_in(folder: Path | None, ram: int = 0) -> Cache:
 
 
 def found_in(cache: Cache, samples: int = SAMPLES) -> set[int]:
-    """Return which samples are there; assert that each is right."""
+    """Return which samples are stored, and assert that each is right."""
     cache.open()
     here = cache._mine()  # noqa: SLF001 to compute nothing
     found = {index: here.find(key(index)) for index in range(samples)}
@@ -85,7 +86,7 @@ def found_in(cache: Cache, samples: int = SAMPLES) -> set[int]:
 
 
 def asks(cache: Cache, seed: int, end: End) -> None:
-    """Ask a cache for samples, without end; tell those that it brought to the disk."""
+    """Read samples from a cache without end; report those that reached the disk."""
     dice = random.Random(seed)
     computed: list[int] = []
     end.tell("")
@@ -106,7 +107,7 @@ def asks(cache: Cache, seed: int, end: End) -> None:
 
 
 def killed(child: Forked) -> set[int]:
-    """Kill a child; return all that it told. It must not have ended by itself."""
+    """Kill a child, which must still run; return all of its reports."""
     child.kill()
     assert child.ended() == -signal.SIGKILL, f"{child.ended()}: {child.hear()}"
     lines = iter(child.hear, "")
@@ -114,7 +115,7 @@ def killed(child: Forked) -> set[int]:
 
 
 def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
-    """Have processes use a cache and kill them; return what they told was on disk."""
+    """Kill processes that use a cache; return the samples they reported as on disk."""
     told: set[int] = set()
     with ExitStack() as stack:
         seeds = [dice.randrange(1 << 30) for _ in range(children)]
@@ -128,7 +129,7 @@ def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
 
 
 def kill_loop(rounds: int, place: Path, tiers: str) -> None:
-    """Kill processes that use one cache; look at it after each round, twice."""
+    """Kill processes that use one cache; check it twice after each round."""
     dice = random.Random(rounds)
     most = 0
     for first in range(0, rounds, ROUNDS_A_FOLDER):
@@ -172,7 +173,7 @@ def stops_within(folder: Path, kind: str, end: End) -> None:
 
 
 def goes_on(folder: Path, end: End) -> None:
-    """Store a sample each time that a number comes; tell how large the file is."""
+    """Store a sample for each number received; report the size of the file."""
     disk = Disk(folder / FOLDER)
     end.tell("open")
     for index in map(int, iter(end.hear, "")):
@@ -184,7 +185,7 @@ def goes_on(folder: Path, end: End) -> None:
 
 
 def kill_in_transactions(rounds: int, folder: Path, kind: str) -> None:
-    """Kill processes within a transaction while another goes on with the folder."""
+    """Kill processes within a transaction while another one uses the folder."""
     stored: set[int] = set()
     sizes = []
     with forked(partial(goes_on, folder)) as other:
@@ -217,7 +218,7 @@ def comes_and_goes(folder: Path, first: int, end: End) -> None:
 
 
 def churn(folder: Path) -> None:
-    """Have processes come and go all at once: some open while the last one closes."""
+    """Run many processes at once, so that some open a cache as the last one closes."""
     with ExitStack() as stack:
         works = [partial(comes_and_goes, folder, number) for number in range(PEERS)]
         children = [stack.enter_context(forked(work)) for work in works]
@@ -229,7 +230,7 @@ def churn(folder: Path) -> None:
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the function that the arguments name."""
     what, *arguments = sys.argv[1:]
     match what, arguments:
         case "kills", [rounds, place, tiers]:

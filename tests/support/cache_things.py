@@ -110,7 +110,7 @@ class Squares(Dataset[Any]):
 
 
 class Stamped:
-    """Says itself what it is to be told by."""
+    """Defines its own fingerprint."""
 
     def __init__(self, said: Any, path: str = "") -> None:
         self.said = said
@@ -125,7 +125,7 @@ class Stamped:
 
 
 class Handles:
-    """Holds what only this process has."""
+    """Holds an object that exists only in this process."""
 
     def __init__(self, file: Any) -> None:
         self.files = {"train": [file]}
@@ -162,7 +162,7 @@ def closure() -> Callable[[int], int]:
 def loaded(
     patch: pytest.MonkeyPatch, code: str, name: str = "users_tools"
 ) -> types.ModuleType:
-    """Load code as a module of the user's own, under one name however often."""
+    """Load code as a user's module, always under the same name."""
     module = types.ModuleType(name)
     patch.setitem(sys.modules, name, module)
     file = f"<{name}>"

@@ -1,7 +1,7 @@
-"""Trains on a pipeline with a cache and says, as JSON, whether all data was right.
+"""Trains on a pipeline with a cache and reports, as JSON, whether all data was right.
 
-Run as a script: a JSON object of what is to be set. A process of its own, so that it
-may be killed, or given limits and file systems of its own.
+It runs as a script, with a JSON object of settings. It is a process of its own, so that
+it can be killed, or get limits and file systems of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTH = 20_000
 
 
 class Noise:
-    """Sample i is 20 kB that no codec makes smaller, and i."""
+    """Sample i is 20 kB that no codec can compress, and i."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -45,7 +45,7 @@ def noise(index: int) -> NDArray[np.uint8]:
 
 
 def pipeline(executor: str = "thread", **cache: Any) -> ps.Pipeline:
-    """Return a pipeline with such a cache."""
+    """Return a pipeline with this cache."""
     workers: dict[str, Any] = {"executor": executor, "num_parallel_workers": 2}
     source = ps.Pipeline.from_dataset(Noise(), **workers)
     return source.cache(**cache).shuffle(seed=1).batch(8)
@@ -60,9 +60,9 @@ def trained(pipe: ps.Pipeline) -> Iterator[list[int]]:
 
 
 def train(epochs: int = 2, **described: Any) -> dict[str, Any]:
-    """Train, and return the warnings and what the disk served and held.
+    """Train; return the warnings, the hits of the disk and its contents.
 
-    Each sample of each epoch comes once, and is right.
+    Assert that each epoch has every sample once, and that each is right.
     """
     with quiet() as told, closing(pipeline(**described)) as pipe:
         for _ in range(epochs):
@@ -78,7 +78,7 @@ def train(epochs: int = 2, **described: Any) -> dict[str, Any]:
 
 
 def see_own_mounts() -> None:
-    """Let this process mount file systems that nobody else sees, as its own root."""
+    """Let this process mount file systems of its own, as root of a new namespace."""
     uid, gid = os.getuid(), os.getgid()
     if ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if uid else 0)):
         raise PermissionError("mounting is not permitted here")
@@ -90,12 +90,12 @@ def see_own_mounts() -> None:
 
 
 def shell(line: str, *arguments: str) -> None:
-    """Have a shell do it."""
+    """Run a command in a shell."""
     subprocess.run(["/bin/sh", "-c", line, *arguments], check=True)
 
 
 def main() -> None:
-    """Do it, after what is said about the machine."""
+    """Change the machine as the arguments say, then train."""
     described = json.loads(sys.argv[1])
     logging.basicConfig(stream=sys.stderr)
     if first := described.pop("first", ""):

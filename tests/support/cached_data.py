@@ -1,4 +1,4 @@
-"""Data that notes each time a sample of it is computed, and pipelines that cache it."""
+"""Data that records each time a sample is computed, and pipelines that cache it."""
 
 from __future__ import annotations
 
@@ -49,16 +49,15 @@ EXECUTORS: Mapping[str, Mapping[str, Any]] = {
         for count in (1, 4)
     },
 }
-"""Settings of the stages before a cache under which the same batches must come."""
+"""Settings of the stages before a cache, all of which must yield the same batches."""
 
 TIERS = ("RAM", "disk", "both")
 
 
 class Noted:
-    """Sample i is `(float32 [width] of i, i)`; each read is a line of `log`.
+    """Sample i is `(float32 [width] of i, i)`; each read appends a line to `log`.
 
-    What it says of itself leaves the log out, so that runs with logs of their own find
-    what others stored.
+    Its fingerprint does not include the log, so runs with different logs share a cache.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Noted:
         self.log = log
         self.width = width
         self.wait_s = wait_s
-        """How long a read waits, as for a storage."""
+        """Seconds that a read waits, as for remote storage."""
 
     def __penstock_fingerprint__(self) -> str:
         return f"noted {self.length} {self.width}"
@@ -91,14 +90,14 @@ class Noted:
 
 
 class AwaitedNoted(Noted):
-    """The same, awaited."""
+    """The same as a coroutine."""
 
     async def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         return super().__getitem__(index)
 
 
 class Drawing:
-    """Adds noise of a generator that no sample has to itself, as torchvision does."""
+    """Adds noise from a generator that all samples share, as torchvision does."""
 
     def __init__(self, source: str, length: int) -> None:
         self.source = source
@@ -140,7 +139,7 @@ async def doubled_in_loop(sample: Sample) -> Sample:
 
 
 def of_size(sample: Sample, ctx: Any) -> Sample:
-    """Fill as many numbers as the image has pixels a side."""
+    """Return an array with as many numbers as the image has pixels per side."""
     _, index = sample
     return np.full(ctx.image_size, index, np.float32), index
 
@@ -160,13 +159,13 @@ def cached(
     """Return 40 samples read, doubled, cached, shuffled, augmented, in batches of 8.
 
     Args:
-        log: where reads are noted.
+        log: the file that records reads.
         kind: settings of the stages before the cache.
-        cache: its arguments; None: there is none.
+        cache: the cache's arguments; None: no cache.
         data: further arguments of `Noted`.
     """
     awaited = kind.get("executor") == "async"
-    behind = kind if kind.get("executor") == "inline" else {}  # then nothing is ahead
+    behind = kind if kind.get("executor") == "inline" else {}  # nothing is prefetched
     source = (AwaitedNoted if awaited else Noted)(log=log, **{"length": 40, **data})
     function: Any = doubled_in_loop if awaited else doubled
     pipe = ps.Pipeline.from_dataset(source, **kind).map(function, **kind)
@@ -176,13 +175,13 @@ def cached(
 
 
 def two_epochs(pipe: ps.Pipeline) -> str:
-    """Return a digest of two epochs; the pipeline is closed."""
+    """Return a digest of two epochs, and close the pipeline."""
     with pipe:
         return digest([*pipe, *pipe])
 
 
 def statistics(pipe: ps.Pipeline) -> CacheStatistics:
-    """Return those of a pipeline's only cache."""
+    """Return the statistics of a pipeline's only cache."""
     reading = pipe.stats()
     assert reading is not None
     (found,) = reading.caches
@@ -191,7 +190,7 @@ def statistics(pipe: ps.Pipeline) -> CacheStatistics:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of an epoch in some process."""
+    """The result of an epoch in a process."""
 
     digest: str
     hits: int
@@ -217,9 +216,9 @@ def ran(
 def ran_by_several(
     count: int, log: Path, kind: Mapping[str, Any], cache: Mapping[str, Any]
 ) -> list[Ran]:
-    """Run an epoch in each of several processes at the same time, from a fresh one.
+    """Run an epoch in several processes at the same time, forked from a fresh one.
 
-    The reads wait, so that none of them is through before another begins.
+    The reads wait, so that no process finishes before another one begins.
     """
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count, timeout=20)
@@ -243,7 +242,7 @@ def ran_by_several(
 
 
 def spawned(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function returns in a fresh interpreter."""
+    """Call a function in a fresh interpreter, and return its result."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     with here, there:

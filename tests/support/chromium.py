@@ -1,4 +1,4 @@
-"""A page in a real Chromium: what it says of itself, and the browser of it."""
+"""Pages in a real Chromium: values that their scripts report, and console lines."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def browser() -> str:
 def looked_at(
     path: Path, scripts: str, width: int, height: int = 900, *settings: str
 ) -> tuple[dict[str, Any], str]:
-    """Open a page with more scripts in it.
+    """Open a page with additional scripts.
 
-    It stands in a frame: a window of the browser is never narrower than 500 pixels.
+    It is shown in a frame, because a window is never narrower than 500 pixels.
 
     Args:
-        path: of the page, which is left as it is.
-        scripts: HTML. What they want to say they `parent.put(name, value)`.
-        width: of the frame, in pixels.
-        height: the same.
-        settings: more of the browser's options.
+        path: path of the page, which is not changed.
+        scripts: HTML. The scripts report with `parent.put(name, value)`.
+        width: width of the frame in pixels.
+        height: its height, likewise.
+        settings: further options of the browser.
 
     Returns:
-        What was put, by name, and the lines of the console.
+        The reported values by name, and the lines of the console.
     """
     page = path.read_text().replace("</body>", scripts + "</body>")
     outer = path.with_suffix(f".{width}.checked.html")

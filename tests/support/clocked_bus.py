@@ -1,4 +1,4 @@
-"""A bus to a device with a clock of its own, which a test turns."""
+"""A bus to a device with a virtual clock, which the test advances."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["ClockedBus"]
 
 
 class ClockedBus:
-    """Its memory is the host's, but what is issued is only done by `tick`.
+    """A device in the host's memory, on which operations only run at `tick`.
 
-    Until then results hold zeros. A copy reads its source when it is done, not when it
-    is issued, so one that was written over in between comes out wrong. Like a device it
-    knows an address and keeps nothing alive; what is not pinned any more is an error.
+    Until then, results hold zeros. A copy reads its source when it runs, not when it is
+    issued, so it is wrong if the source was overwritten in between. Like a device, it
+    knows addresses and keeps nothing alive. Memory that is not pinned any more is an
+    error.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class ClockedBus:
         self.from_pageable = 0
         """Copies that kept the trainer until they were done."""
         self.awaited = 0
-        """Up to where the trainer's stream waits."""
+        """The operation up to which the trainer's stream waits."""
         self.refusing: set[str] = set()
         """"pinned", "register": what cannot be had."""
         self.registered: dict[int, int] = {}
@@ -37,16 +38,16 @@ class ClockedBus:
         self._queue: deque[Callable[[], object]] = deque()
         self._pinned: list[weakref.ref[torch.Tensor]] = []
 
-    # What tests do
+    # For tests
 
     def tick(self, count: int = 1) -> None:
-        """Do the next things that were issued."""
+        """Run the next issued operations."""
         for _ in range(min(count, len(self._queue))):
             self._queue.popleft()()
             self.done += 1
 
     def read(self) -> None:
-        """The trainer's stream comes to where it reads what it was handed last."""
+        """Let the trainer's stream reach the point where it reads its last batch."""
         self.tick(self.awaited - self.done)
 
     @property
@@ -103,7 +104,7 @@ class ClockedBus:
         self.unregistered.append(address)
 
     def issue(self, work: Callable[[], object]) -> None:
-        """Have it done later."""
+        """Issue an operation."""
         self._queue.append(work)
         self.issued += 1
 
@@ -127,7 +128,7 @@ class Place:
 
 
 class Deferring(TorchDispatchMode):
-    """Within it, each operation runs at once for its shapes, later for its values."""
+    """Runs each operation of torch now for its shapes, and later for its values."""
 
     def __init__(self, bus: ClockedBus) -> None:
         super().__init__()
@@ -152,14 +153,14 @@ class Deferring(TorchDispatchMode):
         return out
 
     def _do(self, out: Any, func: Any, args: Any, kwargs: Any) -> None:
-        __tracebackhide__ = True  # it would print memory that may be gone
+        __tracebackhide__ = True  # printing it would read memory that may be gone
         if "from_host" in vars(args[0]):
             assert self._bus.is_pinned(args[0]), "its source is pinned no more"
         out.copy_(func(*args, **kwargs))
 
 
 def seen_from_there(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory, which is not kept alive by that."""
+    """Return the same memory, without keeping it alive."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * step for size, step in pairs)
     block = (ctypes.c_uint8 * (span * tensor.itemsize)).from_address(tensor.data_ptr())

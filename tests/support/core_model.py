@@ -1,7 +1,7 @@
-"""A core next to the trivial model of it: a dictionary that says where each row is.
+"""A core beside a trivial model of it: a dictionary of the place of each row.
 
 A `Course` is one pipeline's real `Core`, the workers and the trainer around it, and the
-model. Workers and trainer are as faithful as can be without threads: who finds nothing
+model. Workers and trainer behave as they do in threads: one that finds nothing to do
 sleeps, and moves again only when the core wakes it.
 """
 
@@ -24,7 +24,7 @@ ALL = Settling()
 
 
 class Course:
-    """One pipeline: the core, those around it, and where the model has each row."""
+    """One pipeline: the core, its workers and trainer, and the model's rows."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Course:
     # What happens
 
     def take(self, at: int) -> None:
-        """A free worker of segment `at` asks for work; it is given the right one."""
+        """A free worker of segment `at` asks for work, and gets the right rows."""
         step, byte_budget = self.core.next_step, self.reservations.byte_budget
         estimate = self.reservations.expected(self.script.batch(step).image_size)
         expected = self.grantable(at)
@@ -92,7 +92,7 @@ class Course:
         self.wake()
 
     def settle(self, number: int, how: Settling) -> None:
-        """A worker hands in a lease: the `number`th of those in hand."""
+        """A worker settles its lease: the `number`th of those that are out."""
         lease = self.in_hand.pop(number)
         last, each = lease.segment == self.placing, self.row_bytes[lease.segment]
         if lease.segment > self.placing:
@@ -116,7 +116,7 @@ class Course:
         assert sight_of(self.core) == before
 
     def deliver(self, number: int) -> None:
-        """The worker that completed a batch puts it in the outbox, or hands it on."""
+        """The worker that completed a batch puts it in the outbox, or passes it on."""
         in_flight = self.complete.pop(number)
         step = in_flight.plan.step
         current = self.core.batches_in_flight.get(step) is in_flight
@@ -159,7 +159,7 @@ class Course:
         return True
 
     def set_prefetch(self, at: int, batches: int) -> None:
-        """The tuner turns a queue."""
+        """The tuner changes a prefetch size."""
         self.core.set_prefetch(at, batches)
         self.wake()
 
@@ -172,7 +172,7 @@ class Course:
         self.wake()
 
     def restart(self, step: int) -> None:
-        """The trainer goes on elsewhere. Workers keep what they have in hand."""
+        """The trainer continues at another step. Workers keep their leases."""
         self.core.restart(step, next(self.clock))
         self.source_paused = self.source_paused and self.paused
         self.batches.clear()
@@ -181,20 +181,20 @@ class Course:
         self.wake()
 
     def pause(self) -> None:
-        """The engine lets nobody work for a while."""
+        """The engine pauses all work."""
         self.core.pause()
         self.paused = True
         self.wake()
 
     def pause_source(self) -> None:
-        """The engine waits until the source is read no more, to go on elsewhere."""
+        """The engine waits until nobody reads the source, to continue elsewhere."""
         reading = any(lease.segment == 0 for lease in self.core.leases)
         assert self.core.pause_source() == reading
         self.source_paused = self.source_paused or not self.paused
         self.wake()
 
     def unpause(self) -> None:
-        """All may work, if the engine had paused them."""
+        """The engine lets all work again, if it had paused them."""
         self.core.unpause()
         if self.paused:
             self.paused = self.source_paused = False
@@ -210,10 +210,10 @@ class Course:
     def move(
         self, how: Settling = ALL, idle: frozenset[int] = frozenset(), slow: int = 0
     ) -> bool:
-        """Let everyone who is awake do what they can; False if all sleep.
+        """Let all that are awake do what they can; return False if all sleep.
 
-        Workers of the segments in `idle`, and the trainer if FEED is, ask for nothing.
-        The `slow` oldest leases, and finished batches, stay in hand.
+        Workers of the segments in `idle` ask for nothing, nor does the trainer if FEED
+        is in it. The `slow` oldest leases, and finished batches, are not settled.
         """
         active = False
         while len(self.in_hand) > slow:
@@ -239,7 +239,7 @@ class Course:
         return max(0, self.pool[at] - busy - self.asleep[at])
 
     def grantable(self, at: int) -> Address | None:
-        """Where the rows begin that segment `at` must be given now, by the model."""
+        """Return the first row that segment `at` must get now, by the model."""
         ready = self._at(("ready", at))
         if self.paused:
             return None
@@ -312,7 +312,7 @@ class Course:
         assert self.reservations.statistics().held_bytes == charged
 
     def check_alive(self) -> None:
-        """Someone can move: a worker at work or awake, or the trainer."""
+        """Check that something can move: a worker at work or awake, or the trainer."""
         assert (
             self.paused
             or self.source_paused
@@ -323,13 +323,13 @@ class Course:
         ), f"all sleep: {self.core}"
 
     def check_awake(self) -> None:
-        """Nobody sleeps over work that nobody is awake for."""
+        """Check that there is no work for which everybody sleeps."""
         for at in range(self.depth):
             slept_over = self.asleep[at] and self.grantable(at) is not None
             assert not slept_over or self.awake(at), f"{at} sleeps: {self.core}"
 
     def check_head(self) -> None:
-        """The oldest batch is granted wherever rows of it are ready, whatever binds."""
+        """Check that the oldest batch is granted wherever it has ready rows."""
         if self.paused or self.source_paused:
             return
         for at in range(self.depth):
@@ -340,7 +340,7 @@ class Course:
             assert self.grantable(0) == (self.head, 0)
 
     def wake(self) -> None:
-        """Wake whom the core says, as the engine lock does."""
+        """Wake those that the core names, as the engine lock does."""
         for at, number in self.core.wakes.items():
             if at == FEED:
                 self.trainer_waits = False
@@ -354,7 +354,7 @@ class Course:
     # The parts of these
 
     def _check_who_paused_is_woken(self) -> None:
-        """Whoever paused looks again at each piece of work that comes back."""
+        """A caller that paused checks again after each settled piece of work."""
         if self.paused or self.source_paused:
             assert self.core.wakes.pop(FEED)
 

@@ -1,4 +1,4 @@
-"""What a core is tried with: batches by a script, and values for the model's books."""
+"""Scripted batches for a core, and the values that its model keeps."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """What a worker makes of a lease."""
+    """A worker's result for a lease."""
 
     done: int = 1 << 30
-    """At most so many rows; the rest were not touched."""
+    """Most rows to work on; the rest are not touched."""
     failing: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     """Offsets within the lease."""
@@ -65,7 +65,7 @@ class Settling:
         return [first + offset for offset in range(done) if offset not in lost]
 
     def outcome(self, lease: Lease, row_bytes: int, *, last: bool) -> Outcome:
-        """Return what a program would; rows behind the `last` segment are placed."""
+        """Return the outcome of a program; rows after the `last` segment are placed."""
         chunk, kept = lease.chunk, self.kept(lease)
         done = min(self.done, len(chunk))
         failing = sorted(offset for offset in self.failing if offset < done)
@@ -87,7 +87,7 @@ class Settling:
         return outcome
 
     def outcome_of_batch(self, lease: Lease, nbytes: int) -> Outcome:
-        """Return what a program would that works on whole batches."""
+        """Return the outcome of a program that works on whole batches."""
         rows = len(lease.chunk)
         spent = self.ns_per_row * rows
         if self.done < rows:
@@ -116,7 +116,7 @@ class Batch:
     """Bytes it was opened with."""
     oldest: bool
     next: int
-    """The first segment of whole batches that is not through with it."""
+    """The first segment of whole batches that has not finished it."""
     peak: int = 0
     delivered: bool = False
     nbytes: int | None = None

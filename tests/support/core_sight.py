@@ -1,4 +1,4 @@
-"""What is seen of a core: where it has each row, and all that an event could change."""
+"""Views of a core: the place of each row, and everything that an event could change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets for whole pipelines, and the kinds of workers that read them."""
+"""Datasets for whole pipelines, and the kinds of workers that read them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ WORKERS: Mapping[str, Mapping[str, Any]] = {
     "3 processes": {"executor": "process", "num_parallel_workers": 3},
     "9 processes": {"executor": "process", "num_parallel_workers": 9},
 }
-"""Settings of a stage under which the same batches must come, by a name."""
+"""Settings of a stage, by name, all of which must yield the same batches."""
 
 KINDS = {name: WORKERS[name] for name in ("inline", "2 threads", "3 processes")}
-"""One of each kind, where the number of workers makes no difference."""
+"""One of each kind, for tests in which the number of workers does not matter."""
 
 
 @dataclass(frozen=True)

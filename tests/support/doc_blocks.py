@@ -1,4 +1,4 @@
-"""The Python blocks of a page, as one script that stands where the page does."""
+"""The Python blocks of a page, as one script with the page's line numbers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def train_step(*batch): pass
 if not os.path.exists("photos"):
     ps.testing.draw_photos("photos", 64, classes=4, size=(120, 90))
 """
-"""What pages may use without saying where it comes from."""
+"""Names that pages may use without defining them."""
 
 
 def script_of(page: Path) -> str:
-    """Return a page's blocks at the lines where they stand, all else left blank.
+    """Return a page's blocks at their own lines; all other lines are blank.
 
-    A block that imports a package which is not installed is left out: frameworks and
-    file formats are extras.
+    Blocks that import a package that is not installed are left out: frameworks and file
+    formats are extras.
     """
     text = page.read_text(encoding="utf-8")
     lines = [""] * (text.count("\n") + 1)
@@ -40,7 +40,7 @@ def script_of(page: Path) -> str:
 
 
 def imported(code: str) -> set[str]:
-    """Return the packages that a block imports, by their first names."""
+    """Return the top-level packages that a block imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
@@ -51,7 +51,7 @@ def imported(code: str) -> set[str]:
 
 
 def write_script(page: Path, folder: Path) -> list[str]:
-    """Write it into a folder; return the arguments for a Python that runs it there."""
+    """Write the script into a folder; return the arguments for Python to run it."""
     (folder / "given.py").write_text(GIVEN)
     path = folder / f"{page.stem}.py"
     path.write_text(f'exec(open("given.py").read());{script_of(page)}')

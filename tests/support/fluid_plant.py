@@ -1,10 +1,9 @@
 """A pipeline and a trainer as a fluid in steps of virtual time: a `Plant` for tests.
 
-Rows flow; a segment with `n` workers that each need `service_s(n)` seconds for a row
-passes on at most `n / service_s(n)` rows a second, less where all segments together
-would need more cores than there are, or where the connector behind it is full. The
-trainer takes whole batches. Nothing is random unless `noise` asks for it, and then it
-is seeded.
+Rows flow. A segment with `n` workers that each need `service_s(n)` seconds per row
+passes on at most `n / service_s(n)` rows per second. It passes on fewer if all segments
+together need more cores than there are, or if the connector after it is full. The
+trainer takes whole batches. Only `noise` makes it random, from a seed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Work:
     name: str
     service_s: Callable[[int], float]
     cpu_s: float = 0.0
-    """CPU-seconds of a row."""
+    """CPU seconds of a row."""
     upper: int = 32
     tunable: bool = True
 
@@ -87,7 +86,7 @@ class FluidPlant:
         self.cores = cores
         self.segments = [Segment(work, workers, prefetch) for work in works]
         self.changes: list[tuple[float, str, int]] = []
-        """Each turn of a knob: time, `operator.knob`, new value."""
+        """Each change of a knob: time, `operator.knob`, new value."""
         self.taken: list[float] = []
         """When each batch was handed over."""
         self._noise = noise
@@ -97,12 +96,12 @@ class FluidPlant:
         self._clear()
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Advance the virtual time."""
         for _ in range(round(seconds / TICK_S)):
             self._tick()
 
     def rows_per_s(self, since_s: float) -> float:
-        """Samples handed over a second from `since_s` until now."""
+        """Return the samples delivered per second from `since_s` until now."""
         taken = sum(1 for when in self.taken if when > since_s)
         return taken * self.batch / (self.now_s - since_s)
 
@@ -196,7 +195,7 @@ class FluidPlant:
             self._waited_s += TICK_S
 
     def _visible(self, at: int) -> float:
-        """What waits behind a segment: whole batches alone, before the trainer."""
+        """Return the rows after a segment; before the trainer, whole batches only."""
         level = self.segments[at].level
         last = at == len(self.segments) - 1
         return level // self.batch * self.batch if last else level

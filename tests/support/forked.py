@@ -1,4 +1,4 @@
-"""A forked child that does some work, tells of it line by line, and may be killed."""
+"""A forked child that works, reports line by line, and may be killed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class End:
         self._file.flush()
 
     def hear(self) -> str:
-        """Wait for the next line; "" where the other end is gone."""
+        """Wait for the next line; return "" if the other end is closed."""
         return self._file.readline().removesuffix("\n")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close this end."""
         self._file.close()
         self._connection.close()
 
@@ -44,12 +44,12 @@ class Forked(End):
         self._status: int | None = None
 
     def signal(self, number: int) -> None:
-        """Send a signal, unless it is known to have ended."""
+        """Send a signal, unless the child is known to have ended."""
         if self._status is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it as a power cut would, and wait until it is gone."""
+        """Kill the child, as a power cut would, and wait until it is gone."""
         self.signal(signal.SIGKILL)
         self.ended()
 
@@ -62,7 +62,7 @@ class Forked(End):
 
 @contextmanager
 def forked(work: Callable[[End], None]) -> Iterator[Forked]:
-    """Have a child do `work`; it is killed at the end, if it has not ended before."""
+    """Run `work` in a child, and kill it at the end if it still runs."""
     ours, theirs = socket.socketpair()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads

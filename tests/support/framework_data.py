@@ -1,4 +1,4 @@
-"""What the frameworks train on: slow to load or to learn from, and it says which."""
+"""Data for the frameworks: slow to load or to train on, and a check of the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = LENGTH // BATCH
 
 
 class Slow(torchs.Dataset[tuple[torch.Tensor, int]]):
-    """Each sample takes so long to load."""
+    """Samples that each take a given time to load."""
 
     def __init__(self, load_s: float = 0.0) -> None:
         self.load_s = load_s
@@ -42,7 +42,7 @@ def whole(steps: list[list[int]]) -> bool:
 
 
 def verdict(seen: ps.DataLoader[Any], *, loading: bool) -> None:
-    """Check what is said of a training that waits for loading, or not at all."""
+    """Check the verdict on a training that waits for loading, or does not."""
     found = seen.explain()
     assert found.verdict == ("input-bound" if loading else "not input-bound"), found
     if loading:

@@ -1,7 +1,7 @@
-"""Functions for the stages of whole pipelines, and what tests ask of batches.
+"""Functions for the stages of whole pipelines, and checks of their batches.
 
-Those that cross to worker processes and the exceptions they raise live here, where both
-sides find them.
+Functions for worker processes, and their exceptions, live here, where both sides can
+import them.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 
 
 class BadSample(ValueError):
-    """What a user's function raises, with an argument of its own."""
+    """An exception of the user's, with an argument of its own."""
 
 
 class UnpicklableError(Exception):
-    """Cannot be built from its `args` alone, so pickle does not bring it back."""
+    """An exception that pickle cannot restore from its `args`."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(f"{reason} {index}")
 
 
 class Tongue(Exception):
-    """Holds what no pickle can hold."""
+    """Holds an object that cannot be pickled."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, lambda: index)
@@ -67,7 +67,7 @@ def kills_once(sample: Any, mark: Path) -> Any:
 
 
 def waits(sample: Any, wait_s: float) -> Any:
-    """Wait, as a read from a network does, and hand the sample on."""
+    """Wait, as for a network, and return the sample."""
     time.sleep(wait_s)
     return sample
 
@@ -123,5 +123,5 @@ def _add(found: Any, data: Any) -> None:
 
 
 def sized(sample: int, ctx: Any) -> torch.Tensor:
-    """As many times the sample as the image has pixels a side."""
+    """Return the sample as many times as the image has pixels per side."""
     return torch.full((ctx.image_size or 1,), int(sample))

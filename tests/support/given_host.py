@@ -1,4 +1,4 @@
-"""A host of batches made before, with a lane over a clocked bus that leads from it."""
+"""A host of batches made in advance, with a lane over a clocked bus."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLAN = Script((4,)).batch(7)
 
 
 def as_it_is() -> ToDevice:
-    """Return what leaves batches as they are."""
+    """Return device work that leaves batches as they are."""
     return ToDevice(DeviceStage.of("cpu"))
 
 
 class Given:
-    """A host of batches made before; what it has is ready when the test says so."""
+    """A host of batches made in advance; the test decides when they are ready."""
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
@@ -49,7 +49,7 @@ class Given:
 
 
 def lane_from(host: Given, bus: ClockedBus, to_device: ToDevice | None = None) -> Lane:
-    """Return a lane that looks ahead where the host says so."""
+    """Return a lane that looks ahead in the host's batches."""
     return Lane(bus, to_device or as_it_is(), ready=host.is_ready)
 
 

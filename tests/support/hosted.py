@@ -1,4 +1,4 @@
-"""Pipelines whose engine has a process of its own, and functions that run in it."""
+"""Pipelines whose engine runs in a process of its own, and functions for it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 Kind = Mapping[str, Any]
-"""Settings of a stage that say who works on it."""
+"""Settings of a stage that decide which workers it has."""
 
 PROMPT_S = 20.0
-"""What ends at once, with all the time that a busy machine may need."""
+"""Seconds to wait for what should end at once, even on a busy machine."""
 
 
 def pipe_of(host: Any, first: Kind, second: Kind, length: int = 52) -> ps.Pipeline:
@@ -51,7 +51,7 @@ def pipe_of(host: Any, first: Kind, second: Kind, length: int = 52) -> ps.Pipeli
 
 
 def hosted(kind: Kind, length: int = 52) -> ps.Pipeline:
-    """Return the same in a host process, worked on by one kind throughout."""
+    """Return the same in a host process, with one kind of workers throughout."""
     return pipe_of("process", kind, kind, length)
 
 
@@ -70,14 +70,14 @@ def host_of(pipe: ps.Pipeline) -> psutil.Process:
 
 
 def run_of(pipe: ps.Pipeline) -> Run:
-    """Return what the tuner sees of a pipeline in mid loop."""
+    """Return the tuner's view of a pipeline in the middle of a loop."""
     run = pipe._slot.run  # noqa: SLF001 there is no other way to one that is live
     assert run is not None
     return run.run
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill it, and wait until it is dead; whoever owns it may still reap it."""
+    """Kill a process, and wait until it is dead; its owner may still reap it."""
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 

@@ -1,6 +1,6 @@
-"""A web server on this machine that is slow to answer, as a store far away is.
+"""A local web server that answers slowly and may fail, like a distant store.
 
-It fails, too, as such stores do: see `Fault`.
+See `Fault` for its failures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fault = int | Literal["reset", "short", "stall"]
 half of it; or one that sends half, and then nothing."""
 
 ACCEPTED_S = 0.05
-"""From a connection's first sign to its protocol, however busy the machine is."""
+"""Seconds from accepting a connection to its protocol, even on a busy machine."""
 LOOKS = 500
 
 
@@ -72,7 +72,7 @@ class HttpStore:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.inside += 1
         self.most = max(self.most, self.inside)
-        with suppress(TimeoutError):  # who is gone is not waited for when it stops
+        with suppress(TimeoutError):  # a stopping server does not delay
             await asyncio.wait_for(self._stop.wait(), self.latency_s)
         self.inside -= 1
         name = request.path.lstrip("/")
@@ -146,7 +146,7 @@ def served(
     packed: bool = False,
     parts: bool = True,
 ) -> Iterator[HttpStore]:
-    """Serve these files for the length of the block.
+    """Serve these files until the `with` ends.
 
     Args:
         files: what they hold.

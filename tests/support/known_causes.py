@@ -1,7 +1,7 @@
-"""Training scripts of which is known what is slow, for `penstock run`.
+"""Training scripts with a known cause of slowness, for `penstock run`.
 
 `python known_causes.py CAUSE SECONDS`: most train with one loader and validate with
-another one, as people do. What is slow is in `train`.
+another one, as people do. `train` has the slow part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBERS = np.random.default_rng(0).random(20_000)
 
 
 class Reads(Dataset[Any]):
-    """A sample takes so long to be read."""
+    """Samples that each take a given time to read."""
 
     def __init__(self, wait_s: float, rows: int = ROWS, sample: Any = SMALL) -> None:
         self.wait_s = wait_s
@@ -42,7 +42,7 @@ class Reads(Dataset[Any]):
 
 
 class Decodes(Reads):
-    """It takes three milliseconds of a core, without the GIL."""
+    """Samples that take three milliseconds of a core, without the GIL."""
 
     def __getitem__(self, index: int) -> Any:
         end_s = time.thread_time() + 0.003
@@ -52,7 +52,7 @@ class Decodes(Reads):
 
 
 class Counts(Reads):
-    """It needs the GIL all the time."""
+    """Samples that hold the GIL all the time."""
 
     def __getitem__(self, index: int) -> Any:
         sum(range(200_000))
@@ -60,7 +60,7 @@ class Counts(Reads):
 
 
 class Straggles(Reads):
-    """One in fifty takes long."""
+    """Samples of which one in fifty is slow."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.3 if index % 50 == 25 else 0.001)
@@ -68,7 +68,7 @@ class Straggles(Reads):
 
 
 class Streams(IterableDataset[Any]):
-    """Rows one after the other, each of them slow."""
+    """An iterable of slow rows."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(Reads(0.004).__getitem__, range(ROWS))
@@ -127,7 +127,7 @@ ALONE = {"a slow map of batches", "uneven samples", "the memory budget"}
 
 
 def main(cause: str, seconds: float) -> None:
-    """Train and validate for so long."""
+    """Train and validate for some seconds."""
     train = LOADERS[cause]()
     val = () if cause in ALONE else loaded(Reads(0.0, 80))
     begun_s = time.monotonic()

@@ -1,7 +1,7 @@
-"""What this process holds that outlives a function: the two ends of every leak test.
+"""What this process holds before and after a function, for every leak test.
 
-Only what Linux shows in /proc is seen of files, children and shared memory; elsewhere
-these parts stay empty and threads alone are compared.
+Files, children and shared memory are read from Linux's /proc. On other systems these
+parts stay empty, and only threads are compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Footprint", "children", "leaks_since"]
 
 POLL_S = 0.001
 GRACE_S = 5.0
-"""What is on its way out gets this long. Nothing waits for it where nothing leaks."""
+"""Seconds for things to end. Without a leak, nothing waits this long."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written
 SEMAPHORES = "sem.mp-"
@@ -124,7 +124,7 @@ def was_started_by_python(thread: threading.Thread) -> bool:
 
 
 def child_pids() -> Iterator[int]:
-    """Ids of this process's children, also of those that no one has waited for."""
+    """Return the ids of this process's children, including zombies."""
     for task in entries(Path("/proc/self/task")):
         yield from map(int, content(Path(f"/proc/self/task/{task}/children")).split())
 
@@ -171,7 +171,7 @@ class Tracker:
 
 
 def children(*, recursive: bool = False) -> list[psutil.Process]:
-    """This process's children, but for those that serve all tests."""
+    """Return this process's children, except those that serve all tests."""
     serving = {resource_tracker().pid, warm_pid()}
     family = psutil.Process().children(recursive=recursive)
     return [child for child in family if child.pid not in serving]
@@ -191,7 +191,7 @@ def processes(pids: frozenset[int]) -> list[psutil.Process]:
 
 
 def command_line(pid: int) -> str:
-    """Its command, or `gone` where it ended while we asked."""
+    """Return a process's command, or `gone` if it has just ended."""
     return content(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip() or "gone"
 
 

@@ -1,7 +1,7 @@
-"""Ordinary datasets, for a differential test: what people write for torch's loader.
+"""Ordinary datasets, as people write them for torch's loader, for differential tests.
 
-Whatever a dataset or a collate function draws lies in [DRAWN, DRAWN + 1), so that it
-can be told from the rest of a batch; nothing else does.
+Whatever a dataset or a collate function draws lies in [DRAWN, DRAWN + 1), and nothing
+else does, so that drawn values can be recognised in a batch.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ RECORD = 8
 
 
 class Data:
-    """Sample i is what a shape makes of i: nothing else, whoever asks."""
+    """Sample i is the shape's value for i, whoever reads it."""
 
     def __init__(self, case: Case, folder: Path, *, mute: bool) -> None:
         self.case = case
@@ -201,7 +201,7 @@ class Many(Data):
 
 
 class Memo(Marked):
-    """Keeps what it made."""
+    """Keeps the samples it made."""
 
     def begin(self) -> None:
         self.kept: dict[int, Any] = {}
@@ -286,7 +286,7 @@ class Zipped(Filed):
 
 
 class InOrder(Filed):
-    """Reads on, whatever is asked for; at the end it begins again."""
+    """Reads the next record, whatever the index; at the end it starts again."""
 
     def mark(self, index: int) -> Any:
         if not (found := self.file.read(RECORD)):
@@ -410,7 +410,7 @@ class DrawingCounter(Drawing):
 
 
 class LateDrawingCounter(DrawingCounter):
-    """The same, but seldom."""
+    """The same, but rarely."""
 
     def mark(self, index: int) -> Any:
         return super().mark(index) if index % 7 == 5 else NOT_DRAWN
@@ -480,7 +480,7 @@ class Streamed(torchs.IterableDataset[Any]):
 
 
 class OfEpochs(Streamed):
-    """Has another order each time it is read."""
+    """Has a different order each time it is read."""
 
     def begin(self) -> None:
         self.epoch = 0

@@ -1,8 +1,8 @@
 """What one program sees of ordinary datasets: cases for a differential test.
 
 A `Case` is plain data: its `repr` is code that makes it again. `looped` runs it with
-torch's loader or with a face of penstock's, and returns all that the program saw: each
-batch, each exception, and what the trainer itself drew from the global generators.
+torch's loader or with a face of penstock's, and returns everything that the program
+saw: each batch, each exception, and the trainer's own draws from the global generators.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Case:
     move: int = 0
     """The batch after which the executor is made to move, if it may; 0: never."""
     trait: str = "plain"
-    """What is particular about the dataset: of `TRAITS` or `SCHEMES`."""
+    """The special trait of the dataset, from `TRAITS` or `SCHEMES`."""
     shape: str = "int"
-    """What its samples look like: of `SHAPES`."""
+    """The shape of its samples, from `SHAPES`."""
     sampler: str = "sequential"
     collate: str = "default"
     length: int = 12
@@ -277,7 +277,7 @@ def some_of(case: Case) -> list[int]:
 
 
 def looped(case: Case, folder: Path, *, torchs_loader: bool, mute: bool) -> list[Any]:
-    """Return what a program sees in the epochs of a case.
+    """Return everything that a program sees in the epochs of a case.
 
     Args:
         case: what to load, and how.
@@ -299,7 +299,7 @@ def looped(case: Case, folder: Path, *, torchs_loader: bool, mute: bool) -> list
 def program_of(
     case: Case, folder: Path, *, torchs_loader: bool = False, mute: bool = False
 ) -> Iterator[Any]:
-    """Make what a case loops over; close it in the end."""
+    """Make the loader or pipeline of a case, and close it at the end."""
     data = (TRAITS | SCHEMES)[case.trait](case, folder, mute=mute)
     collate = collate_of(case, mute=mute)
     if case.face == "pipeline" and not torchs_loader:
@@ -438,9 +438,9 @@ def muted(tree: Any) -> Any:
 
 @contextmanager
 def moving_for(case: Case) -> Iterator[None]:
-    """Have `auto` find that other workers pay, after as many looks as batches.
+    """Make `auto` find that other workers pay, after as many looks as batches.
 
-    That alone is made up: whether the data may go there is asked as ever.
+    Only this finding is faked. The check whether the data may move runs as usual.
     """
     looks = 0
 
@@ -513,7 +513,7 @@ def meant(case: Case) -> Case:
         case = replace(case, persistent=False)  # torch's workers send another
     if case.iterable:
         case = replace(case, sampler="sequential")
-    if case.trait in ORDERLESS:  # what lies in which batch is nobody's to say
+    if case.trait in ORDERLESS:  # nothing determines which batch has which samples
         case = replace(case, collate="list", drop_last=False, epochs=1)
     if case.trait in HANDLES | CHANGING or case.trait in BOTH:  # a copy each
         case = replace(case, workers=min(case.workers, 1))

@@ -1,4 +1,4 @@
-"""What a rank of a process group does in tests; run as a script, one process a rank."""
+"""The work of one rank of a process group in tests, as a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of tuned runs, as they are written: of simulated pipelines."""
+"""Logs of tuned runs, written by simulated pipelines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG = Workload(
     Trainer(gap_s=8.8),
     batch_rows=4,
 )
-"""Slow, so that a day of it is simulated soon."""
+"""A slow trainer, so that a day of training is simulated quickly."""
 
 
 def record(

@@ -1,4 +1,4 @@
-"""Epochs of a few samples that take their time, read as plain numbers."""
+"""Epochs of a few slow samples, read as plain numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LENGTH = 160
 
 
 def work() -> None:
-    """Take as much of the GIL as makes a loader look for workers."""
+    """Hold the GIL long enough for a loader to want workers."""
     end_s = time.perf_counter() + 0.0005
     while time.perf_counter() < end_s:
         pass

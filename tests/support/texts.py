@@ -1,4 +1,4 @@
-"""Texts that are drawn, and what worker processes have to import to work on them."""
+"""Random texts, and functions on them that worker processes can import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(batch: Any) -> Any:
 
 
 class Listed:
-    """A function whose tensors come as lists, for another process to take."""
+    """A function that returns its tensors as lists, to send to another process."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

@@ -1,4 +1,4 @@
-"""A cache with small tiers, and what a data set of plain numbers gives it."""
+"""A cache with small tiers, and samples for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_right(sample: Any, index: int, image_size: int | None, version: int = 0) 
 
 
 class Computing:
-    """Asks a cache for samples, and counts how often one is computed."""
+    """Reads samples from a cache, and counts how often one is computed."""
 
     def __init__(self, cache: Cache, version: int = 0) -> None:
         self.cache = cache
@@ -59,5 +59,5 @@ class Computing:
         return self.cache.sample(index, image_size, compute)
 
     def right(self, index: int, image_size: int | None = None) -> bool:
-        """Ask for it, and tell whether it is right."""
+        """Read a sample; return whether it is right."""
         return is_right(self(index, image_size), index, image_size, self.version)

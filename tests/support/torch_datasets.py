@@ -1,4 +1,4 @@
-"""Data sets as people write them for torch, for the DataLoader face."""
+"""Datasets as people write them for torch, for the DataLoader face."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Deadly", "Drawing", "Plain", "Streamed"]
 
 
 class Plain(torchs.Dataset[int]):
-    """Sample i is i; remembers who read it, and how often."""
+    """Sample i is i; records which process read it, and how often."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -33,7 +33,7 @@ class Plain(torchs.Dataset[int]):
 
 
 class Drawing(torchs.Dataset[tuple[float, float, float, int]]):
-    """Augments as most do: from the three global generators."""
+    """Augments as most datasets do, with the three global generators."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -71,7 +71,7 @@ class Streamed(torchs.IterableDataset[int]):
 
 
 class Asks(torchs.Dataset[tuple[int, int, int]]):
-    """Says who loaded a sample: the worker's number, and what its start left."""
+    """Samples that name their worker, by its number and its `worker_init_fn`."""
 
     mark = -1
 

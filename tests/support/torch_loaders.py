@@ -1,4 +1,4 @@
-"""Loaders of the DataLoader face, and what they gave."""
+"""Loaders of the DataLoader face, and comparisons of their batches."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 def torchrun(
     ranks: int, script: Path, *args: object, timeout_s: float = 60, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script on so many ranks; return what it printed."""
+    """Run a script on a number of ranks; return its output."""
     flags = [f"--{n.replace('_', '-')}={v}" for n, v in options.items()]
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
     flags += ["--standalone", f"--nproc-per-node={ranks}"]

@@ -1,12 +1,13 @@
 """`subprocess.Popen` for our own scripts, from an interpreter that has torch loaded.
 
 Importing torch takes two seconds of CPU, and dozens of tests need a process of their
-own. So one interpreter imports it once, and forks for each that is started. What is
-forked is a child of this very process, as with `subprocess`: forked twice, and adopted
-by the nearest subreaper, which this process is for that moment.
+own. So one interpreter imports it once, and forks for each process that is started. As
+with `subprocess`, the new process is a child of this one: it is forked twice, and
+adopted by the nearest subreaper, which this process is for that moment.
 
-What a plain `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS` cannot say is
-started by `subprocess` itself. `spawnv_passfds` does the same for `multiprocessing`.
+Commands that are not of the form `python [-P] (-c CODE | -m MODULE | SCRIPT) ARGUMENTS`
+are started by `subprocess` itself. `spawnv_passfds` does the same for
+`multiprocessing`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _cold = util.spawnv_passfds
 
 
 def warm_pid() -> int | None:
-    """Return the interpreter that forks; None: nobody has asked for one."""
+    """Return the interpreter that forks; None if it has not been started."""
     return _server[0].pid if _server else None
 
 
@@ -80,7 +81,7 @@ class Popen(subprocess.Popen[str]):
 def run(
     args: Sequence[str], *, timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Do as `subprocess.run(capture_output=True, text=True)` does."""
+    """Act like `subprocess.run(capture_output=True, text=True)`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with Popen(args, **{**pipes, **options}) as process:
         try:
@@ -92,7 +93,7 @@ def run(
 
 
 def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-    """Do as `multiprocessing.util.spawnv_passfds` does, of which it takes the place."""
+    """Replace `multiprocessing.util.spawnv_passfds`."""
     told = [os.fsdecode(each) for each in args]
     plan = planned(told, None) if os.getpid() == _owner else None
     if plan is None:
@@ -108,7 +109,7 @@ def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
 
 
 def planned(args: Any, env: Any) -> dict[str, Any] | None:
-    """Return what to run, as JSON can hold it; None: it is nothing of the kind."""
+    """Return a command as JSON values; None if it has another form."""
     if isinstance(args, str) or args[0] != sys.executable:
         return None
     rest = list(map(os.fspath, args[1:]))
@@ -160,7 +161,7 @@ def stop() -> None:
 
 
 def serve(end: int) -> None:
-    """Fork for each order that comes, until nobody can send one."""
+    """Fork for each request, until nobody can send one any more."""
     line = socket.socket(fileno=end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
     import torch.utils.data  # noqa: F401
@@ -177,7 +178,7 @@ def serve(end: int) -> None:
 
 
 def answered(line: socket.socket) -> bool:
-    """Fork what is asked for; return False if nobody can ask any more."""
+    """Fork the requested process; return False if nobody can send requests any more."""
     body, rights, _, _ = line.recvmsg(LINE, socket.CMSG_SPACE(MAX_FILES * 4))
     if not body:
         return False
@@ -239,7 +240,7 @@ def become(order: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def place(files: list[int], numbers: list[int]) -> None:
-    """Give descriptors the numbers that they had where they came from."""
+    """Give descriptors the numbers that they had in the process that sent them."""
     highest = max(numbers)
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, highest + 1) for file in files]
     for file in files:
@@ -250,7 +251,7 @@ def place(files: list[int], numbers: list[int]) -> None:
 
 
 def execute(args: list[str], main: types.ModuleType) -> None:
-    """Run what the command line names, as `__main__`."""
+    """Run the code, module or script of the command line, as `__main__`."""
     if args[0] == "-c":
         sys.argv = ["-c", *args[2:]]
         exec(compile(args[1], "<string>", "exec"), vars(main))  # noqa: S102
@@ -272,7 +273,7 @@ def show(error: BaseException) -> None:
 
 
 def end_by_interrupt() -> None:
-    """End as an interpreter does that nobody caught Ctrl-C in."""
+    """End as an interpreter does after a Ctrl-C that nothing caught."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

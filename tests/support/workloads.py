@@ -1,4 +1,4 @@
-"""Random pipelines for the simulator: what tuners may meet, drawn from a seed.
+"""Random pipelines for the simulator, drawn from a seed, that tuners may meet.
 
 Written before any policy was tried on it.
 """
@@ -19,7 +19,7 @@ QUIRKS = ("none", "none", "none", "gil", "lock", "one", "heavy", "store")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload on a machine, and where the tuner finds it."""
+    """A workload on a machine, and the settings from which the tuner starts."""
 
     workload: Workload
     cores: int
