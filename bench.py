@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast somebody's own data loads, as set and tuned."""
+"""`penstock bench`: how fast a user's own data loads, as set and tuned."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .pipeline.image import decode_random_resized_crop
 from .pipeline.pipeline import Pipeline
 
 AS_SET = 0.25
-"""Share of the time that is measured as set."""
+"""Share of the time without tuning."""
 LAST = 0.25
-"""Share of the tuned time, its last, that the tuned rate is of."""
+"""Share of the tuned time, at its end, over which the tuned rate is measured."""
 CROP = 224
 NO_FACTORY = (
     "{!r} is neither a folder of images nor MODULE:FUNCTION; the function returns what"
@@ -34,18 +34,18 @@ NO_FACTORY = (
 def bench(
     target: str, *, seconds: float, step_s: float, batch_size: int, console: Console
 ) -> None:
-    """Loop over somebody's data, and print what was found.
+    """Loop over a user's data, and print the results.
 
     Args:
         target: a folder with class sub-folders of images, or `module:function`, a
             function without arguments that returns what to loop over.
-        seconds: how long in all.
-        step_s: how long a training step takes: it is slept.
-        batch_size: of a folder's batches.
+        seconds: how long to measure in all.
+        step_s: how long each training step sleeps, in seconds.
+        batch_size: batch size for a folder.
         console: where to print.
 
     Raises:
-        SpecError: it is neither.
+        SpecError: `target` is neither, or yields no batch.
     """
     make = factory_of(target, batch_size)
     as_set_s, tuned_s = AS_SET * seconds, (1.0 - AS_SET) * seconds
@@ -73,7 +73,7 @@ def bench(
 
 
 def factory_of(target: str, batch_size: int) -> Callable[[], Any]:
-    """Return what makes the thing to loop over."""
+    """Return the function that makes the loader."""
     if os.path.isdir(target):
         crop = decode_random_resized_crop(CROP)
         source = Pipeline.from_folder(target).shuffle(seed=0).map(crop)
@@ -96,7 +96,7 @@ def rate_of(
     step_s: float,
     tick: Callable[[float], None],
 ) -> float:
-    """Return samples a second over the last of so many seconds of training."""
+    """Train for some seconds; return the samples per second over the last of them."""
     begun_s = looked_s = time.perf_counter()
     since_s, rows = 0.0, 0
     for batch in endless(face):
@@ -116,7 +116,7 @@ def rate_of(
 
 
 def endless(face: Any) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other, while there are any."""
+    """Yield the batches of one epoch after another, while there are any."""
     for epoch in repeat(face):
         empty = True
         for batch in epoch:
@@ -137,5 +137,5 @@ def rows_of(batch: Any) -> int:
 
 
 def batch_dims(batch: Any) -> int:
-    """Return how many dimensions it has: a number has none, a list one."""
+    """Return the number of dimensions: a number has none, a list one."""
     return int(getattr(batch, "ndim", 1))

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def interrupt(*_: object) -> None:
-    """Stop at the first Ctrl-C; more of them would only break the tidying up."""
+    """Stop at the first Ctrl-C; another one would only interrupt the cleanup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -89,37 +89,39 @@ def options(
 def demo(
     data: Annotated[
         Path | None,
-        typer.Option(help="Class sub-folders of images; default: photos drawn once."),
+        typer.Option(help="Images in class sub-folders; default: drawn photos."),
     ] = None,
     latency_ms: Annotated[
-        float, typer.Option(min=0, help="What each read waits, as in an object store.")
+        float,
+        typer.Option(min=0, help="How long each read waits, as in an object store."),
     ] = 15.0,
     seconds: Annotated[
-        float, typer.Option(min=5, help="How long to train, drawing not counted.")
+        float,
+        typer.Option(min=5, help="How long to train, not counting the time to draw."),
     ] = 40.0,
 ) -> None:
-    """Train on photos that are slow to read, then let autotune mend it."""
+    """Train on photos that are slow to read, then let autotune fix that."""
     from .demo import tell
 
     tell(data, latency_s=latency_ms / 1000, seconds=seconds)
 
 
-LOG = typer.Argument(help="Of a tuned run: PREFIX_<rank>.jsonl, or PREFIX for all.")
-NAME = typer.Option(help="The pipeline that is meant, as the log names it.")
-NODES = typer.Option(min=1, help="Such machines that train in step; may be said again.")
-STORE = typer.Option(help="Bytes a second that all nodes share, as 10GB.")
+LOG = typer.Argument(help="Log of a tuned run: PREFIX_<rank>.jsonl, or PREFIX for all.")
+NAME = typer.Option(help="The pipeline's name in the log, if the log has several.")
+NODES = typer.Option(min=1, help="Machines that train in step; may be repeated.")
+STORE = typer.Option(help="Bytes per second of the store, for all nodes: 10GB.")
 DATA = typer.Option(
-    help="Of the whole data set, as it is read; caches keep part of it."
+    help="Size of the whole dataset as read; needed if there are caches."
 )
-RAM = typer.Option(help="Of a node's cache in RAM, as 32GB.")
-DISK = typer.Option(help="Of the cache on its own disk, which is read at 1 GB/s.")
+RAM = typer.Option(help="Size of each node's cache in RAM, such as 32GB.")
+DISK = typer.Option(help="Size of each node's cache on disk, which is read at 1 GB/s.")
 SPREAD = typer.Option(
-    min=0, max=1, help="Standard deviation of steps, relative: stragglers."
+    min=0, max=1, help="Relative standard deviation of steps: how much stragglers lag."
 )
 
 
 def busy(doing: str) -> AbstractContextManager[object]:
-    """Show on a terminal what goes on, until it is done."""
+    """Show what is running on a terminal, until the `with` ends."""
     from rich.console import Console
 
     return Console(stderr=True).status(doing)
@@ -131,11 +133,11 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     name: Annotated[str | None, NAME] = None,
     cores: Annotated[
         list[float] | None,
-        typer.Option(min=0.1, help="Of a machine to ask about; may be said again."),
+        typer.Option(min=0.1, help="Cores of the other machine; may be repeated."),
     ] = None,
     step_ms: Annotated[
         float | None,
-        typer.Option(min=0, help="The trainer's own part of a step; else as it was."),
+        typer.Option(min=0, help="Trainer's own part of a step; default: as measured."),
     ] = None,
     nodes: Annotated[list[int] | None, NODES] = None,
     store_bandwidth: Annotated[str, STORE] = "",
@@ -144,9 +146,9 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     disk: Annotated[str, DISK] = "",
     spread: Annotated[float, SPREAD] = 0.02,
 ) -> None:
-    """Say what a run that was tuned here would need, and get, on other machines.
+    """Predict the workers and the speed of a tuned run on other machines.
 
-    With --nodes, also what so many of them reach that wait for each other in each step.
+    With --nodes, also predict the speed of several machines that train in step.
     """
     from .autotune import planner
 
@@ -179,17 +181,17 @@ def _bytes_of(size: str, otherwise: float) -> float:
 )
 def run(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="The script, or the module with -m.")],
+    target: Annotated[str, typer.Argument(help="The script, or with -m the module.")],
     module: Annotated[  # noqa: FBT002 typer reads it so
-        bool, typer.Option("-m", help="TARGET is a module, as for python -m.")
+        bool, typer.Option("-m", help="Run TARGET as a module, like python -m.")
     ] = False,
     log: Annotated[
-        str, typer.Option(help="Keep the autotune log as LOG_<rank>.jsonl and .json.")
+        str, typer.Option(help="Keep the autotune log, as LOG_<rank>.jsonl and .json.")
     ] = "",
 ) -> None:
-    """Run a training script as it is, with its DataLoaders tuned.
+    """Run an unchanged training script, and tune its DataLoaders.
 
-    All that stands behind TARGET is the script's own.
+    Everything after TARGET is passed to the script.
     """
     run_script(target, context.args, module=module, prefix=log)
 
@@ -197,15 +199,15 @@ def run(
 def run_script(
     target: str, arguments: Sequence[str], *, module: bool, prefix: str
 ) -> None:
-    """Run a script as Python would, tuned, and tell at its end what was found.
+    """Run a script as Python would, tune it, and print a report at its end.
 
-    It is unchanged, with torch's DataLoader replaced.
+    The script is unchanged, but finds penstock's DataLoader in place of torch's.
 
     Args:
-        target: its path, or the module's name.
-        arguments: what it finds in `sys.argv` behind its own name.
+        target: path of the script, or name of the module.
+        arguments: the script's `sys.argv[1:]`.
         module: whether `target` is a module.
-        prefix: of the autotune files; empty: they are temporary.
+        prefix: prefix of the autotune files; empty: they are temporary.
 
     Raises:
         SpecError: there is no such script.
@@ -234,7 +236,7 @@ def run_script(
 
 
 def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run it as `python target` would; how it ends is passed on."""
+    """Run the script as `python target` would; its exceptions are passed on."""
     sys.argv = [target, *arguments]
     if module:
         sys.path.insert(0, "")
@@ -245,15 +247,15 @@ def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
 
 
 def _told(log: Path, *, own: bool) -> str:
-    """Return what a script's log tells; `own` if the script chose its place."""
+    """Return the report on a script's log; `own` if the script chose its path."""
     found = (
-        "nothing: no DataLoader was iterated in a way that penstock can tune, while"
-        " autotune was on."
+        "nothing: while autotune was on, the script did not iterate a DataLoader that"
+        " penstock can tune."
     )
     if log.exists():
         found = str(read_report(log))
     where = f"the script writes its log to {str(log)!r}.\n" if own else ""
-    return f"\n--- penstock: what was found ---\n{where}{found}\n"
+    return f"\n--- penstock: results ---\n{where}{found}\n"
 
 
 @app.command()
@@ -261,13 +263,13 @@ def report(
     log: Annotated[str, LOG],
     name: Annotated[str | None, NAME] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page to look at, in one file.")
+        Path | None, typer.Option(help="Also write a web page, in one file.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a trace for Perfetto, in JSON.")
+        Path | None, typer.Option(help="Also write a trace for Perfetto, in JSON.")
     ] = None,
 ) -> None:
-    """Say what a tuned run found, what was changed, and what that brought."""
+    """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
         found = read_report(log, name)
     if html is None and trace is None:
@@ -289,13 +291,13 @@ def report(
 @app.command()
 def watch(
     target: Annotated[
-        str, typer.Argument(help="PREFIX_<rank>.jsonl, or the number of the process.")
+        str, typer.Argument(help="PREFIX_<rank>.jsonl, or the id of the process.")
     ],
     once: Annotated[  # noqa: FBT002 typer reads it so
-        bool, typer.Option("--once", help="Show how it stands, and end.")
+        bool, typer.Option("--once", help="Show the present state, and exit.")
     ] = False,
 ) -> None:
-    """Show a tuned run while it goes on."""
+    """Show a tuned run while it runs."""
     from rich.console import Console
 
     from .autotune.report import live
@@ -306,17 +308,20 @@ def watch(
 @app.command()
 def bench(
     target: Annotated[
-        str, typer.Argument(help="A folder of images by class, or MODULE:FUNCTION.")
+        str, typer.Argument(help="Images in class sub-folders, or MODULE:FUNCTION.")
     ],
     seconds: Annotated[float, typer.Option(min=4, help="How long to measure.")] = 30.0,
     step_ms: Annotated[
-        float, typer.Option(min=0, help="How long a training step takes: it sleeps.")
+        float,
+        typer.Option(min=0, help="How long a training step takes; it only sleeps."),
     ] = 0.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Of a folder's batches.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Batch size for a folder.")
+    ] = 64,
 ) -> None:
     """Measure how fast your own data loads, as set and tuned.
 
-    FUNCTION takes nothing and returns what to loop over: a DataLoader or a Pipeline.
+    FUNCTION takes no arguments and returns a DataLoader or a Pipeline.
     """
     from rich.console import Console
 
@@ -329,12 +334,12 @@ def bench(
     )
 
 
-Folder = Annotated[Path, typer.Argument(help="What .cache(disk=...) was given.")]
+Folder = Annotated[Path, typer.Argument(help="The folder given to .cache(disk=...).")]
 
 
 @caches.command("ls")
 def list_cache(folder: Folder) -> None:
-    """List what is stored: one line for each data set, code and image size."""
+    """List what is stored: one line for each dataset, code and image size."""
     from .cache.housekeeping import entries
 
     with busy("counting what is stored"):
@@ -350,21 +355,23 @@ def list_cache(folder: Folder) -> None:
 
 @caches.command("verify")
 def verify_cache(folder: Folder) -> None:
-    """Read every record, drop those that are damaged; exit code 1 if there are any."""
+    """Read every record and drop the damaged ones; exit code 1 if there are any."""
     from .cache.housekeeping import verify
 
     def progress(seen: int) -> None:
         print(f"{seen:,} records read", file=sys.stderr)
 
     verdict = verify(folder, progress)
-    print(f"{verdict.whole:,} records are whole, {verdict.damaged:,} were damaged")
+    print(f"{verdict.whole:,} records are intact, {verdict.damaged:,} were damaged")
     raise typer.Exit(int(verdict.damaged > 0))
 
 
 @caches.command("clear")
 def clear_cache(
     folder: Folder,
-    name: Annotated[str, typer.Option(help="Only this one, as `ls` calls it.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Only this entry, by its name in `ls`.")
+    ] = "",
 ) -> None:
     """Delete what is stored."""
     from .cache.housekeeping import clear
@@ -376,7 +383,7 @@ def clear_cache(
 
 @app.command()
 def doctor() -> None:
-    """Say what penstock finds on this machine, and what would make it better."""
+    """Report what penstock finds on this machine, and what would improve it."""
     for finding in findings():
         print(finding)
 
@@ -388,7 +395,7 @@ class Diagnosis:
     what: str
     value: str
     cure: str = ""
-    """What to do about it; empty where all is well."""
+    """What to do about it; empty if all is well."""
 
     def __str__(self) -> str:
         cure = f"\n{'':17}cure: {self.cure}" if self.cure else ""
@@ -433,21 +440,21 @@ def of_cpus(budget_cores: float) -> Diagnosis:
 
 
 def of_torch_threads(threads: int, budget_cores: float) -> Diagnosis:
-    """Compare torch's threads with the cores there are for them."""
+    """Compare torch's threads with the cores available for them."""
     most = max(1, int(budget_cores))
     cure = f"more threads than cores hinder each other: torch.set_num_threads({most})"
     return Diagnosis("torch threads", str(threads), cure if threads > most else "")
 
 
 def of_memory(budget_bytes: int) -> Diagnosis:
-    """Look whether a few batches fit."""
+    """Check whether a few batches fit."""
     cure = 'that is few batches: free some memory, or ps.set_memory_budget("512MB")'
     value = f"budget {budget_bytes / GIB:.1f} GiB for batches in flight"
     return Diagnosis("memory", value, cure if budget_bytes < MEMORY_WANTED else "")
 
 
 def of_shared_memory(folder: str) -> Diagnosis:
-    """Look at what containers often have too little of."""
+    """Check shared memory, of which containers often have too little."""
     try:
         total = shutil.disk_usage(folder).total
     except OSError:
@@ -458,14 +465,14 @@ def of_shared_memory(folder: str) -> Diagnosis:
 
 
 def of_worker_processes(methods: list[str]) -> Diagnosis:
-    """Look whether worker processes can run: they are forked and share memory files."""
+    """Check whether worker processes can run: they are forked and share memory."""
     able = "fork" in methods and FORKS
     cure = 'worker processes need Linux: use executor="thread"'
     return Diagnosis("start methods", ", ".join(methods), "" if able else cure)
 
 
 def of_package(name: str) -> Diagnosis:
-    """Look which version is installed."""
+    """Check which version of a package is installed."""
     try:
         return Diagnosis(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -473,7 +480,7 @@ def of_package(name: str) -> Diagnosis:
 
 
 def of_crop_decoding(extension: Any, why_not: str) -> Diagnosis:
-    """Look whether JPEGs can be decoded where they are cropped, and nowhere else."""
+    """Check whether JPEGs can be decoded only where they are cropped."""
     if extension is not None:
         return Diagnosis("crop decoding", f"version {extension.VERSION}")
     cure = (

@@ -1,4 +1,4 @@
-"""MindSpore's data sets, for scripts that were written for them.
+"""MindSpore's datasets, for scripts that were written for them.
 
     import penstock.mindspore as ds          # was: import mindspore.dataset as ds
 
@@ -7,8 +7,8 @@
     for row in data.create_dict_iterator():
         ...
 
-A thin cover over `penstock.Pipeline`: the calls that most scripts need. The others
-raise an error that says what penstock has in their place.
+This is a thin layer over `penstock.Pipeline`, with the calls that most scripts need.
+Other calls raise an error that names penstock's equivalent.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Row = tuple[Any, ...]
 
 INSTEAD = {
     "BatchDataset": "GeneratorDataset(...).batch(n)",
-    "CSVDataset": "GeneratorDataset of rows read by csv or pandas",
+    "CSVDataset": "GeneratorDataset of rows read with csv or pandas",
     "Cifar10Dataset": "GeneratorDataset of torchvision.datasets.CIFAR10",
-    "MindDataset": "GeneratorDataset of what reads your records",
+    "MindDataset": "GeneratorDataset of a class that reads your records",
     "MnistDataset": "GeneratorDataset of torchvision.datasets.MNIST",
     "NumpySlicesDataset": "GeneratorDataset of torch.utils.data.TensorDataset",
-    "TFRecordDataset": "GeneratorDataset of what reads your records",
+    "TFRecordDataset": "GeneratorDataset of a class that reads your records",
     "TextFileDataset": "GeneratorDataset of the lines of the file",
     "DatasetCache": "penstock.Pipeline.cache(ram=..., disk=...)",
 }
 METHODS = {
-    "apply": "a function called on the data set",
+    "apply": "a function that you call on the dataset",
     "bucket_batch_by_length": "a batch sampler of your own, with penstock.DataLoader",
     "concat": "torch.utils.data.ConcatDataset, before GeneratorDataset",
     "device_que": "penstock.Pipeline.to_device(device)",
     "filter": "penstock.Pipeline.filter(predicate)",
-    "flat_map": "an iterable data set of your own",
+    "flat_map": "an iterable dataset of your own",
     "padded_batch": "penstock.Pipeline.batch(collate_fn=...), which pads",
     "project": "map(), with output_columns",
     "rename": "map(), with output_columns",
@@ -70,14 +70,14 @@ CONFIG = {
 
 
 def _instead(name: str, table: dict[str, str]) -> str:
-    """Say that there is no such call, and what there is."""
+    """Return the error that there is no such call, with the equivalent."""
     known = table.get(name)
     cure = f"use {known}" if known else "see penstock.Pipeline for what there is"
     return f"penstock.mindspore has no {name!r}; {cure}"
 
 
 class _Config:
-    """MindSpore's `config`: what penstock has under the same name."""
+    """MindSpore's `config`: the settings that penstock has under the same name."""
 
     NAMES: ClassVar = {
         "get_autotune_interval",
@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Columns:
-    """Calls operations on some columns of a row. One object a map, so it can travel."""
+    """Calls operations on some columns of a row. It can be sent to worker processes."""
 
     def __init__(
         self, operations: Sequence[Callable[..., Any]], taken: Sequence[int], inner: str
@@ -126,10 +126,10 @@ class Columns:
         return self._placed(row, values)
 
     def _placed(self, row: Row, values: Row) -> Row:
-        """Return the row with results in place of what they are made of.
+        """Return the row with results in place of the columns they are made from.
 
-        As many as were taken stand where these stood. Else they come first, and the
-        columns that were left alone behind them.
+        If there are as many results as such columns, each takes the place of one.
+        Otherwise the results come first, followed by the other columns.
         """
         if len(values) == len(self._taken):
             new = list(row)
@@ -141,7 +141,7 @@ class Columns:
 
 
 class Arrays:
-    """A source, its samples as tuples of arrays; map-style."""
+    """A map-style source, with samples as tuples of arrays."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -165,13 +165,13 @@ class Streamed(torch.utils.data.IterableDataset[Row]):
 
 
 def _row(sample: Any) -> Row:
-    """Return a sample as MindSpore has it: one array a column."""
+    """Return a sample as in MindSpore: one array per column."""
     values = sample if isinstance(sample, tuple) else (sample,)
     return tuple(np.asarray(value) for value in values)
 
 
 class Epochs(Iterator[T]):
-    """Begins an epoch each time it is looped over, as MindSpore's iterators do."""
+    """Starts an epoch each time it is looped over, like MindSpore's iterators."""
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
         self._begin = begin
@@ -188,11 +188,11 @@ class Epochs(Iterator[T]):
 
 
 class Dataset:
-    """What `GeneratorDataset` and `ImageFolderDataset` return. Each call makes another.
+    """The result of `GeneratorDataset` and `ImageFolderDataset`. Verbs return new ones.
 
     Args:
-        pipeline: whose samples are tuples, one value a column.
-        columns: their names.
+        pipeline: a pipeline whose samples are tuples, with one value per column.
+        columns: names of the columns.
         batched: whether it yields batches.
     """
 
@@ -221,14 +221,14 @@ class Dataset:
         num_parallel_workers: int | None = None,
         **options: Any,
     ) -> Self:
-        """Call functions, one after the other, on the values of some columns.
+        """Call functions, one after another, on the values of some columns.
 
         Args:
-            operations: one or several; each takes what the one before returned.
-            input_columns: what the first one is given (default: the first column).
+            operations: one or several; each takes the results of the one before.
+            input_columns: columns that the first one takes (default: the first column).
             output_columns: names of the results (default: those of the input).
-            num_parallel_workers: to begin with.
-            **options: of MindSpore's: they say how it runs, which penstock finds out.
+            num_parallel_workers: workers to start with.
+            **options: MindSpore's options of how it runs; penstock decides that itself.
 
         Raises:
             SpecError: there is no such column, or an option is unknown.
@@ -258,10 +258,10 @@ class Dataset:
         """Make batches.
 
         Args:
-            batch_size: samples a batch.
-            drop_remainder: whether an epoch's short last batch is left out.
-            **options: `num_parallel_workers` and `python_multiprocessing`, which count
-                for nothing here.
+            batch_size: samples in a batch.
+            drop_remainder: whether to leave out an epoch's short last batch.
+            **options: `num_parallel_workers` and `python_multiprocessing`, which are
+                ignored.
 
         Raises:
             SpecError: an option is unknown.
@@ -271,11 +271,11 @@ class Dataset:
         return type(self)(made, self._columns, batched=True)
 
     def shuffle(self, buffer_size: int) -> Self:
-        """Use another order each epoch: of the whole data set, whatever the buffer."""
+        """Shuffle the whole dataset again in each epoch, whatever the buffer size."""
         return type(self)(self._pipeline.shuffle(), self._columns)
 
     def repeat(self, count: int | None = None) -> Self:
-        """Make an epoch of `count` passes."""
+        """Make each epoch `count` passes over the data."""
         check(
             count is not None and count > 0,
             f"repeat() needs a count > 0, got {count!r}; loop over the data instead",
@@ -294,15 +294,15 @@ class Dataset:
         output_numpy: bool = False,
         do_copy: bool = False,
     ) -> Epochs[dict[str, Any]]:
-        """Return what yields a dict for each batch; each loop over it is an epoch.
+        """Return an iterable of dicts, one for each batch; each loop is an epoch.
 
         Args:
-            num_epochs: counts for nothing: each loop is an epoch.
-            output_numpy: whether columns are arrays; else they are torch's tensors.
-            do_copy: counts for nothing: batches are yours.
+            num_epochs: ignored, as each loop is one epoch.
+            output_numpy: whether columns are arrays; otherwise they are torch tensors.
+            do_copy: ignored, as batches belong to you.
 
         Raises:
-            SpecError: there are no batches, but samples.
+            SpecError: when looped over: the dataset has no batches.
         """
         names = self._columns
         return Epochs(
@@ -319,22 +319,26 @@ class Dataset:
         output_numpy: bool = False,
         do_copy: bool = False,
     ) -> Epochs[list[Any]]:
-        """Return what yields a list for each batch; each loop over it is an epoch.
+        """Return an iterable of lists, one for each batch; each loop is an epoch.
 
         Args:
-            columns: which of them, in this order (default: all).
-            num_epochs: counts for nothing: each loop is an epoch.
-            output_numpy: whether columns are arrays; else they are torch's tensors.
-            do_copy: counts for nothing: batches are yours.
+            columns: names of the columns, in this order (default: all).
+            num_epochs: ignored, as each loop is one epoch.
+            output_numpy: whether columns are arrays; otherwise they are torch tensors.
+            do_copy: ignored, as batches belong to you.
 
         Raises:
-            SpecError: there is no such column; or there are no batches, but samples.
+            SpecError: when looped over: there is no such column, or the dataset has no
+                batches.
         """
         names = list(columns or self._columns)
         return Epochs(lambda: self._values(names, as_arrays=output_numpy))
 
     def _values(self, names: Sequence[str], *, as_arrays: bool) -> Iterator[list[Any]]:
-        check(self._batched, "samples are handed over in batches: call .batch(n) first")
+        check(
+            self._batched,
+            "only batches can be iterated, and this dataset has none: call .batch(n)",
+        )
         places = [self._place(name) for name in names]
         for batch in self._pipeline:
             values = [batch[at] for at in places]
@@ -351,7 +355,7 @@ class Dataset:
         return iter(self.create_tuple_iterator())
 
     def get_dataset_size(self) -> int:
-        """Return the batches of an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self._pipeline)
 
     def __len__(self) -> int:
@@ -379,20 +383,20 @@ def GeneratorDataset(
     shard_id: int | None = None,
     **options: Any,
 ) -> Dataset:
-    """Load from a Python object: with an index, iterable, or a generator function.
+    """Load from a Python object: map-style, iterable, or a generator function.
 
     Args:
-        source: samples are tuples, one value a column, or a single value.
-        column_names: of these.
+        source: yields samples: tuples with one value per column, or single values.
+        column_names: names of the columns.
         column_types: not supported: arrays keep their types.
         schema: not supported.
-        num_samples: of an epoch; None: all.
-        num_parallel_workers: to begin with.
-        shuffle: None: what has an index is shuffled, as in MindSpore.
+        num_samples: samples in an epoch; None: all.
+        num_parallel_workers: workers to start with.
+        shuffle: None: shuffle a map-style source, as in MindSpore.
         sampler: not supported.
-        num_shards: ranks.
-        shard_id: this one.
-        **options: of MindSpore's: they say how it runs, which penstock finds out.
+        num_shards: number of ranks.
+        shard_id: number of this rank.
+        **options: MindSpore's options of how it runs; penstock decides that itself.
 
     Raises:
         SpecError: an option is unknown, or not supported.
@@ -424,16 +428,21 @@ def ImageFolderDataset(
     num_shards: int | None = None,
     shard_id: int | None = None,
 ) -> Dataset:
-    """Load images of class sub-folders: columns `image` and `label`.
+    """Load images from class sub-folders: columns `image` and `label`.
 
     Args:
         dataset_dir: the folder.
-        num_samples: of an epoch; None: all.
-        num_parallel_workers: to begin with.
-        shuffle: None: yes, as in MindSpore.
-        decode: whether `image` is `uint8 [height, width, 3]`; else the file's bytes.
-        num_shards: ranks.
-        shard_id: this one.
+        num_samples: samples in an epoch; None: all.
+        num_parallel_workers: workers to start with.
+        shuffle: None: shuffle, as in MindSpore.
+        decode: whether `image` is `uint8 [height, width, 3]`; otherwise it is the bytes
+            of the file.
+        num_shards: number of ranks.
+        shard_id: number of this rank.
+
+    Raises:
+        SpecError: the folder has no such images, or only one of `num_shards` and
+            `shard_id` is given.
     """
     pipeline = Pipeline.from_folder(
         dataset_dir,
@@ -453,8 +462,8 @@ def _shard(num_shards: int | None, shard_id: int | None) -> Shard | None:
         return None
     check(
         num_shards is not None and shard_id is not None,
-        "`num_shards` and `shard_id` are given together or not at all, got"
-        f" {num_shards!r} and {shard_id!r}",
+        "`num_shards` and `shard_id` go together, got"
+        f" {num_shards!r} and {shard_id!r}; pass both, or neither",
     )
     return Shard(shard_id or 0, num_shards or 1)
 
@@ -469,5 +478,5 @@ def _known(options: dict[str, Any], *names: str) -> None:
         check(
             name in names,
             f"`{name}` is not supported, got {value!r}; leave it out, or use"
-            " penstock.Pipeline, which this covers (`.pipeline`)",
+            " the penstock.Pipeline inside (`.pipeline`)",
         )

@@ -1,8 +1,8 @@
-"""What a pipeline that was measured would do on another machine: `penstock plan`.
+"""How a measured pipeline would run on another machine: `penstock plan`.
 
-The last window of a run's log says what a sample takes each stage; a simulated machine
-of as many cores as asked for is tuned by the very policy that tunes a live one. Many
-such machines are nodes in step, that share a store: see `simulator/scale.py`.
+The last window of a run's log shows how long a sample takes in each stage. A simulated
+machine with the requested cores is tuned by the same policy as a live one. Many such
+machines can form nodes in step that share a store: see `simulator/scale.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Projection:
 def measured_workload(
     path: str | os.PathLike[str], name: str | None = None
 ) -> Workload:
-    """Read from its log what a tuned run did.
+    """Read the measured workload of a tuned run from its log.
 
     Args:
         path: one rank's `<prefix>_<rank>.jsonl`, or the prefix.
@@ -90,13 +90,13 @@ def measured_workload(
             seen.setdefault(each.name, _observed(each.latest))
     check(
         bool(seen),
-        f"{shown!r} shows no training: set_enable_autotune(True, filepath_prefix)"
-        " and some seconds of it are needed",
+        f"{shown!r} shows no training; train for some seconds with"
+        " set_enable_autotune(True, filepath_prefix)",
     )
     check(
         len(seen) == 1,
-        f"{shown!r} has several pipelines ({', '.join(seen)}); say which one is meant:"
-        f" `penstock plan --name {next(iter(seen), '')}`",
+        f"{shown!r} has several pipelines ({', '.join(seen)}); choose one, for example"
+        f" with `penstock plan --name {next(iter(seen), '')}`",
     )
     (observation,) = seen.values()
     return _workload(observation)
@@ -121,40 +121,40 @@ def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a log does not know of a cluster; by default nothing limits the nodes."""
+    """The facts about a cluster that a log lacks; by default, nothing is limited."""
 
     store_bytes_per_s: float = inf
-    """That all nodes share."""
+    """Bandwidth of the store, which all nodes share."""
     data_bytes: float = inf
-    """Of the whole data set, as it is read."""
+    """Size of the whole dataset as it is read."""
     ram_bytes: float = 0.0
-    """Of a node's cache in RAM."""
+    """Size of a node's cache in RAM."""
     disk_bytes: float = 0.0
-    """Of the cache on its own disk."""
+    """Size of a node's cache on its own disk."""
     disk_bytes_per_s: float = 1e9
-    """At which that is read."""
+    """Speed at which that disk is read."""
     spread: float = 0.02
-    """Standard deviation of a trainer's steps, relative."""
+    """Standard deviation of a trainer's steps, relative to their mean."""
 
     @property
     def bounded(self) -> bool:
-        """Whether it matters how many bytes a sample has."""
+        """Whether the prediction depends on the bytes of a sample."""
         return self.store_bytes_per_s < inf or self.data_bytes < inf
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleProjection:
-    """What several numbers of nodes would do with a workload."""
+    """The predicted speed of several numbers of nodes with a workload."""
 
     cores: float
-    """Of each node."""
+    """Cores of each node."""
     epochs: tuple[tuple[ScalePoint, ScalePoint], ...]
     """The first epoch and a later one, for each number of nodes."""
 
     def __str__(self) -> str:
         head = (
-            f"nodes in step, of {self.cores:.3g} cores each: samples/s of all, and the"
-            " share of what trainers would reach that wait for nothing"
+            f"nodes in step, {self.cores:.3g} cores each: samples/s of all nodes, and"
+            " their share of the rate of trainers that never wait"
         )
         lines = [
             head,
@@ -175,22 +175,22 @@ class ScaleProjection:
 def plan_nodes(
     workload: Workload, cores: float, counts: Sequence[int], around: Surroundings
 ) -> ScaleProjection:
-    """Tell what so many nodes like the measured one would do in step.
+    """Predict the speed of several nodes in step, each like the measured one.
 
     Raises:
-        SpecError: a store or a data set has a size, and that of a sample is not known;
-            there are caches, and the size of the data is not known.
+        SpecError: a limit depends on the bytes of a sample, which the log does not
+            have; or there are caches, and the size of the dataset is not given.
     """
     check(
         around.data_bytes < inf or not around.ram_bytes + around.disk_bytes,
-        "what a cache keeps depends on how large the data set is: say so with"
-        " --data-size, as 140GB",
+        "a cache's hit rate depends on the size of the dataset, which is not given;"
+        " pass it, for example --data-size 140GB",
     )
     check(
         workload.source_bytes > 0 or not around.bounded,
-        "the log does not say how large a sample is when it is read, which a store's"
-        " bandwidth and the size of the data are compared with: leave these out, or"
-        " record the run again",
+        "the log does not say how large a sample is when it is read, so a store's"
+        " bandwidth or the size of the dataset cannot be used; leave these options out,"
+        " or record the run again",
     )
     alone = replace(workload, trainer=Trainer(gap_s=0.0))
     one = Cluster(

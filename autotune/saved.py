@@ -1,4 +1,4 @@
-"""What a tuned run ended with: its form in `<prefix>_<rank>.json`, and back."""
+"""The final values of a tuned run, written to and read from `<prefix>_<rank>.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .policies.per_regime import Values
 from .situation import CHEAPER, KnobKey, Row
 
 VERSION = 1
-"""Of the format of `<prefix>_<rank>.json` and of the rows beside it."""
+"""Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
 EXECUTORS = {*CHEAPER, "async"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
@@ -26,9 +26,9 @@ class Saved:
     """The values that a new run starts with."""
 
     knobs: Values
-    """In force at the end."""
+    """Values in force at the end."""
     executors: Mapping[str, str]
-    """By operator."""
+    """Kinds of workers in force at the end, by operator."""
     regimes: Mapping[str, Values] = field(default_factory=dict)
     """Values for each regime that was met (`Observation.regime`)."""
     cpu_cores: float | None = None
@@ -39,12 +39,12 @@ class Saved:
         return self.regimes.get(regime, self.knobs)
 
     def fits(self, cpu_cores: float) -> bool:
-        """Whether it was found on a machine like one with so many usable cores."""
+        """Whether the values come from a machine with about as many usable cores."""
         known = self.cpu_cores
         return known is None or isclose(known, cpu_cores, rel_tol=SAME_CORES)
 
     def beside(self, other: Saved) -> Saved:
-        """Return these values, and another pipeline's for operators of its own."""
+        """Return these values, plus another run's for operators that these lack."""
         names = {**other.regimes, **self.regimes}
         regimes = {
             name: {**other.regimes.get(name, {}), **self.regimes.get(name, {})}
@@ -59,11 +59,11 @@ class Saved:
 
     @property
     def operators(self) -> set[str]:
-        """Which it knows."""
+        """The operators for which it has values."""
         return {operator for operator, _ in self.knobs}
 
     def to_row(self) -> Row:
-        """The values as JSON can hold them."""
+        """Return the values as JSON can hold them."""
         return {
             "machine": {"cpu_cores": self.cpu_cores},
             "knobs": _rows(self.knobs),
@@ -76,32 +76,32 @@ UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
     RecursionError,
 )
-"""What comes of JSON that is no autotune result."""
+"""The errors from reading JSON that is not an autotune result."""
 
 
 def load_saved(
     path: str | os.PathLike[str], name: str, *, operators: Collection[str]
 ) -> Saved:
-    """Read what such a file says of one pipeline.
+    """Read the values of one pipeline from a file.
 
     Args:
-        path: of the file.
-        name: of the pipeline; where the file knows none of this name, the only one in
-            it that has one of these operators is taken.
-        operators: of the pipeline that is to begin with it.
+        path: path of the file.
+        name: name of the pipeline. If the file has none of this name, the only one that
+            has one of these operators is used.
+        operators: operators of the pipeline that will start with the values.
 
     Raises:
-        SpecError: there is no such file, it says nothing of such a pipeline, or its run
-            tuned nothing.
+        SpecError: there is no such file, it has no values for such a pipeline, or its
+            run tuned nothing.
     """
     found = read_saved(path)
     meant = [found[name]] if name in found else list(found.values())
     whose = repr(name) if name in found else "any pipeline"
     check(
         any(saved.knobs for saved in meant),
-        f"{os.fspath(path)!r} has nothing to begin with: the run that wrote it tuned"
+        f"{os.fspath(path)!r} has no values to start with: the run that wrote it tuned"
         f" nothing of {whose}, because no stage had workers that penstock may tune;"
-        " leave load_autotune() out, or load the file of a run that had some",
+        " leave load_autotune() out, or load the file of a run that tuned something",
     )
     if name in found:
         return found[name]
@@ -110,7 +110,7 @@ def load_saved(
         len(fitting) == 1,
         f"{os.fspath(path)!r} has results of {', '.join(map(repr, found))}, and"
         f" {'several' if fitting else 'none'} of them could be of the pipeline {name!r}"
-        f" with {', '.join(sorted(operators))}; say which one is:"
+        f" with {', '.join(sorted(operators))}; choose one with"
         " load_autotune(path, name=...)",
     )
     (saved,) = fitting.values()
@@ -118,10 +118,10 @@ def load_saved(
 
 
 def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
-    """Return what such a file says of each pipeline, by its name.
+    """Return the values of each pipeline in a file, by its name.
 
     Raises:
-        SpecError: there is none, or it is not one.
+        SpecError: there is no such file, or it is not an autotune result.
     """
     shown = os.fspath(path)
     try:
@@ -134,21 +134,24 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
         raise
     except OSError as error:
         raise SpecError(
-            f"no autotune result can be read from {shown!r} ({error.strerror}); a run"
-            " with set_enable_autotune(True, filepath_prefix) writes"
-            " <prefix>_<rank>.json when it ends"
+            f"cannot read an autotune result from {shown!r} ({error.strerror}); a run"
+            " with set_enable_autotune(True, filepath_prefix) writes one when it ends,"
+            " as <prefix>_<rank>.json"
         ) from error
     except UNREADABLE as error:
         raise SpecError(
             f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
-            " <prefix>_<rank>.json is one, not the .jsonl beside it"
+            " load <prefix>_<rank>.json, not the .jsonl beside it"
         ) from error
 
 
 def check_version(row: Mapping[str, Any], path: str) -> None:
-    """Raise `SpecError` unless this penstock can read the file that `row` is from.
+    """Check that this penstock can read the file that `row` is from.
 
-    penstock 0.1.0 wrote no version; its files are of version 1.
+    penstock 0.1.0 wrote no version; its files have version 1.
+
+    Raises:
+        SpecError: the file has another version.
     """
     version = row.get("version", VERSION)
     check(

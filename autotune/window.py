@@ -1,8 +1,8 @@
-"""Windows: joining observations, and reading from them how training goes.
+"""Windows: joining observations, and measuring the speed of training in them.
 
 A pipeline that starves its trainer may take a second for one step, so steps alone say
-too little too late. Where the trainer waits, the rows that the segments finish are the
-same rate, seen a row at a time; everywhere else the trainer's own seconds count.
+too little too late. While the trainer waits, the rows that the segments finish give the
+same rate, one row at a time. Otherwise the trainer's own seconds count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
 """With this many rows, the count is accurate to one in eight; most have more."""
 PATIENCE_S = 2.0
-"""After so long one finished row must do: a decision may not take forever."""
+"""Seconds after which one finished row is enough: decisions must not take forever."""
 HELD_BACK = 0.5
 """Share of its workers' time above which a segment counts as held back."""
 STARVING_SHARE = 0.1
@@ -32,7 +32,7 @@ STARVING_SHARE = 0.1
 
 
 def outbox(observation: Observation) -> ConnectorObservation:
-    """The rows before the trainer: what the last segment has put out."""
+    """Return the connector before the trainer: the last segment's output."""
     return observation.segments[-1].output
 
 
@@ -54,11 +54,11 @@ def starving(observation: Observation) -> bool:
 
 
 def sustained_rows(observation: Observation) -> int:
-    """Rows the pipeline as a whole got through: the least that a segment finished.
+    """Return the rows that passed the whole pipeline: the fewest a segment finished.
 
-    While a connector runs empty, what reads it is faster than what fills it, and while
-    one fills up, slower. The slower of the two is the rate that will last. A segment
-    that is held back could have finished more, and so it is not the one that limits.
+    While a connector runs empty, its reader is faster than the segment that fills it;
+    while it fills up, slower. The slower of the two sets the rate that will last. A
+    segment that is held back could have finished more, so it is not the limit.
     """
     *before, last = observation.segments
     free = [s for s in before if ratio(s.wait_credit_s, s.worker_s) < HELD_BACK]
@@ -75,10 +75,10 @@ def enough(observation: Observation) -> bool:
 
 
 def cost_s(observation: Observation) -> float:
-    """Seconds of training a sample costs: the objective, less is better.
+    """Return the seconds of training per sample, the objective: less is better.
 
-    `(wait + own time) / samples` of the trainer; while it starves, the time between two
-    rows that all segments get through. Infinite while nothing is finished.
+    This is `(wait + own time) / samples` of the trainer. While it starves, it is the
+    time between two rows that pass all segments; infinite if nothing is finished.
     """
     trainer = observation.trainer
     if starving(observation):
@@ -89,13 +89,13 @@ def cost_s(observation: Observation) -> float:
 
 
 def demand_rows_per_s(observation: Observation) -> float:
-    """Samples a second the trainer would take if loading were free; 0 where unknown."""
+    """Return the samples per second of a trainer that never waits; 0 if unknown."""
     trainer = observation.trainer
     return trainer.rows / trainer.gap_s if trainer.gap_s > 0 else 0.0
 
 
 def measured(windows: tuple[Observation, ...]) -> Measure:
-    """How training went over these windows, at least one."""
+    """Return the speed of training over these windows, at least one."""
     seen = whole(windows)
     spent_s = cost_s(seen)
     rate = 1.0 / spent_s if spent_s > 0 else 0.0
@@ -103,12 +103,12 @@ def measured(windows: tuple[Observation, ...]) -> Measure:
 
 
 def whole(windows: tuple[Observation, ...]) -> Observation:
-    """Windows in a row, at least one, as one."""
+    """Join consecutive windows, at least one, into one."""
     return reduce(joined, windows)
 
 
 def latest(windows: tuple[Observation, ...], steps: int, seconds: float) -> Observation:
-    """The last windows, at least one, as one of so many steps and seconds, if there."""
+    """Join the last windows, at least one, until they have these steps and seconds."""
     found, *before = reversed(windows)
     for window in before:
         if found.trainer.steps >= steps and found.window_s >= seconds:
@@ -118,11 +118,11 @@ def latest(windows: tuple[Observation, ...], steps: int, seconds: float) -> Obse
 
 
 def joined(first: Observation, second: Observation) -> Observation:
-    """Two windows, one after the other, as one.
+    """Join two consecutive windows into one.
 
-    Where the segments are not the same ones, the pipeline was rebuilt, and where one
-    has workers of another kind, or the plan has gone over to another regime, nothing is
-    as it was: the second window stands alone.
+    The second window stands alone if the two are not comparable: the pipeline was
+    rebuilt with other segments, a segment has workers of another kind, or the plan has
+    entered another regime.
     """
     alike = staff(first) == staff(second) and first.host == second.host
     if not alike or first.regime != second.regime:
@@ -139,12 +139,12 @@ def joined(first: Observation, second: Observation) -> Observation:
 
 
 def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
-    """Which kind of workers each segment has, by its name."""
+    """Return the kind of workers of each segment, by its name."""
     return tuple((each.name, each.executor) for each in observation.segments)
 
 
 def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
-    """Whether the kinds that were decided are in force, and those before have left."""
+    """Whether the decided kinds of workers are in force, and the old ones have left."""
     wanted = {d.key: d.new for d in decisions if isinstance(d.new, str)}
     for segment in observation.segments:
         if segment.moving:
@@ -158,7 +158,7 @@ def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
 
 
 def beginning(observation: Observation) -> bool:
-    """Whether there are workers that are only starting: that is not their rate."""
+    """Whether workers are still starting, so that the rate is not yet theirs."""
     return any(segment.beginning for segment in observation.segments)
 
 

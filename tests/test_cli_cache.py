@@ -40,10 +40,10 @@ def test_ls_tells_what_is_stored_and_what_made_it(folder: Path) -> None:
 
 
 def test_verify_reads_all_and_drops_what_is_damaged(folder: Path) -> None:
-    assert said("verify", folder) == (0, ["30 records are whole, 0 were damaged"])
+    assert said("verify", folder) == (0, ["30 records are intact, 0 were damaged"])
     damage(folder / "penstock-cache")
-    assert said("verify", folder) == (1, ["29 records are whole, 1 were damaged"])
-    assert said("verify", folder) == (0, ["29 records are whole, 0 were damaged"])
+    assert said("verify", folder) == (1, ["29 records are intact, 1 were damaged"])
+    assert said("verify", folder) == (0, ["29 records are intact, 0 were damaged"])
 
 
 def test_clear_empties_it_whole_or_in_part(folder: Path) -> None:
@@ -67,7 +67,7 @@ def test_clear_gives_the_space_back(tmp_path: Path) -> None:
     name = said("ls", tmp_path)[1][0].split()[0]
     assert said("clear", tmp_path, "--name", name) == (0, ["300 records deleted"])
     assert place.stat().st_size < 0.5 * full
-    assert said("verify", tmp_path)[1] == ["200 records are whole, 0 were damaged"]
+    assert said("verify", tmp_path)[1] == ["200 records are intact, 0 were damaged"]
     assert said("clear", tmp_path) == (0, ["200 records deleted"])
     assert not place.exists()
     assert said("ls", tmp_path) == (0, ["0 in all, 0.0 MiB"])

@@ -155,7 +155,7 @@ def test_another_call_names_what_there_is_in_its_place(call: Any, told: str) -> 
         (lambda: ordered().repeat(), "needs a count > 0"),
         (lambda: next(iter(ordered())), "call .batch"),
         (lambda: ds.GeneratorDataset(Points(), "x", sampler=1), "`sampler` is not"),
-        (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "given together"),
+        (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
     ],
 )
 def test_what_would_load_something_else_is_refused(call: Any, told: str) -> None:

@@ -32,7 +32,7 @@ def test_a_script_is_tuned_without_a_change_and_told_what_was_found(
     done = penstock("run", "--log", str(log), str(EXAMPLE), *asked)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss" in done.stdout
-    told = done.stderr.partition("--- penstock: what was found ---")[2]
+    told = done.stderr.partition("--- penstock: results ---")[2]
     assert "began: input-bound: waiting" in told
     assert "Dataset(ID:0) Photos: executor inline -> process" in told
     assert "set by hand: DataLoader(..., num_workers=" in told
@@ -61,7 +61,7 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
     done = warm.run(command, cwd=tmp_path)
     assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
     assert done.returncode == 3
-    assert "nothing: no DataLoader was iterated" in done.stderr
+    assert "the script did not iterate a DataLoader" in done.stderr
 
 
 def test_all_that_stands_behind_the_script_is_its_own(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_torchs_own_workers_loaded_is_told(tmp_path: Path) -> None:
     )
     done = penstock("run", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = done.stderr.partition("--- penstock: what was found ---")[2]
+    told = done.stderr.partition("--- penstock: results ---")[2]
     assert "stream\n  torch: input-bound" in told
     assert "the trainer itself loads, as in torch" in told
 
@@ -173,7 +173,7 @@ def test_a_script_that_turns_autotune_on_itself_is_told_from_its_log(
 ) -> None:
     (tmp_path / "train.py").write_text(OWN.format(asked=asked))
     done = penstock("run", "--log", "log/run", "train.py", folder=tmp_path)
-    told = done.stderr.partition("--- penstock: what was found ---\n")[2]
+    told = done.stderr.partition("--- penstock: results ---\n")[2]
     own = "own" in asked
     assert (tmp_path / ("own" if own else "log") / "run_0.jsonl").exists()
     assert ("the script writes its log to 'own/run_0.jsonl'.\n" in told) == own
