@@ -214,7 +214,7 @@ def run_script(
     """
     check(
         module or Path(target).is_file(),
-        f"there is no script {target!r}; `-m` runs a module",
+        f"there is no script {target!r}; to run a module, pass -m",
     )
     import torch.utils.data.dataloader
 
