@@ -414,7 +414,7 @@ class Records(Rows):
 
     def row(self, index: int) -> Any:
         if self.file is None:
-            self.file = open(self.path, "rb")  # noqa: SIM115 kept as long as the data set
+            self.file = open(self.path, "rb")  # noqa: SIM115 kept as long as the dataset
         self.file.seek(index * 4096)
         return np.frombuffer(self.file.read(4096), np.float32).copy(), index
 

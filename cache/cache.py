@@ -229,7 +229,7 @@ class Cache:
         """Return a sample: the stored one, or computed and then stored.
 
         Args:
-            index: index of the sample in the data set.
+            index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
             compute: computes the sample for the n-th time (0, 1). If two results
                 differ, the sample is random.

@@ -75,7 +75,7 @@ class DiskError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The records of one data set, made by one version of code at one image size."""
+    """The records of one dataset, made by one version of code at one image size."""
 
     about: str
     """What it holds, in words."""

@@ -27,7 +27,7 @@ class NoCacheError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One namespace: the records of a data set and its functions at one image size."""
+    """One namespace: the records of a dataset and its functions at one image size."""
 
     name: str
     """Hexadecimal."""

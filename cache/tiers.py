@@ -171,7 +171,7 @@ class Opening:
     """What is stored, in words: `Folder(500) > decode`."""
     codec: str
     samples: int
-    """Number of samples in the data set."""
+    """Number of samples in the dataset."""
     disk: Path | None
     disk_limit: int | None
     repeated: int = 3

@@ -39,7 +39,7 @@ class Feed(Protocol):
         """Return the next batch of the epoch, or None at its end.
 
         Raises:
-            Exception: whatever the data set, a stage's function, a sampler or
+            Exception: whatever the dataset, a stage's function, a sampler or
                 collate_fn raised for this batch. The next call continues with the batch
                 after it.
         """

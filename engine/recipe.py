@@ -148,7 +148,7 @@ class Recipe:
     """Cores that its workers may keep busy together."""
     caches: tuple[Cache, ...] = ()
     data: str | None = None
-    """Identity of the data set, if known."""
+    """Identity of the dataset, if known."""
     batch_work: tuple[SegmentRecipe, ...] = ()
     """Work on whole batches: the last of `segments`, unless batches are formed at run
     time. In that case, whoever forms them does it."""
@@ -181,7 +181,7 @@ class Recipe:
 
     def facts(self) -> dict[str, int | str]:
         """Return what must be the same on all ranks."""
-        known = {} if self.data is None else {"data set": self.data}
+        known = {} if self.data is None else {"dataset": self.data}
         return {**self.planned.facts(), **known}
 
     @property
@@ -199,7 +199,7 @@ class Recipe:
         """Return the cursor in `state`.
 
         Raises:
-            StateError: the state belongs to another plan or data set, or is damaged.
+            StateError: the state belongs to another plan or dataset, or is damaged.
         """
         plan = self.planned
         saved = state.get("data") if isinstance(state, Mapping) else None
@@ -211,7 +211,7 @@ class Recipe:
 
 
 OTHER_DATA = (
-    "the state belongs to another data set (its files, or its fingerprint, differ from"
+    "the state belongs to another dataset (its files, or its fingerprint, differ from"
     " this one's); build the pipeline on the data it was saved with, or continue this"
     " one from the same position of the epoch with load_state_dict(state,"
     " override=True)"

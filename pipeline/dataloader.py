@@ -84,7 +84,7 @@ RUNNING = frozenset(
 )
 """The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
-SHARES = "an iterable data set says itself which worker reads what"
+SHARES = "an iterable dataset says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -271,7 +271,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
                 prefix)`.
             name: the name of the loader in the file (default: the name of this loader,
-                or else the only loader in the file with such a data set).
+                or else the only loader in the file with such a dataset).
 
         Raises:
             SpecError: `path` is not such a file, or knows no such loader; or torch's
@@ -288,7 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     # Frameworks
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, the batch sampler and the data set which epoch is next.
+        """Tell the sampler, the batch sampler and the dataset which epoch is next.
 
         Each of these that has a `set_epoch` gets the call. Samplers draw when a loop
         begins.
@@ -298,7 +298,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 each.set_epoch(epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
-            if self.persistent_workers:  # they hold the old data set
+            if self.persistent_workers:  # they hold the old dataset
                 self._slot.close()
                 self._iterator = None
 
@@ -336,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             "worker_init_fn is for processes, and thread_safe asks for threads": (
                 self.worker_init_fn is not None and safe
             ),
-            "the data set has no length": not hasattr(self.dataset, "__len__"),
+            "the dataset has no length": not hasattr(self.dataset, "__len__"),
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (
                 self.num_workers and not (safe or FORKS)
@@ -373,7 +373,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         return loop
 
     def _own_state(self) -> Any:
-        """Return the state of an iterable data set that keeps one and is read here."""
+        """Return the state of an iterable dataset that keeps one and is read here."""
         from .torch_workers import is_keeper
 
         dataset: Any = self.dataset

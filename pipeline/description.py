@@ -148,7 +148,7 @@ class Description(Constructors, Printed):
         only once among them. The cache does not use pickle: samples are bytes, arrays,
         tensors, text, numbers, None, and tuples, lists and dicts of these. Stored
         samples stay valid as long as the data and the functions before this stage stay
-        the same. A data set may identify itself by `__penstock_fingerprint__`.
+        the same. A dataset may identify itself by `__penstock_fingerprint__`.
 
         Args:
             ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. They come on top
@@ -193,7 +193,7 @@ class Description(Constructors, Printed):
         """Shuffle every epoch, in an order that depends only on the seed and the epoch.
 
         Args:
-            buffer: not supported, because the whole data set is shuffled.
+            buffer: not supported, because the whole dataset is shuffled.
             seed: the seed of the order (default: the seed of `set_seed`).
             window: for sources with shards or row groups: shuffle these, then shuffle
                 the samples of this many of them at a time, so that each is read once an
@@ -253,8 +253,8 @@ class Description(Constructors, Printed):
             max_tokens: tokens of a rank's batch, padded to its longest sample; use it
                 instead of a size. All ranks get the same number of samples and steps.
             global_max_tokens: tokens over all ranks; use it instead of `max_tokens`.
-            lengths: `int [N]`, tokens, or any other cost, of each sample of the data
-                set (of all samples, also before a select()).
+            lengths: `int [N]`, tokens, or any other cost, of each sample of the
+                dataset (of all samples, also before a select()).
             window: the approximate number of batches that are sorted together.
             drop_last: drop the last batch of an epoch if it is short.
             microbatches: hand over each batch as a list of this many parts of equal

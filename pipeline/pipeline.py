@@ -153,8 +153,8 @@ class Pipeline(Description):
 
         Args:
             state: a result of `state_dict`, from any number of ranks and workers.
-            override: also accept the state of a pipeline with another schedule or data
-                set. The loop then goes on at the batch that holds the next sample.
+            override: also accept the state of a pipeline with another schedule or
+                dataset. The loop then goes on at the batch that holds the next sample.
 
         Raises:
             StateError: the state is damaged, or belongs to another pipeline or version.

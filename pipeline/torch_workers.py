@@ -106,7 +106,7 @@ def resumed(
     Args:
         begin: makes torch's iterator.
         drawing: the epoch; the generators are set to where it began.
-        iterable: the data set, if it is an iterable that the trainer reads.
+        iterable: the dataset, if it is an iterable that the trainer reads.
         given: called after each batch, and at the end.
         meter: measures how long the trainer waits.
         rows: number of rows in a batch.
@@ -127,7 +127,7 @@ def resumed(
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
             f" {type(iterable).__name__} has no `load_state_dict` with num_workers=0;"
-            " load it with the data set and the num_workers it was taken with"
+            " load it with the dataset and the num_workers it was taken with"
         )
     drawing.dataset = None
     if owner is not None and keeper is not owner:
@@ -138,7 +138,7 @@ def resumed(
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
-    if keeper is iterator_of(loop):  # also where that is the data set itself
+    if keeper is iterator_of(loop):  # also where that is the dataset itself
         keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
 
@@ -165,7 +165,7 @@ def keeper_of(loop: TorchLoop, iterable: Any) -> Any:
 
 
 def iterator_of(loop: TorchLoop) -> Any:
-    """Return the data set's iterator that torch reads from in this process."""
+    """Return the dataset's iterator that torch reads from in this process."""
     return getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
 
 
@@ -227,10 +227,10 @@ ON_CUDA = (
     " processes each have a copy. Keep it on the CPU, and move batches to the device"
 )
 READ_WHOLE = (
-    "no worker has asked which share of the iterable data set is its own, so each of"
+    "no worker has asked which share of the iterable dataset is its own, so each of"
     " the %d workers reads all of it, and each sample comes %d times, as in torch. Let"
     " `__iter__` read one share: torch.utils.data.get_worker_info() has the `id` of the"
-    " worker, and `num_workers`. If you divide the data set in another way, ignore this"
+    " worker, and `num_workers`. If you divide the dataset in another way, ignore this"
 )
 TOO_SMALL = (
     "%s holds %d MiB, and torch's own workers hand their batches over there; give the"
@@ -240,7 +240,7 @@ TOO_SMALL = (
 
 
 def tell_of_cuda(dataset: Any) -> None:
-    """Warn about a data set that holds tensors on a CUDA device."""
+    """Warn about a dataset that holds tensors on a CUDA device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     found = find_on_device(dataset, "dataset", "cuda")

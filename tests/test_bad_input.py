@@ -334,7 +334,7 @@ def test_a_dataset_whose_getitems_returns_too_few_is_asked_one_by_one() -> None:
 def test_a_loader_warns_of_what_only_looks_like_a_data_set(
     kind: type[Any], tmp_path: Path
 ) -> None:
-    expected = "this .*(str|Path) is no data set: a path .* use from_folder"
+    expected = "this .*(str|Path) is not a dataset: a path .* use from_folder"
     with pytest.warns(UserWarning, match=expected) as seen:
         ps.DataLoader(kind(tmp_path), sampler=[0])
     assert seen[0].filename == __file__

@@ -210,7 +210,7 @@ class Shares(torchs.IterableDataset[int]):
 
 
 class Itself(Place, torchs.IterableDataset[int]):
-    """A data set that is its own iterator."""
+    """A dataset that is its own iterator."""
 
     def __iter__(self) -> Self:
         return self

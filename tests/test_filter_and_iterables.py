@@ -1,4 +1,4 @@
-"""What is decided at run time: filters, and data sets without an index."""
+"""What is decided at run time: filters, and datasets without an index."""
 
 from __future__ import annotations
 

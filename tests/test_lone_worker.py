@@ -1,6 +1,6 @@
 """One worker that was asked for: what its data keeps there decides if it gets company.
 
-A count, or a cache, of the data set's own goes on from sample to sample in one worker,
+A count, or a cache, of the dataset's own goes on from sample to sample in one worker,
 as in torch. In two each has its own.
 """
 

@@ -282,7 +282,7 @@ def test_a_state_of_another_data_set_of_the_same_length_is_refused() -> None:
         next(iter(saved))
         state = saved.state_dict()
     other = ps.Pipeline.from_dataset(Fingerprinted(12, "april")).batch(4)
-    with pytest.raises(ps.StateError, match="belongs to another data set.*override="):
+    with pytest.raises(ps.StateError, match="belongs to another dataset.*override="):
         other.load_state_dict(state)
     other.load_state_dict(state, override=True)
     with other:
@@ -300,5 +300,5 @@ def test_a_folder_copied_elsewhere_is_the_same_data_set(tmp_path: Path) -> None:
     photo = next((tmp_path / "there").rglob("*.jpg"))
     photo.rename(photo.with_name("renamed.jpg"))
     renamed = ps.Pipeline.from_folder(tmp_path / "there").batch(2, collate_fn=len)
-    with pytest.raises(ps.StateError, match="another data set"):
+    with pytest.raises(ps.StateError, match="another dataset"):
         renamed.load_state_dict(here.state_dict())

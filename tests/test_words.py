@@ -46,7 +46,7 @@ UNIDIOMATIC = (
 )
 """Phrases that read as translated, or make sense to their author alone."""
 IN_PROSE = (
-    r"\b(?:is|are|was|were|be) told\b(?! apart)|\bin hand\b"
+    r"\b(?:is|are|was|were|be) told\b(?! apart)|\bin hand\b|\bdata sets?\b"
     r"|\bhanded on\b|\ball else\b|\bbur(?:y|ies|ied)\b|\bcrews?\b|\bdismiss"
     r"|\bgates?\b|\bhir(?:es?|ed|ing)\b|\bneighbou?rs?\b|\bnurser(?:y|ies)\b"
     r"|\bpark(?:s|ed|ing)?\b|\bpok(?:es?|ed|ing)\b|\bpurses?\b|\brosters?\b"

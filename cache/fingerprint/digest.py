@@ -98,7 +98,7 @@ def atom(value: Any) -> bytes:
 def said_fingerprint(value: Any) -> bytes | None:
     """Return the identity that an object declares for itself, or None.
 
-    It declares one by `__penstock_fingerprint__`, or as a data set of Hugging Face's
+    It declares one by `__penstock_fingerprint__`, or as a dataset of Hugging Face's
     `datasets` by `_fingerprint`. Attributes forwarded from another object do not count.
 
     Raises:

@@ -41,7 +41,7 @@ BOGUS_NS = (315_532_800 + 86_400) * 10**9
 """Modification times up to 1980, where DOS time begins, mean nothing: archives set
 them."""
 COMMON = 0.1
-"""A modification time that this share of a data set's files have was assigned."""
+"""A modification time that this share of a dataset's files have was assigned."""
 
 DRAWS = re.compile(r"(?i)rand|shuffle|bernoulli|multinomial|uuid|secret|\b(time|now)\b")
 """Names of functions that draw random values, or tell the time."""
@@ -59,7 +59,7 @@ class Fingerprint:
     """The reason why it is private, such as "dataset.handle (TextIOWrapper)"; None if
     later runs can find it."""
     samples: PerSample | None = field(default=None, repr=False)
-    """Identity of each sample, if the data set provides it; None: its index counts."""
+    """Identity of each sample, if the dataset provides it; None: its index counts."""
     draws: bool = False
     """Whether code names something that may be random, such as `numpy.random.rand`."""
 
@@ -72,7 +72,7 @@ class Fingerprint:
         """Return the 16 bytes that a sample is stored under.
 
         Raises:
-            IndexError: the data set has no such sample.
+            IndexError: the dataset has no such sample.
         """
         rows = self.samples
         if rows is not None and not 0 <= index < len(rows):
@@ -86,9 +86,9 @@ def fingerprint(
     functions: Sequence[tuple[str, Callable[..., Any]]],
     version: str | int | None = None,
 ) -> Fingerprint:
-    """Return the fingerprint of a data set and of the functions applied to it.
+    """Return the fingerprint of a dataset and of the functions applied to it.
 
-    A data set with a method `sample_fingerprints() -> uint64 [n, 2]` is identified by
+    A dataset with a method `sample_fingerprints() -> uint64 [n, 2]` is identified by
     its class and that array, so changing one sample leaves the others in the cache.
 
     Args:
@@ -101,7 +101,7 @@ def fingerprint(
     """
     try:
         samples = per_sample(dataset)
-        # The rest of a data set that identifies its samples may change between runs.
+        # The rest of a dataset that identifies its samples may change between runs.
         source = dataset if samples is None else type(dataset)
         walks = [Walk(each, name) for name, each in (("dataset", source), *functions)]
         parts = [walk.digest() for walk in walks]
@@ -113,7 +113,7 @@ def fingerprint(
 
 
 def per_sample(dataset: Any) -> PerSample | None:
-    """Return the validated fingerprints that a data set provides, or None.
+    """Return the validated fingerprints that a dataset provides, or None.
 
     Raises:
         ValueError: they are not two numbers per sample.

@@ -1,4 +1,4 @@
-"""What is loaded and when, decided in advance: pure, and O(1) in the data set.
+"""What is loaded and when, decided in advance: pure, and O(1) in the dataset.
 
     order.py        Order: which sample is at which position of an epoch, shuffled by a
                     Permutation with random access

@@ -30,7 +30,7 @@ STRIDE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """The length of each sample of the data set; compared and printed by its digest."""
+    """The length of each sample of the dataset; compared and printed by its digest."""
 
     values: NDArray[np.int64] = field(repr=False)
     """`int64 [N]`, each >= 1, read-only."""
@@ -46,7 +46,7 @@ class Lengths:
         given = np.asarray(lengths)
         check(
             given.ndim == 1 and given.size and given.dtype.kind in "iu",
-            f"`lengths` must be integers [N], one per sample of the data set, got"
+            f"`lengths` must be integers [N], one per sample of the dataset, got"
             f" {given.dtype} {list(given.shape)}; count the tokens of each sample once,"
             " and keep the array beside the data",
         )
@@ -87,7 +87,7 @@ class Buckets:
 
     Args:
         before: the order so far.
-        lengths: of the data set's samples.
+        lengths: of the dataset's samples.
         size: samples of a global batch; None means as many as `tokens` allows.
         tokens: limit for one part of a global batch, padded to its longest sample.
         parts: separately padded parts of a global batch: the number of ranks, or 1.
@@ -113,7 +113,7 @@ class Buckets:
         check(
             len(self.lengths) == self.before.length,
             f"`lengths` must have one number per sample, got {len(self.lengths)} for"
-            f" {self.before.length} samples; pass those of the data set as it is read,"
+            f" {self.before.length} samples; pass those of the dataset as it is read,"
             " before any select() or take()",
         )
         values = self.lengths.values

@@ -55,7 +55,7 @@ class Drawing:
     data: Any = None
     """State of the object that keeps an iterable's place, not loaded yet."""
     dataset: Any = None
-    """State of an iterable data set itself, before this epoch began."""
+    """State of an iterable dataset itself, before this epoch began."""
     later: Any = None
     """The same when the state was taken, not loaded yet."""
     whole: bool = False
@@ -63,7 +63,7 @@ class Drawing:
     keeper: Any = None
     """Keeps the place of an iterable while it is read."""
     owner: Any = None
-    """The data set, if it has a state besides its keeper's."""
+    """The dataset, if it has a state besides its keeper's."""
 
     def on(self, workers: int | None) -> None:
         """Continue with this many workers; None means any number.
@@ -74,7 +74,7 @@ class Drawing:
         before = self.workers
         if self.batch and before != workers and None not in (before, workers):
             raise StateError(
-                "the state of an iterable data set was taken with"
+                "the state of an iterable dataset was taken with"
                 f" num_workers={before}, but this loader has {workers}, which changes"
                 f" the order of its samples; load it with num_workers={before}, or"
                 " start the epoch over"
@@ -251,7 +251,7 @@ class DrawnPlan:
 
         Args:
             epoch: its number.
-            batches: for each batch, its indices into the data set.
+            batches: for each batch, its indices into the dataset.
             seed: of the epoch; seeds the random streams of its samples.
             skip: batches that are consumed already.
             length: number of batches in the epoch, if known.

@@ -1,7 +1,7 @@
 """A shuffle that reads shards one after another: groups first, then samples of a few.
 
 Reading a row of a compressed file means reading everything compressed with it. An order
-that mixes the whole data set thus reads a whole block for each sample. This one
+that mixes the whole dataset thus reads a whole block for each sample. This one
 shuffles the groups (shards, row groups), and mixes the samples of `window` of them at a
 time. Each group is needed once an epoch, for as long as its window lasts.
 """
@@ -25,12 +25,12 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """The number of samples of each group of a data set, in order."""
+    """The number of samples of each group of a dataset, in order."""
 
     sizes: Numbers = field(repr=False)
     """`int64 [G]`, each >= 1, read-only."""
     starts: Numbers = field(repr=False)
-    """Where each group begins in the data set, `int64 [G]`."""
+    """Where each group begins in the dataset, `int64 [G]`."""
     digest: str
 
     @classmethod
@@ -71,7 +71,7 @@ class GroupShuffle:
     """The groups in a pseudo-random order, with the samples of a few mixed at a time.
 
     Args:
-        groups: the groups of the previous order, which is that of the data set.
+        groups: the groups of the previous order, which is that of the dataset.
         seed: each round has another order.
         window: groups that are mixed, >= 1.
     """
@@ -145,15 +145,15 @@ class GroupShuffle:
 
 
 def group_shuffle(order: Order, sizes: Any, seed: int, window: int) -> GroupShuffle:
-    """Return a shuffle of a data set by groups of these sizes.
+    """Return a shuffle of a dataset by groups of these sizes.
 
     Raises:
         SpecError: the order was changed before; `window` is below 1; `sizes` do not add
-            up to the data set.
+            up to the dataset.
     """
     check(
         not order.steps,
-        f"shuffle(window=...) mixes the shards of the data set as it is, got {order};"
+        f"shuffle(window=...) mixes the shards of the dataset as it is, got {order};"
         " put it directly after the source",
     )
     check(

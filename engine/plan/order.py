@@ -25,7 +25,7 @@ class Rows:
     """Samples to load, in order. Both arrays may be read-only views."""
 
     indices: NDArray[np.int64]
-    """`int64 [N]`: indices into the data set."""
+    """`int64 [N]`: indices into the dataset."""
     rounds: NDArray[np.int64]
     """`int64 [N]`: the pass over the data of each, epoch * repeats + pass."""
 
@@ -144,17 +144,17 @@ class Order:
     """
 
     length: int
-    """Samples of the data set."""
+    """Samples of the dataset."""
     steps: tuple[Step, ...] = ()
 
     @classmethod
     def sequential(cls, length: int) -> Order:
-        """Return the order 0, 1, 2 ... of a data set of `length` samples.
+        """Return the order 0, 1, 2 ... of a dataset of `length` samples.
 
         Raises:
             SpecError: `length` is not an int >= 1.
         """
-        cure = "pass a data set that has samples"
+        cure = "pass a dataset that has samples"
         return cls(whole("length", length, LONGEST, cure))
 
     @property

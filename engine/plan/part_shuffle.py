@@ -1,6 +1,6 @@
 """A shuffle within parts, so that a reader needs only one part of the data each epoch.
 
-The data set is dealt into equal parts, once for all epochs. Each epoch shuffles within
+The dataset is dealt into equal parts, once for all epochs. Each epoch shuffles within
 them, and each global batch has equally many rows of each part, one part after another.
 A rank's rows are adjacent in the batch, so it reads only its own parts, the same ones
 in each epoch: a cache beside it holds just these, and no two ranks read a shard. The

@@ -44,7 +44,7 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is loaded and when: immutable, O(1) in the data set, safe in any thread.
+    """What is loaded and when: immutable, O(1) in the dataset, safe in any thread.
 
     Except for padding, the global batches, the hash and the state are the same on every
     rank and for every number of ranks. Only what depends on `shard` is not.

@@ -40,7 +40,7 @@ class SampleRandom:
 
         Args:
             round_: epoch * repeats + pass, >= 0.
-            index: the sample's index in the data set, >= 0.
+            index: the sample's index in the dataset, >= 0.
             stage: the number of the stage in its pipeline, >= 0.
         """
         self._counter[:] = (0, stage, index, round_)

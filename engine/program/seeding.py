@@ -5,7 +5,7 @@ before it is made, so its bytes do not depend on who makes it, or in which order
 takes some 6 us, so it is skipped for data that draws nothing. Each lease is observed,
 which takes 12 us, and one that draws something is made again. A dataset that reads on,
 or counts, would then return other samples: if it is seen to, all its samples are
-seeded. A worker process starts in the state that torch's data sets and
+seeded. A worker process starts in the state that torch's datasets and
 `worker_init_fn` expect: `WorkerStart`.
 """
 

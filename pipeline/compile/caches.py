@@ -50,7 +50,7 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
         return stages
     check(
         hasattr(source.dataset, "in_threads"),
-        f"{name_of(plain[0].function)} is a plain function between a data set that"
+        f"{name_of(plain[0].function)} is a plain function between a dataset that"
         " is awaited and a cache; write it with async def, or put the cache before"
         " it",
     )

@@ -7,5 +7,5 @@ lmdb_records.py   values of an LMDB database tar_shards.py     WebDataset shards
 indexed columnar.py       rows of Parquet and Arrow files paths.py          the local
 files that a path or pattern names per_process.py    values that each process opens for
 itself hedging.py        second requests for late reads datasets.py       the user's
-data sets, lists, arrays and iterables
+datasets, lists, arrays and iterables
 """

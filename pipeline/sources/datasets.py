@@ -1,6 +1,6 @@
-"""The user's data sets: how to read them, and how to identify them.
+"""The user's datasets: how to read them, and how to identify them.
 
-A map-style data set is anything with `__len__` and `__getitem__`: a torch dataset, a
+A map-style dataset is anything with `__len__` and `__getitem__`: a torch dataset, a
 list, an array, an HF dataset. An iterable one is anything else with `__iter__`.
 """
 
@@ -46,7 +46,7 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def cure_of(data: Any) -> str:
-    """Say why an object only looks like a data set; empty if it may be one."""
+    """Say why an object only looks like a dataset; empty if it may be one."""
     package = type(data).__module__.partition(".")[0]
     kind = f"{package}.{type(data).__name__}"
     if isinstance(data, (str, bytes, os.PathLike)):
@@ -75,25 +75,25 @@ def cure_of(data: Any) -> str:
 
 
 def warn_of(data: Any) -> None:
-    """Warn if an object looks like a data set to torch but is not one.
+    """Warn if an object looks like a dataset to torch but is not one.
 
     Torch would take the letters of a path for samples. A mapping gets no warning,
     because a sampler may draw its keys.
     """
     if not isinstance(data, Mapping) and (cure := cure_of(data)):
         kind = type(data).__name__
-        text = f"this {kind} is no data set: {cure}"
+        text = f"this {kind} is not a dataset: {cure}"
         warnings.warn(text, UserWarning, stacklevel=3)
 
 
-# The identity of a data set, as far as it gives one; a state is checked against it.
+# The identity of a dataset, as far as it gives one; a state is checked against it.
 
 
 def identity_of(dataset: Any) -> str | None:
     """Return 32 hex digits; None if only the length is known.
 
     penstock's own sources identify themselves; others do so by
-    `__penstock_fingerprint__`, or by the `_fingerprint` of Hugging Face's data sets.
+    `__penstock_fingerprint__`, or by the `_fingerprint` of Hugging Face's datasets.
     Nothing else about an object is sure to be the same in the next run, and a run that
     cannot be resumed is worse than one that can.
     """

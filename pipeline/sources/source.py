@@ -1,6 +1,6 @@
 """The common interface of all sources that penstock reads itself.
 
-A source is a map-style data set: it knows its length, and returns sample i in any
+A source is a map-style dataset: it knows its length, and returns sample i in any
 thread and process. It opens files in the process that reads them, so only a description
 of it is sent to other processes. `docs/sources.md` shows how to write one.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 class Source(ABC):
-    """A data set on a disk or in a store.
+    """A dataset on a disk or in a store.
 
     It may also have:
 
@@ -56,7 +56,7 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> str | None:
-        """Return 32 hex digits that identify the data set; None: only its length does.
+        """Return 32 hex digits that identify the dataset; None: only its length does.
 
         A state is checked against it, so a copy in another place has the same identity.
         """

@@ -167,11 +167,11 @@ def test_what_is_dropped_is_not_put_into_ram_by_who_read_it_before(
 
 def test_a_computation_that_fails_frees_its_claim() -> None:
     def fail(number: int) -> Any:
-        raise OSError(5, "the disk of the data set")
+        raise OSError(5, "the disk of the dataset")
 
     with opened() as cache:
         for _ in range(2):
-            with pytest.raises(OSError, match="of the data set"):
+            with pytest.raises(OSError, match="of the dataset"):
                 cache.sample(1, None, fail)
             assert free(cache)
         assert Computing(cache).right(1)
@@ -192,10 +192,10 @@ def test_in_a_loop_it_is_the_same() -> None:
         return sample_of(1, None)
 
     async def fail(number: int) -> Any:
-        raise OSError(5, "the disk of the data set")
+        raise OSError(5, "the disk of the dataset")
 
     async def main(cache: Cache) -> None:
-        with pytest.raises(OSError, match="of the data set"):
+        with pytest.raises(OSError, match="of the dataset"):
             await cache.sample_in_loop(1, None, fail)
         asked = [cache.sample_in_loop(1, None, compute) for _ in range(8)]
         assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))

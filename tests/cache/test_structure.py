@@ -210,7 +210,7 @@ class Matrix(np.ndarray[Any, Any]):
     pass
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - what data sets yield
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - what datasets yield
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is digested in tests: data sets, transforms and functions of many kinds."""
+"""What is digested in tests: datasets, transforms and functions of many kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of packed documents, token by token, and as a data set."""
+"""Blocks of packed documents, token by token, and as a dataset."""
 
 from __future__ import annotations
 
