@@ -1,13 +1,12 @@
 """How much does a cache gain, what does it cost, and how fast is it on its own?
 
-    python benchmarks/cache.py --data DIR [jpeg first gets hits codecs]
+python benchmarks/cache.py --data DIR [jpeg first gets hits codecs]
 
-jpeg    second epochs of photos decoded to a short side of 256, then cached, then
-        cropped and flipped, compared with no cache and with torch's DataLoader at its
-        best with Pillow
+jpeg    second epochs of photos decoded to a short side of 256, cached, cropped and
+        flipped, compared with no cache and with torch's DataLoader at its best
 first   first epochs that fill a cache, compared with epochs without one
-gets    reads of 100 KB records on one thread: RAM, disk, LMDB on tmpfs, diskcache, dict
-hits    a cache with room for two fifths of incompressible samples, compared with LRU
+gets    reads of 100 KB records on one thread: RAM, disk, LMDB, diskcache, dict
+hits    a cache with room for two fifths of incompressible samples, and LRU
 codecs  compression ratio and speed on photos cropped to 224
 """
 

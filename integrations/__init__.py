@@ -1,10 +1,10 @@
 """Penstock inside other frameworks, and its figures in their monitors.
 
-accelerate      prepare and skip_first_batches: Accelerate's own, with penstock's loader
-transformers    TrainerMixin: for the Trainer of transformers
-lightning       verdict_logger: verdicts for Lightning's loggers
-tensorboard     log_verdicts: verdicts as scalars
-prometheus      serve: figures to scrape; grafana.json is a dashboard for them
+    accelerate      prepare and skip_first_batches, with penstock's loader
+    transformers    TrainerMixin: for the Trainer of transformers
+    lightning       verdict_logger: verdicts for Lightning's loggers
+    tensorboard     log_verdicts: verdicts as scalars
+    prometheus      serve: figures to scrape; grafana.json is a dashboard for them
 
 Lightning, ignite and torchtnt accept `penstock.DataLoader` as it is.
 """

@@ -1,6 +1,6 @@
 """Verdicts for the loggers of Lightning's Trainer.
 
-trainer = Trainer(callbacks=[verdict_logger()], ...)
+    trainer = Trainer(callbacks=[verdict_logger()], ...)
 
 Lightning accepts `penstock.DataLoader` as it is; this callback only adds the figures.
 """

@@ -1,8 +1,8 @@
 """The DataLoader face: torch's own class, tuned.
 
-from penstock import DataLoader                    # the one line that changes
-penstock.set_enable_autotune(True)
-loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    from penstock import DataLoader                    # the one line that changes
+    penstock.set_enable_autotune(True)
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
 
 Without autotune it *is* torch's loader: the same workers, seeding and bytes. With
 autotune or `sample_seeding=True`, penstock's engine loads map-style data in the order

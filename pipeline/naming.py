@@ -1,8 +1,8 @@
 """The name of a pipeline or loader in the log: given by the user, or its variable.
 
-train_loader = DataLoader(...)      # "train"
-self.val = Pipeline...batch(8)      # "val"
-fit(DataLoader(...))                # "train.py:12"
+    train_loader = DataLoader(...)      # "train"
+    self.val = Pipeline...batch(8)      # "val"
+    fit(DataLoader(...))                # "train.py:12"
 
 The name is read from the code that makes it: the instruction after the call shows where
 its result goes. If that instruction returns the result, the one after the caller's call

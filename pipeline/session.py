@@ -1,9 +1,9 @@
 """The running part of a face: its loops, the run that they share, and its tuner.
 
-Epoch        one loop, from `iter()` to its end or to where the user leaves it Loop an
-epoch with the interface of torch's iterators Slot         the holder of at most one
-run, closed when the face is dropped TunedRun     a run and, while autotune is on, the
-thread that tunes it
+    Epoch        one loop, from `iter()` to its end or to where the user leaves it
+    Loop         an epoch with the interface of torch's iterators
+    Slot         the holder of at most one run, closed when the face is dropped
+    TunedRun     a run and, while autotune is on, the thread that tunes it
 
 pipeline/ and autotune/ meet here.
 """
