@@ -47,7 +47,7 @@ class CachePoint:
     def line(self) -> str:
         """What it would save and need, in one line."""
         return (
-            f"a cache behind {self.part} would spare {phrases.ms(self.spared_s)} of"
+            f"a cache after {self.part} would save {phrases.ms(self.spared_s)} of"
             f" {phrases.ms(self.whole_s)} ms of work a sample, and need"
             f" {phrases.size(self.need_bytes)} ({self.samples:,} samples of"
             f" {phrases.size(self.sample_bytes)})"

@@ -29,8 +29,9 @@ WAIT = timedelta(seconds=60)
 NUMBERS = itertools.count()
 """Pipelines begun in this process; the order is the same on all ranks."""
 CURE = (
-    "all ranks must make the same pipelines and begin them in the same order; one for a"
-    " single rank (validation on rank 0, say) is made with shard=ps.Shard.single()"
+    "all ranks must make the same pipelines and start them in the same order; for a"
+    " pipeline of a single rank (such as validation on rank 0), pass"
+    " shard=ps.Shard.single()"
 )
 
 

@@ -26,7 +26,7 @@ class Follow:
         pipe: the pipeline that provides the batches.
         lr_in_velocity: whether its velocity is a sum of steps, v = m v + lr g, rather
             than of gradients, as in torch: v = m v + g. Then v is multiplied by new /
-            old where the rate changes (P. Goyal et al., arXiv:1706.02677, section 3,
+            old whenever the rate changes (P. Goyal et al., arXiv:1706.02677, section 3,
             "momentum correction").
     """
 

@@ -27,8 +27,8 @@ SHARE = 2
 
 
 IDLE = (
-    "took the cache away: samples are made as fast as they are found there; it is not"
-    " placed again."
+    "removed the cache: it saves no time, because samples are made as fast as they are"
+    " read from it; penstock will not place it again."
 )
 
 

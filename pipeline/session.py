@@ -118,8 +118,8 @@ class Epoch(Iterator[Any]):
 
 
 FORKED = (
-    "this loop was begun by the process that this one was forked from, and its workers"
-    " are not here; begin another loop in the forked process"
+    "this loop was started in the parent process, before a fork, and its workers are"
+    " not in this process; start another loop here"
 )
 
 
@@ -229,8 +229,8 @@ class Slot:
         saved = load_saved(path, name or self.name, operators=names)
         check(
             saved.operators & set(names),
-            f"the autotune result is of another pipeline: it knows"
-            f" {sorted(saved.operators)}, this one has {names}; load the file of a"
+            f"the autotune result belongs to another pipeline: it has values for"
+            f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
         cores = config.budget().cpu_cores
@@ -240,7 +240,8 @@ class Slot:
             return
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
-            f" usable cores, here are {cores:g}; tune once more here, and load that",
+            f" usable cores, and here there are {cores:g}; tune on this machine once,"
+            " and load that result",
             self.name,
             logging.WARNING,
         )

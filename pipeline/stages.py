@@ -199,8 +199,8 @@ class SourceStage(PerSample):
             self.num_parallel_workers in (None, 1),
             "an iterable dataset is read by one worker, in its order, got "
             f"`num_parallel_workers={self.num_parallel_workers!r}`; leave it out "
-            "here and give it to the map() that does the work; or, where the dataset "
-            "itself says which worker reads what, share its reading out with "
+            "here and give it to the map() that does the work; or, if the dataset "
+            "itself divides its samples among workers, read it with "
             "penstock.DataLoader(dataset, num_workers=n)",
         )
         check(
@@ -210,7 +210,7 @@ class SourceStage(PerSample):
         )
         check(
             self.timeout is None,
-            "the reading of an iterable dataset cannot be broken off, got "
+            "a read from an iterable dataset cannot be interrupted, got "
             f"`timeout={self.timeout!r}`; leave it out here and give it to a map()",
         )
 
@@ -367,8 +367,8 @@ class CacheStage:
         )
         check(
             self.disk_limit is None or self.disk is not None,
-            f"`disk_limit` is of the folder `disk`, which is not given, got"
-            f" {self.disk_limit!r}",
+            f"`disk_limit` limits the folder `disk`, which is not given, got"
+            f" {self.disk_limit!r}; pass disk= as well",
         )
         check(
             self.codec in NAMES,
@@ -450,8 +450,8 @@ class BatchStage:
         )
         check(
             not self.drop_last and self.microbatches is None,
-            "batches of so many tokens have no number of samples of which one could be"
-            " short: leave out `drop_last` and `microbatches`",
+            "batches limited by tokens have no fixed number of samples, so none is"
+            " short, and none has equal parts; drop `drop_last` and `microbatches`",
         )
 
     def __repr__(self) -> str:

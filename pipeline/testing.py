@@ -107,7 +107,7 @@ class PhotoRecipe:
         within("classes", self.classes, 1, self.n, "have at least one photo a class")
         for side in self.size:
             within("size", side, 16, None, "(500, 375) is usual, width first")
-        within("seed", self.seed, 0, None, "pass for instance seed=0")
+        within("seed", self.seed, 0, None, "pass, for example, seed=0")
         within("quality", self.quality, 1, 100, "90 is usual")
 
     def manifest(self) -> str:

@@ -128,7 +128,7 @@ def test_a_cache_that_spares_nothing_is_taken_away(
             assert sum(len(batch) for batch in pipe) == 64
         assert not pipe._recipe.caches
     told = [line for line in caplog.messages if "cache" in line]
-    assert [line.split()[1] for line in told] == ["placed", "took"]
+    assert [line.split()[1] for line in told] == ["placed", "removed"]
 
 
 def test_a_cache_of_the_users_is_left_alone() -> None:

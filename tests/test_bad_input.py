@@ -157,8 +157,8 @@ def test_what_is_no_dataset_is_refused(nothing: Any) -> None:
         ("photos/", "use from_folder"),
         (Path("photos"), "use from_folder"),
         ({"image": [1, 2], "label": [0, 1]}, "StackDataset"),
-        ((index for index in range(3)), "an object whose __iter__ begins again"),
-        (zip([1], [2], strict=True), "an object whose __iter__ begins again"),
+        ((index for index in range(3)), "an object whose __iter__ starts again"),
+        (zip([1], [2], strict=True), "an object whose __iter__ starts again"),
     ],
     ids=["text", "path", "columns", "generator", "zip"],
 )

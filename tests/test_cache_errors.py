@@ -114,7 +114,7 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "limit of no disk": (
         lambda: plain().cache(ram=9, disk_limit="1GB"),
-        "`disk_limit` is of the folder `disk`, which is not given, got 1000000000",
+        "`disk_limit` limits the folder `disk`, which is not given, got 1000000000",
     ),
     "version": (
         lambda: plain().cache(ram=9, version=1.5),  # type: ignore[arg-type]

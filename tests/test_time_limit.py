@@ -143,5 +143,5 @@ def test_a_limit_is_a_positive_number_of_seconds(limit: Any) -> None:
 
 
 def test_an_iterable_that_is_read_in_the_trainer_takes_no_limit() -> None:
-    with pytest.raises(ps.SpecError, match="cannot be broken off"):
+    with pytest.raises(ps.SpecError, match="cannot be interrupted"):
         ps.Pipeline.from_dataset(Counting(8), timeout=1)

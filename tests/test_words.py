@@ -41,12 +41,12 @@ COMPOUNDS = ("in_flight", "InFlight")
 """Which read as one word."""
 NO_CODE = {"build", "dist", "docs"}
 UNIDIOMATIC = (
-    r"\banew\b|\bfor ever\b|\bgate's lock\b|\b(?:that|those) of the one\b"
+    r"(?i)\banew\b|\bfor ever\b|\bgate's lock\b|\b(?:that|those) of the one\b"
     r"|\bfiles end here\b|\bwho looked through\b|\bwho has it\b"
 )
 """Phrases that read as translated, or make sense to their author alone."""
 IN_PROSE = (
-    r"\b(?:is|are|was|were|be) told\b(?! apart)|\bin hand\b|\bdata sets?\b"
+    r"(?i)\b(?:is|are|was|were|be) told\b(?! apart)|\bin hand\b|\bdata sets?\b"
     r"|\bhanded on\b|\ball else\b|\bbur(?:y|ies|ied)\b|\bcrews?\b|\bdismiss"
     r"|\bgates?\b|\bhir(?:es?|ed|ing)\b|\bneighbou?rs?\b|\bnurser(?:y|ies)\b"
     r"|\bpark(?:s|ed|ing)?\b|\bpok(?:es?|ed|ing)\b|\bpurses?\b|\brosters?\b"

@@ -63,8 +63,8 @@ def log_of(target: str) -> str:
         ]
     except OSError as error:
         raise SpecError(
-            f"process {target} cannot be looked into ({error.strerror}); give the path"
-            " of the log that it writes"
+            f"cannot see the files of process {target} ({error.strerror}); give the"
+            " path of the log that it writes"
         ) from error
     logs = [path for path in opened if path.endswith(".jsonl")]
     check(

@@ -51,7 +51,7 @@ def cure_of(data: Any) -> str:
     kind = f"{package}.{type(data).__name__}"
     if isinstance(data, (str, bytes, os.PathLike)):
         return (
-            "a path is not what it leads to; use from_folder(path) or"
+            "a path is not a dataset of the files there; use from_folder(path) or"
             " from_files(pattern)"
         )
     if kind == "pandas.DataFrame":
@@ -59,17 +59,17 @@ def cure_of(data: Any) -> str:
     if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
         return (
             "an index picks a column of it; give its rows, table.to_pylist(), or"
-            " datasets.Dataset(table), which reads them when they are asked for"
+            " datasets.Dataset(table), which reads them on demand"
         )
     if isinstance(data, Mapping) and len(data) and 0 not in data:
         return (
-            "samples are asked for by number, and its keys are none; for a dict of"
-            " columns give torch.utils.data.StackDataset(**columns)"
+            "samples are read by index, and its keys are not 0, 1, 2, ...; for a dict"
+            " of columns give torch.utils.data.StackDataset(**columns)"
         )
     if isinstance(data, Iterator) and type(data).__module__ in ONCE:
         return (
-            "it can be read once, and each epoch begins at the start; give an object"
-            " whose __iter__ begins again, as a torch IterableDataset"
+            "it can only be read once, but each epoch starts at the beginning; give an"
+            " object whose __iter__ starts again, such as a torch IterableDataset"
         )
     return ""
 

@@ -83,7 +83,7 @@ class AsyncShards(RemoteShards):
 
 
 class ReadAhead:
-    """Reads a file at places that mostly grow; what is near is read along.
+    """Reads a file at mostly ascending places, with some bytes ahead.
 
     Args:
         read: returns the bytes of a part.
@@ -96,7 +96,7 @@ class ReadAhead:
         self._step = FIRST_BYTES
 
     def __call__(self, at: int, nbytes: int) -> bytes:
-        """Return so many bytes; fewer at the end of the file."""
+        """Return this many bytes; fewer at the end of the file."""
         stop = min(at + nbytes, self._nbytes)
         if at >= stop:
             return b""
@@ -144,7 +144,7 @@ def members(files: Files, path: str) -> list[Member]:
     """Return the regular files in a shard, read as far as its headers need.
 
     Raises:
-        SpecError: it is no tar file, or cannot be read in parts.
+        SpecError: it is not a tar file, or cannot be read in parts.
     """
     system = files.store.open()
     try:

@@ -32,7 +32,7 @@ HARMLESS = frozenset(
 """What a pax header may say that is neither the name of a file nor its size."""
 
 ReadAt = Callable[[int, int], bytes]
-"""Returns so many bytes from a place on; fewer at the end of the file."""
+"""Returns a number of bytes from a place on; fewer at the end of the file."""
 Member = tuple[str, int, int]
 """Name, first byte and bytes of a file in a tar."""
 

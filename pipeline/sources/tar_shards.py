@@ -31,7 +31,8 @@ READS: dict[str, Callable[[bytes], Any]] = {
 OPEN_TARS = 256
 """The open tar files of each process."""
 RUN_BYTES = 1 << 20
-"""Neighbours are read at once up to this size; beyond it a read costs what it copies.
+"""Samples side by side are read at once up to this size. Beyond it, a read takes as
+long as copying its bytes, so larger ones gain nothing.
 """
 
 

@@ -23,7 +23,7 @@ def seen(*parts: PartObservation) -> Observation:
 def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
     (point,) = cache_points(seen(READ, DECODE, AUGMENT))
     assert point.line == (
-        "a cache behind Map(ID:1) decode would spare 2.00 of 3.00 ms of work a sample,"
+        "a cache after Map(ID:1) decode would save 2.00 of 3.00 ms of work a sample,"
         " and need 1000 MiB (1,000 samples of 1.0 MiB)"
     )
 

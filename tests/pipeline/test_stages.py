@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         lambda: SourceStage(iter([1]), iterable=True, num_parallel_workers=(1, 2)),
         "num_parallel_workers=(1, 2)",
         "is read by one worker",
-        "share its reading out with penstock.DataLoader(dataset, num_workers=n)",
+        "read it with penstock.DataLoader(dataset, num_workers=n)",
     ),
     "an iterable in processes": (
         lambda: SourceStage(iter([1]), iterable=True, executor="process"),
