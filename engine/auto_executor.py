@@ -12,8 +12,8 @@ WORTH_WORKERS_NS = 2_000_000
 """Work in a batch that justifies workers: threads, although they may hold the GIL, or
 processes, although each lease costs some 300 us of CPU."""
 SOON_NS = 300_000_000
-"""A batch that will be finished inline within this time is finished so: workers would
-hardly be ready sooner, and the trainer is waiting for the very first batch."""
+"""A batch that will be done within this time is finished inline: workers would hardly
+be ready sooner, and the trainer is waiting for the very first batch."""
 SURE_NS = 10_000_000
 """Work after which a segment can be judged before it has finished a batch."""
 

@@ -34,7 +34,7 @@ class Collate(Operation):
     Args:
         stage: the stage that makes batches.
         collate: the user's function.
-        seed: of the pipeline.
+        seed: seed of the pipeline.
     """
 
     def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:

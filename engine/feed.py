@@ -1,4 +1,4 @@
-"""The feed: the engine's end. Takes batches in order, and identifies each one."""
+"""The feed, where batches leave the engine in order, each with its plan."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Faults:
             add_note(
                 error,
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
-                f"the error budget allows {allowed}; repair them, leave them out "
+                f"but the error budget allows {allowed}; repair them, leave them out "
                 "with select(), or raise batch(error_budget=...)",
             )
             raise error
@@ -120,7 +120,7 @@ class PlannedBatches:
         self._start = cursor
         self._last: BatchPlan | None = None
         self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
-        """Batches of the epoch."""
+        """Number of batches in the epoch."""
 
     @property
     def cursor(self) -> Cursor:

@@ -1,4 +1,4 @@
-"""What a dataset holds once it has made samples, found out before one is made here.
+"""What a dataset holds after it has made samples, examined in a child process.
 
 Many datasets open their file at their first sample. Threads must not share that file,
 and a worker process must not inherit it. So before the engine starts, a child process
@@ -86,7 +86,7 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
 
 
 OWN = (POSITION, HANDLE, SEEKS, STATE)
-"""What each worker process may have for itself."""
+"""The findings that each worker process may have for itself."""
 
 
 def _is_doubted(segment: SegmentRecipe) -> bool:

@@ -399,7 +399,7 @@ def parts_of(thing: Any) -> Iterator[Named]:
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Do as `isinstance`, but without asking `__class__`, which may be a property."""
+    """Act like `isinstance`, without reading `__class__`, which may be a property."""
     return issubclass(type(thing), kinds)
 
 

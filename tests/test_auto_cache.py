@@ -83,7 +83,7 @@ def test_it_is_placed_behind_what_costs_and_told(
     told = [line for line in caplog.messages if "placed a cache" in line]
     assert len(told) == 1
     assert told[0].startswith("digits: placed a cache of")
-    assert "behind Map(ID:2) costly" in told[0]
+    assert "after Map(ID:2) costly" in told[0]
 
 
 def test_it_is_a_row_of_the_tuned_runs_log(tmp_path: Any) -> None:

@@ -358,7 +358,7 @@ def test_what_is_beyond_the_error_budget_is_raised(kind: Kind) -> None:
         with pytest.raises(BadSample) as caught:
             next(loop)
     assert caught.value.args == (17,)
-    assert "3 samples of epoch 0 have failed, the error budget allows 2" in notes(
+    assert "3 samples of epoch 0 have failed, but the error budget allows 2" in notes(
         caught.value
     )
 

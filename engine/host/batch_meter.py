@@ -31,7 +31,7 @@ class BatchMeter:
         self._born_ns = time.perf_counter_ns()
         self.batches = self.rows = self._run_ns = self._collate_ns = 0
         self._clocked_ns = self._cpu_ns = self._collate_cpu_ns = 0
-        """Of the batches whose CPU time was measured."""
+        """Totals of the batches whose CPU time was measured."""
         self._alike_ns = 0
         """Time of all batches, without the excess of suddenly long ones: the excess was
         waiting, as far as the measured batches can tell."""

@@ -87,14 +87,14 @@ class Buckets:
 
     Args:
         before: the order so far.
-        lengths: of the dataset's samples.
+        lengths: lengths of the dataset's samples.
         size: samples of a global batch; None means as many as `tokens` allows.
         tokens: limit for one part of a global batch, padded to its longest sample.
         parts: separately padded parts of a global batch: the number of ranks, or 1.
         window: roughly how many global batches are sorted together.
 
     Raises:
-        SpecError: the number of lengths is not that of samples; a sample is too long.
+        SpecError: there is not one length per sample, or a sample is too long.
     """
 
     before: Order
@@ -104,7 +104,7 @@ class Buckets:
     parts: int
     window: int
     span: int = field(init=False, compare=False)
-    """Positions in a window."""
+    """Number of positions in a window."""
     _planned: list[dict[tuple[int, int], PlannedWindow]] = field(
         init=False, repr=False, compare=False
     )
@@ -141,7 +141,7 @@ class Buckets:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch."""
+        """Number of windows in an epoch."""
         return -(-self.length // self.span)
 
     def trace(self, rows: Rows) -> Rows:
@@ -227,8 +227,8 @@ def shuffled(
     """Return a window with its batches in another order.
 
     Args:
-        places: of its samples, batch by batch.
-        ends: of its batches.
+        places: places of its samples, batch by batch.
+        ends: ends of its batches.
         key: determines the order.
         short_last: leave the last batch where it is.
     """
