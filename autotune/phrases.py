@@ -9,7 +9,7 @@ from __future__ import annotations
 from .situation import Decision, DecisionOutcome
 
 TENS_FROM = 20
-"""From this number on, a tenth of a worker is not worth mentioning."""
+"""Number of workers from which a tenth of one is not worth mentioning."""
 ROUND_FROM = 100
 FEW_MS = 0.1
 MIB = 1 << 20

@@ -35,7 +35,7 @@ class Decision:
     """One change of one knob, with the evidence for it."""
 
     operator: str
-    """As the log shows it: `Map(ID:2) decode`."""
+    """Its name in the log: `Map(ID:2) decode`."""
     knob: KnobName
     old: Value
     new: Value

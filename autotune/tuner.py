@@ -56,7 +56,7 @@ MAX_BEGIN_S = 60.0
 
 
 class Plant(Protocol):
-    """What is tuned: a live pipeline, or a simulated one."""
+    """The thing to tune: a live pipeline, or a simulated one."""
 
     calm: bool
     """Set by the tuner: whether no trial is running, so that instruments which disturb

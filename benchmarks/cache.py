@@ -150,7 +150,7 @@ class Slow:
         return self.samples
 
     def __penstock_fingerprint__(self) -> str:
-        """Of this benchmark."""
+        """Return a fingerprint, so that caches are kept between processes."""
         return "slow"
 
     def __getitem__(self, index: int) -> bytes:

@@ -22,9 +22,9 @@ from ..system.shared_memory import nameless
 from .memory import Arena
 
 PATIENCE_S = 5.0
-"""Wait for another process that reads or writes a list."""
+"""Seconds to wait for another process that reads or writes a list."""
 MAX_BYTES = 1 << 20
-"""Of a list of holders: longer ones are not ours."""
+"""Largest size of a list of holders; longer ones are not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
     """Return the arena of that name: another process's, or a new one.
 
     Args:
-        name: of the cache; letters and digits.
+        name: name of the cache; letters and digits.
         capacity: bytes of records in a new arena.
         samples: expected number of records in a new arena.
 

@@ -99,7 +99,7 @@ class Lookup:
 
     @property
     def sample(self) -> Any:
-        """What was found."""
+        """The sample that was found."""
         assert self._found is not None
         return self._found.sample
 

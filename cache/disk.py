@@ -54,8 +54,8 @@ PAGE = 4096
 NODE = 40
 """Bytes of a page that a small record takes besides its own, roughly."""
 TRANSACTION_BYTES = 1 << 20
-"""Of records. In transactions of this size a photo takes 70 us, in 16 MB or more 200
-to 800."""
+"""Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
+200 to 800."""
 STRETCH = 1000
 """Keys read in one transaction."""
 MAX_SLACK_BYTES = 1 << 25
@@ -66,7 +66,7 @@ RESTING_S = 3600.0
 """A namespace that nobody has opened or written to for this long may be evicted. Before
 that, another job may be about to continue with it."""
 FORK_PATIENCE_S = 5.0
-"""Wait before a fork; a sync to a slow disk may take longer."""
+"""Seconds to wait before a fork; a sync to a slow disk may take longer."""
 
 
 class DiskError(Exception):
@@ -78,10 +78,10 @@ class Namespace:
     """The records of one dataset, made by one version of code at one image size."""
 
     about: str
-    """What it holds, in words."""
+    """Description of its contents."""
     records: int = 0
     nbytes: int = 0
-    """On the disk, roughly."""
+    """Bytes on the disk, roughly."""
     used_s: float = 0.0
     """When it was last opened or written to, in seconds since 1970."""
 
@@ -124,7 +124,7 @@ class Disk:
         """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
         self.told: str | None = None
-        """What was found wrong and mended when it was opened."""
+        """The damage that was found and repaired when it was opened."""
         with failing("opened", folder):
             check_folder(folder)
             kind = os.O_RDONLY if looks else os.O_RDWR | os.O_CREAT

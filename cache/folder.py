@@ -22,7 +22,7 @@ from ..system.file_locks import lock_file
 
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
-"""Of the stored format. Folders of other versions are refused, and left alone."""
+"""Version of the stored format. Folders of other versions are refused and untouched."""
 STATE = "state.json"
 BESIDE = "beside-"
 MAX_BESIDE = 8
@@ -44,9 +44,9 @@ ESCAPED = re.compile(rb"\\([0-7]{3})")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
 PATIENCE_S = 30.0
-"""Wait for another process that writes; one that takes longer was stopped."""
+"""Seconds to wait for a process that writes; one that takes longer was stopped."""
 OPENING_PATIENCE_S = 600.0
-"""Wait for another process that checks the database."""
+"""Seconds to wait for another process that checks the database."""
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError),
     RecursionError,

@@ -28,8 +28,9 @@ SAMPLES = 3
 ROOMY = 1.5
 """All samples fit if the room is this many times what the first one suggests."""
 DISK_BYTES_PER_S = 1.5e9
-"""Of a local disk whose pages are mostly in memory. It is a guess, as nothing has been
-read yet; an error of half changes no choice between codecs of 0.5 and 5 GB/s."""
+"""Speed of a local disk whose pages are mostly in memory. It is a guess, because
+nothing has been read yet. An error of half changes no choice between codecs of 0.5 and
+5 GB/s."""
 TRIES = 3
 """Repetitions of each measurement; the best counts."""
 EPOCHS = 10
@@ -65,9 +66,9 @@ class Facts:
     compute_ns: float
     """CPU time to compute a sample, which a hit saves."""
     capacity_bytes: float
-    """Of the tier."""
+    """Capacity of the tier."""
     read_bytes_per_s: float
-    """Of the tier; infinite for memory."""
+    """Speed of the tier; infinite for memory."""
 
 
 @dataclass(frozen=True, slots=True)

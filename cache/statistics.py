@@ -53,7 +53,7 @@ class Counts:
 
 
 NAMESPACES = 64
-"""Of one pipeline; records of any beyond are compared each time."""
+"""Most namespaces of one pipeline; records of any others are compared each time."""
 COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
 AGREED = ROWS * len(COLUMNS)
 """Where the pairs of a namespace and its count of equal records begin."""

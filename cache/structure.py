@@ -34,7 +34,7 @@ ALIGNMENT = 16
 
 MAX_DEPTH = 64
 MAX_DIMENSIONS = 64
-"""Of numpy's arrays and torch's tensors."""
+"""Most dimensions of an array or tensor, in numpy and torch."""
 
 SHORT_TEXT = 64
 """Longer texts become buffers, which are packed; the structure is not."""

@@ -168,7 +168,7 @@ class Opening:
     name: str
     """Such as `Cache(ID:2)`."""
     about: str
-    """What is stored, in words: `Folder(500) > decode`."""
+    """Description of the stored samples: `Folder(500) > decode`."""
     codec: str
     samples: int
     """Number of samples in the dataset."""

@@ -88,7 +88,7 @@ class Segment:
         self.drew = False
         """Whether it was seen, inline, to draw from a global generator."""
         self.reused: str | None = None
-        """Where it keeps the memory that its batches lie in, if it reuses that."""
+        """The path of the memory that it reuses for its batches, if it does."""
         self.file: str | None = None
         """A still open file that its first samples were read from, inline."""
         self.movable = (

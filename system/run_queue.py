@@ -60,7 +60,7 @@ class RunQueue:
 LONG_NS = 5_000_000
 """From this length on, the two measurements (some 15 us each) cost little beside it."""
 SOME = 64
-"""Of shorter pieces of work, one in this many is measured."""
+"""One in this many shorter pieces of work is measured."""
 
 
 class OwnQueue:

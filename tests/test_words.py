@@ -154,6 +154,22 @@ def test_prose_is_found_across_lines_and_told_from_code() -> None:
     assert re.search(IN_PROSE, "which can be told apart") is None
 
 
+HEADLESS = r"(?:Of|(?:At|By|From|In|To) which|That)\b"
+"""How a docstring begins that leaves out its own noun: a number "Of the tier."."""
+
+
+def test_docstrings_name_what_they_describe(root: Path) -> None:
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}: {node.value.value[:40]}"
+        for path in [*root.glob("*.py"), *root.glob("[!.]*/**/*.py")]
+        if path.relative_to(root).parts[0] not in {*NO_CODE, "tests"}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if re.match(HEADLESS, str(node.value.value))
+    ]
+    assert found == []
+
+
 def prose(code: str) -> Iterator[str]:
     """Yield comments, those of consecutive lines as one, and then all strings."""
     comments: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Policies: pure functions from what was seen to what should be changed."""
+"""Policies: pure functions from observations to changes."""
 
 from .bottleneck_law import BottleneckLaw
 from .per_regime import PerRegime

@@ -78,7 +78,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What is known of kinds, by knob."""
+    """The results of other kinds of workers, by knob."""
 
     pasts: tuple[tuple[KnobKey, Past], ...] = ()
 

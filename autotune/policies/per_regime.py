@@ -25,7 +25,7 @@ RULE = "regime"
 
 @dataclass(frozen=True, slots=True)
 class Known(Generic[M]):
-    """What is known of one regime."""
+    """The values and the memory of one regime."""
 
     values: Values
     """The values when it was left."""
@@ -35,7 +35,7 @@ class Known(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Regimes(Generic[M]):
-    """What is remembered from one window to the next."""
+    """The memory from one window to the next."""
 
     now: str
     """The current regime; empty before the first window."""

@@ -26,7 +26,7 @@ class Line(NamedTuple):
     """One curve of a chart."""
 
     path: str
-    """As an SVG path."""
+    """The curve as an SVG path."""
     label: str
     latest: float
 

@@ -71,7 +71,7 @@ class Section:
 
     @property
     def changes(self) -> list[str]:
-        """What was changed, and with which effect."""
+        """The changes that were made, and their effects."""
         return list(changed(self.group.worst))
 
     @property

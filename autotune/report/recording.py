@@ -129,7 +129,7 @@ class Recorded:
     """The first and the last; others are only in `said`, as the log told them."""
     said: list[Row] = field(default_factory=list)
     torchs: list[Row] = field(default_factory=list)
-    """What was measured in loops that torch's own workers loaded."""
+    """The measurements of loops that torch's own workers loaded."""
     end: Row | None = None
     """Written when tuning ends; None: it is still running, or was killed."""
     _since: int = 0
@@ -376,7 +376,7 @@ class Follower:
 
     @property
     def pipelines(self) -> tuple[Recorded, ...]:
-        """What was read, in the order in which it began."""
+        """The pipelines read so far, in the order in which they began."""
         return tuple(self._found.values())
 
     def read(self) -> None:

@@ -36,7 +36,7 @@ GIVEN = "given.json"
 Box = tuple[int, int, int, int]
 """Top, left, height and width, in pixels."""
 Crop = Callable[[bytes, Box, bool], Any]
-"""From a JPEG, the part of it and whether to mirror that, to uint8 [224, 224, 3]."""
+"""Makes `uint8 [224, 224, 3]` of a JPEG, the part of it, and whether to mirror that."""
 
 
 def pillow(data: bytes, box: Box, flip: bool) -> np.ndarray:  # noqa: FBT001
@@ -221,7 +221,7 @@ class Given:
     folder: str
     """A folder with photographs/, in folders of classes, and the files of peers."""
     paths: list[str]
-    """Of the photographs."""
+    """Paths of the photographs."""
     boxes: list[Box]
     """The part of each photograph to take."""
     flips: list[bool]
@@ -270,7 +270,7 @@ def stacked(rows: Iterable[Any]) -> Any:
 
 
 COLLATE: dict[str, Callable[[Any], Any]] = {"text": pad, "detection": listed}
-"""What is not `stacked`."""
+"""The functions that make batches, for workloads that are not `stacked`."""
 
 
 def rows_of(workload: str, given: Given) -> Rows:

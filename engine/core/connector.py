@@ -257,7 +257,7 @@ class Connector:
         # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()
-        """Of the current workers; guarded by the lock."""
+        """The meters of the current workers; guarded by the lock."""
         self._waits_for: Wait | None = None
         self._gone = WorkerReading()
 

@@ -145,7 +145,7 @@ class PartsMeter:
 LONG_NS = 1_000_000
 """Pieces at least this long always have their CPU time measured."""
 SOME = 64
-"""Of shorter pieces, one in this many is measured."""
+"""One in this many shorter pieces is measured."""
 
 
 class CpuClock:

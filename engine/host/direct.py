@@ -32,7 +32,7 @@ from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
 __all__ = ["DirectHost"]
 
 LOOKS = 8
-"""Of the batches that the trainer makes, one in this many has its savings estimated."""
+"""One in this many batches that the trainer makes has its savings estimated."""
 MIN_GAP = 0.1
 """Share of a step that must be the trainer's own for reading beside it to pay."""
 

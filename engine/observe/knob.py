@@ -21,7 +21,7 @@ class Knob:
     """
 
     operator: str
-    """As the log shows it: `Map(ID:2) decode`."""
+    """Its name in the log: `Map(ID:2) decode`."""
     name: KnobName
     lower: int
     """Smallest number the user allows, >= 1; 0 for a kind."""

@@ -29,7 +29,7 @@ class Ahead(NamedTuple):
     """What the host returned before the trainer asked for it."""
 
     cursor: Cursor
-    """Where it starts."""
+    """Where the batch starts."""
     due: Crossing | Delivery | Exception | None
     """A delivery is yet to be sent; None is the epoch's end."""
 

@@ -16,8 +16,8 @@ from .sample import described, on_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Of the pixels of ImageNet's training set, scaled to 0 to 1, by channel: the values
-that torchvision's models were trained with."""
+"""Mean and standard deviation of ImageNet's training set by channel, for pixels scaled
+to 0 to 1: the values that torchvision's models were trained with."""
 
 
 @dataclass(frozen=True, slots=True)
