@@ -17,13 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-import torch
-
-from ..errors import CLOSED, PenstockError, check
+from ..errors import CLOSED, PenstockError
 from ..system.descriptors import read_places, read_since
-from ..system.forking import FORKS
 from .auto_executor import resolve
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
@@ -35,22 +32,17 @@ from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .first_look import opened_late
 from .monitor import Monitor
-from .movable import Finding, find_on_device, memory_of
+from .movable import Finding, memory_of
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
-from .plan import BatchPlan, DrawnPlan
+from .plan import BatchPlan
 from .program.program import ReadOn
 from .program.seeding import SeededCalls, Undrawn
-from .recipe import Recipe, SegmentRecipe, StartMethod
-from .segment import Kind, Segment, make_pool
+from .recipe import Recipe, SegmentRecipe
+from .segment import Segment
+from .workers.making import Kind, PoolMaker, start_method
 from .workers.process.slabs import Slab, SlabPool
-
-if TYPE_CHECKING:
-    from .workers.process.fork_server import ForkServer
-    from .workers.process.pool import ProcessPool
-
-# Worker processes need Linux: their modules are loaded when the first one starts.
 
 __all__ = [
     "Engine",
@@ -102,9 +94,10 @@ class Engine:
         asked, late = recipe.segments, self._opened_late()
         recipe = self.recipe
         kinds = {segment.executor for segment in recipe.segments}
-        # Forked first: no thread of this engine exists yet.
-        self._fork_server = self._fork() if "process" in kinds else None
         self._slabs = slabs or SlabPool()
+        self._pools = PoolMaker(recipe, step, self._slabs)
+        if "process" in kinds:  # first: no thread of this engine exists yet
+            self._pools.fork()
         buffers = replace(recipe.buffers, lend=self._lend)
         self.reservations = Reservations(byte_budget, self._notify)
         core = self._core(recipe, buffers.of, step)
@@ -229,8 +222,8 @@ class Engine:
         """
         if self.recipe.options.persistent_workers:
             return
-        if self._in_epochs and self._fork_server is not None:
-            self._fork_server.renew()
+        if self._in_epochs:
+            self._pools.renew()
         self._in_epochs = True
         with self.engine_lock.lock:
             self.engine_lock.extend(self.recipe.plan.first_step(epoch + 1))
@@ -245,11 +238,11 @@ class Engine:
         Raises:
             SpecError: the segment cannot be sent to another process; it is unchanged.
         """
-        if kind == "process" and self._fork_server is None:
+        if kind == "process" and not self._pools.forked:
             with self.still():
-                self._fork_server = self._fork()
+                self._pools.fork()
             if self.engine_lock.closed:  # by another thread, before there was a server
-                self._end_fork_server()
+                self._pools.close()
                 self._check()
         segment.move(kind, workers)
 
@@ -293,7 +286,7 @@ class Engine:
         with contextlib.ExitStack() as stack:
             stack.callback(self._slabs.close)
             stack.callback(self._probe.close)
-            stack.callback(self._end_fork_server)
+            stack.callback(self._pools.close)
             reader = self.recipe.segments[0].program.operations[0]
             if isinstance(reader, ReadOn):
                 stack.callback(reader.restart)  # releases the iterator
@@ -458,10 +451,6 @@ class Engine:
         needed, rows = reservations.batch_bytes, in_flight.plan.n_rows
         reservations.byte_budget.check_fits(needed, rows)
 
-    def _end_fork_server(self) -> None:
-        if self._fork_server is not None:
-            self._fork_server.close()
-
     def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
         """Lend memory for a batch: shared memory if processes write its rows.
 
@@ -479,7 +468,7 @@ class Engine:
     def _opened_late(self) -> Mapping[int, Finding]:
         """Give processes to segments whose threads would share late-opened files."""
         whole = self.recipe
-        fork = self._method == "fork"
+        fork = start_method(whole) == "fork"
         late = opened_late(whole, self._begun_at) if fork else {}
         segments = [
             on_processes(each) if at in late else each
@@ -487,38 +476,6 @@ class Engine:
         ]
         self.recipe = replace(whole, segments=tuple(segments))
         return late
-
-    def _fork(self) -> ForkServer:
-        check(
-            FORKS,
-            "worker processes need fork and memfd, which only Linux has; use"
-            ' executor="thread" or "inline"',
-        )
-        from .workers.process.fork_server import ForkServer
-
-        segments = enumerate(self.recipe.segments)
-        programs = {at: each.program for at, each in segments if not each.in_order}
-        plan = self.recipe.plan
-        begun: tuple[int, ...]
-        if isinstance(plan, DrawnPlan):
-            begun = (plan.seed,)
-        else:
-            begun = self._begun_at, plan.shard.rank
-        return ForkServer(programs, self.recipe.seed, begun, self._method)
-
-    @property
-    def _method(self) -> StartMethod:
-        """How worker processes start.
-
-        By fork by default, like torch's, even if CUDA is in use; but not if the dataset
-        or a function holds CUDA tensors, which a forked process cannot use.
-        """
-        if (said := self.recipe.options.multiprocessing_context) is not None:
-            return said
-        subjects = [each.subjects for each in self.recipe.segments]
-        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
-        return "forkserver" if held else "fork"
 
     def _core(
         self, recipe: Recipe, buffer_of: Callable[[BatchPlan], RowBuffer], step: int
@@ -556,25 +513,8 @@ class Engine:
         connector = Connector(
             core, self.engine_lock, at, finish, len(recipe.program.stages)
         )
-        cores = max(1, round(self.recipe.cpu_cores))
-
-        def children() -> ProcessPool:
-            from .workers.process.pool import ProcessPool
-
-            assert self._fork_server is not None
-            return ProcessPool(
-                connector,
-                recipe,
-                self._fork_server,
-                self._slabs,
-                cores,
-                lambda: self.recipe.collate_seed,
-            )
-
-        seed = self.recipe.seed
-        return Segment(
-            recipe, connector, partial(make_pool, connector, recipe, seed, children)
-        )
+        make = partial(self._pools.make, connector, recipe)
+        return Segment(recipe, connector, make)
 
     def __repr__(self) -> str:
         return f"<Engine {'closed' if self._closed else self.engine_lock}>"

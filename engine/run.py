@@ -24,7 +24,8 @@ from .observe.observation import Move, Observation
 from .observe.reading import Reading, TrainerMeter, difference
 from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
-from .segment import Kind, Segment
+from .segment import Segment
+from .workers.making import Kind
 from .workers.process.handover import dumps
 
 if TYPE_CHECKING:

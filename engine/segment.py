@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
@@ -14,40 +13,9 @@ from .movable import CHANGES, DREW, changed, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
-from .workers.coroutines import Coroutines
 from .workers.inline import Inline
+from .workers.making import Kind
 from .workers.pool import WorkerPool
-from .workers.threads import Threads
-
-Kind = Literal["inline", "thread", "process", "async"]
-
-
-def make_pool(
-    connector: Connector,
-    recipe: SegmentRecipe,
-    seed: int,
-    children: Callable[[], WorkerPool],
-    kind: Kind,
-) -> WorkerPool:
-    """Create a pool of one kind, without workers yet.
-
-    Args:
-        connector: where they take their leases.
-        recipe: of the segment.
-        seed: seed of the samples' random streams.
-        children: creates a pool of processes, which share what the engine owns.
-        kind: kind of the workers.
-    """
-    program = recipe.program
-    match kind:
-        case "inline":
-            return Inline(connector, program, seed)
-        case "thread":
-            return Threads(connector, program, seed, recipe.name)
-        case "async":
-            return Coroutines(connector, program, seed, recipe.name, recipe.timeout_s)
-        case "process":
-            return children()
 
 
 def as_inline(pool: WorkerPool) -> Inline | None:

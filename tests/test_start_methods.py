@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.engine import engine, movable
+from penstock.engine import movable
+from penstock.engine.workers import making
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
 from support.leaks import children
@@ -70,7 +71,7 @@ def test_where_cuda_is_in_use_only_what_holds_its_tensors_is_not_forked(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     search = movable.find_on_device  # there may be no CUDA here: of another device
-    monkeypatch.setattr(engine, "find_on_device", lambda *of: search(*of[:2], "meta"))
+    monkeypatch.setattr(making, "find_on_device", lambda *of: search(*of[:2], "meta"))
     table = torch.zeros(2, device="meta" if held else "cpu")
     with pipe_of(None, lambda sample: sample[1] + len(table)) as pipe:
         loop = iter(pipe)

@@ -24,7 +24,7 @@ from ..plan import Cursor, DrawnPlan
 from ..program.program import ReadOn
 from ..program.seeding import keeps
 from ..recipe import Recipe
-from ..segment import Kind
+from ..workers.making import Kind
 from .batch_meter import BatchMeter
 from .local import NOTE_NS
 from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker

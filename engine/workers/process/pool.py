@@ -20,23 +20,21 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from ....errors import SampleError, WorkerError
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
-from ...batch.buffer import BatchBuffer, FailedBatch, Finished
-from ...core.chunk import Chunk, Lease, Outcome
+from ...batch.buffer import FailedBatch, Finished
+from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector
-from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import PoolStatistics, ServedPool, sink_of
+from ..pool import PoolStatistics, sink_of
 from .child import Errand, Watchdog, WorkerChild
-from .deaths import LIMIT, Blame
+from .far import NEVER_BEGUN, FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import Packed, dumps, recall
 from .slabs import Slab, SlabPool
-from .worker import SlabPlacement, Task, failed_outcome
+from .worker import SlabPlacement, Task
 
 __all__ = [
     "READ",
@@ -212,17 +210,11 @@ class ChildSet:
             yield from (errand.meter for errand in child.errands.values())
 
 
-BARREN = 60
-"""Deaths in a row, with no work done in between, that end the run. It is a large number
-because a killed fork server takes all children with it that it was about to start."""
-NEVER_BEGUN = 20
-"""A child that exits before it is at work counts as this many deaths: the next one
-would do the same."""
 STORE_S = 1.0
 """How long children may take to end if they still write to a cache, in seconds."""
 
 
-class ProcessPool(ServedPool):
+class ProcessPool(FarPool):
     """A number of workers in processes.
 
     Args:
@@ -245,9 +237,7 @@ class ProcessPool(ServedPool):
         cores: int,
         seed: Callable[[], int],
     ) -> None:
-        super().__init__(connector, f"{recipe.name} processes")
-        self._program = recipe.program
-        self._per_batch = recipe.per_batch
+        super().__init__(connector, recipe, "worker processes")
         self._seed = seed
         self._slabs = slabs
         self._child_set = ChildSet(
@@ -255,10 +245,6 @@ class ProcessPool(ServedPool):
         )
         self._listening = True
         """Whether to wake the selector when there may be work."""
-        self._lease_ns = 0.0
-        """Recent duration of a lease, in nanoseconds."""
-        self._blame = Blame()
-        self._barren = 0
         self._watchdog = Watchdog(recipe.timeout_s)
         self._child_set.selector.register(self._wakeup, READ)
         self._start()
@@ -353,28 +339,10 @@ class ProcessPool(ServedPool):
         """Return how many leases a child may have: one while there are suspects."""
         return 1 if self._blame else self._child_set.lanes()
 
-    def _take(self, meter: WorkerMeter) -> Lease | None:
-        """Take a lease; if its first sample must be given up, do that at once."""
-        while (lease := self._connector.try_take(meter)) is not None:
-            death = self._blame.verdict(lease.chunk) if self._blame else None
-            if death is None:
-                return lease
-            what = self._named([self._key(lease.chunk, 0)])
-            text = (
-                f"worker processes of {self._stage} died {LIMIT} times on {what}; the"
-                f" last: {death}\nlook for a crash in native code, for too little"
-                " memory, or for a function that never ends"
-            )
-            rows = None if self._per_batch else 1
-            self._give_up(lease, meter, WorkerError(text), rows)
-        return None
-
     def _send(self, child: WorkerChild, lease: Lease, meter: WorkerMeter) -> None:
-        chunk, inputs = lease.chunk, lease.inputs
-        suspect = None if self._per_batch else self._blame.first(chunk)
-        if suspect is not None:  # it must run alone, after the rows before it
-            chunk = chunk.part(0, max(1, suspect))
-            inputs = None if inputs is None else inputs[: len(chunk)]
+        chunk, inputs = self._to_send(lease), lease.inputs
+        if inputs is not None and len(chunk) < len(lease.chunk):
+            inputs = inputs[: len(chunk)]
         slab, placement = self._place(child, lease)
         gone = frozenset(child.slabs and child.slabs - self._slabs.keys())
         number = child.next_task()
@@ -395,7 +363,7 @@ class ProcessPool(ServedPool):
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             del child.errands[number]
             child.layout = None  # it has not received it
-            self._give_up(lease, meter, SampleError(self._unsendable(error)))
+            self._give_up(lease, meter, self._unsendable(error))
             self._child_set.free(meter)
             return
         child.slabs -= gone
@@ -430,29 +398,10 @@ class ProcessPool(ServedPool):
     def _take_back(self, child: WorkerChild, number: int, outcome: Outcome) -> None:
         errand = child.errands.pop(number)
         child.settled = True
-        self._barren = 0
-        self._blame.acquit(errand.chunk)
-        for failure in outcome.failures:
-            recall(failure.error)
         if outcome.made is not None:
             errand.lease.in_flight.made = unpacked(child, outcome.made)
-        if self._program.places and outcome.outputs is not None:
-            self._place_here(errand.lease, outcome)
-        if outcome.changed is not None:
-            self._connector.lone.tell(outcome.changed)
-        self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
-        self._connector.settle(errand.lease, outcome, errand.meter)
+        self._settle(errand.lease, errand.chunk, outcome, errand.meter)
         self._child_set.free(errand.meter)
-
-    def _place_here(self, lease: Lease, outcome: Outcome) -> None:
-        """Place rows that were sent back: their layout was unknown or did not fit."""
-        buffer = lease.in_flight.buffer
-        assert isinstance(buffer, BatchBuffer)
-        first, outputs = lease.chunk.first_row, outcome.outputs or []
-        if outputs:
-            rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
-            outcome.nbytes = buffer.place(rows, outputs)
-        outcome.outputs = outcome.offsets = None
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
@@ -475,49 +424,7 @@ class ProcessPool(ServedPool):
             suspects = child.suspects(number)
             keys += [self._key(errand.chunk, row) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-        where = f" while working on {self._named(keys)}" if keys else ""
-        LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
-        self._barren += NEVER_BEGUN if child.failed else 1
-        if self._barren >= BARREN:
-            text = (
-                f"worker processes of {self._stage} die one after another, without "
-                f"finishing anything in between; the last: {death}\nfind out what ends "
-                'processes here, or use executor="thread"'
-            )
-            raise WorkerError(text)
-
-    def _key(self, chunk: Chunk, row: int) -> int:
-        """Return the identity of a row in a chunk: the step, for a whole batch."""
-        return chunk.step if self._per_batch else int(chunk.indices[row])
-
-    def _named(self, keys: list[int]) -> str:
-        shown = ", ".join(map(str, keys[:5])) + (", ..." if len(keys) > 5 else "")
-        return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
-
-    def _unsendable(self, error: Exception) -> str:
-        what = "batch" if self._per_batch else "sample"
-        return (
-            f"a {what} cannot be sent to a worker process of {self._stage} "
-            f"({type(error).__name__}: {error}); let the stage before it return "
-            'arrays, tensors, numbers, text or bytes, or use executor="thread"'
-        )
-
-    @property
-    def _stage(self) -> str:
-        return self._program.operations[-1].stage
-
-    def _give_up(
-        self,
-        lease: Lease,
-        meter: WorkerMeter,
-        error: Exception,
-        rows: int | None = None,
-    ) -> None:
-        """Settle the first rows of a lease, or all of them, with this error."""
-        chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
-        self._blame.acquit(chunk)
-        outcome = failed_outcome(chunk, self._stage, error)
-        self._connector.settle(lease, outcome, meter)
+        self._count_death(death, keys, NEVER_BEGUN if child.failed else 1)
 
     def _end_all(self) -> None:
         stores = any(isinstance(each, Cached) for each in self._program.operations)

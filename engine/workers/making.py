@@ -1,0 +1,137 @@
+"""Making the worker pools of one engine, and owning what they share.
+
+Worker processes need Linux: their modules are loaded when the first one starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ...errors import check
+from ...system.forking import FORKS
+from ..core.connector import Connector
+from ..movable import find_on_device
+from ..plan import DrawnPlan
+from ..recipe import Recipe, SegmentRecipe, StartMethod
+from .coroutines import Coroutines
+from .inline import Inline
+from .pool import WorkerPool
+from .process.slabs import SlabPool
+from .threads import Threads
+
+if TYPE_CHECKING:
+    from .process.fork_server import ForkServer
+
+Kind = Literal["inline", "thread", "process", "async"]
+
+
+class PoolMaker:
+    """Makes pools, and owns the fork server of their worker processes.
+
+    Args:
+        recipe: of the engine.
+        begun_at: the first batch wanted.
+        slabs: the memory of batches.
+    """
+
+    def __init__(self, recipe: Recipe, begun_at: int, slabs: SlabPool) -> None:
+        self._recipe = recipe
+        self._begun_at = begun_at
+        self._slabs = slabs
+        self._cores = max(1, round(recipe.cpu_cores))
+        self._fork_server: ForkServer | None = None
+
+    def make(
+        self, connector: Connector, recipe: SegmentRecipe, kind: Kind
+    ) -> WorkerPool:
+        """Create a pool of one kind, without workers yet.
+
+        Args:
+            connector: where they take their leases.
+            recipe: of the segment.
+            kind: kind of the workers.
+        """
+        program, seed = recipe.program, self._recipe.seed
+        match kind:
+            case "inline":
+                return Inline(connector, program, seed)
+            case "thread":
+                return Threads(connector, program, seed, recipe.name)
+            case "async":
+                name, limit_s = recipe.name, recipe.timeout_s
+                return Coroutines(connector, program, seed, name, limit_s)
+            case "process":
+                return self._processes(connector, recipe)
+
+    def _processes(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
+        from .process.pool import ProcessPool
+
+        assert self._fork_server is not None
+        return ProcessPool(
+            connector,
+            recipe,
+            self._fork_server,
+            self._slabs,
+            self._cores,
+            lambda: self._recipe.collate_seed,
+        )
+
+    @property
+    def forked(self) -> bool:
+        """Whether there is a fork server."""
+        return self._fork_server is not None
+
+    def fork(self) -> None:
+        """Start the fork server, as long as nobody works: it copies locks as they are.
+
+        Raises:
+            SpecError: a segment cannot be sent to another process, or this system has
+                no fork.
+        """
+        check(
+            FORKS,
+            "worker processes need fork and memfd, which only Linux has; use"
+            ' executor="thread" or "inline"',
+        )
+        from .process.fork_server import ForkServer
+
+        recipe = self._recipe
+        segments = enumerate(recipe.segments)
+        programs = {at: each.program for at, each in segments if not each.in_order}
+        self._fork_server = ForkServer(
+            programs, recipe.seed, self._begun, start_method(recipe)
+        )
+
+    def renew(self) -> None:
+        """Replace all workers in other processes: the dataset may have changed."""
+        if self._fork_server is not None:
+            self._fork_server.renew()
+
+    def close(self) -> None:
+        """End the fork server, and all worker processes with it."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    @property
+    def _begun(self) -> tuple[int, ...]:
+        """What distinguishes this run from others with the same seed."""
+        plan = self._recipe.plan
+        if isinstance(plan, DrawnPlan):
+            return (plan.seed,)
+        return self._begun_at, plan.shard.rank
+
+
+def start_method(recipe: Recipe) -> StartMethod:
+    """Return how worker processes start.
+
+    By fork by default, like torch's, even if CUDA is in use; but not if the dataset or
+    a function holds CUDA tensors, which a forked process cannot use.
+    """
+    if (said := recipe.options.multiprocessing_context) is not None:
+        return said
+    subjects = [each.subjects for each in recipe.segments]
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
+    return "forkserver" if held else "fork"
