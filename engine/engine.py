@@ -93,11 +93,9 @@ class Engine:
         self.recipe, self._begun_at = recipe, step
         asked, late = recipe.segments, self._opened_late()
         recipe = self.recipe
-        kinds = {segment.executor for segment in recipe.segments}
         self._slabs = slabs or SlabPool()
         self._pools = PoolMaker(recipe, step, self._slabs)
-        if "process" in kinds:  # first: no thread of this engine exists yet
-            self._pools.fork()
+        self._pools.begin()  # first: no thread of this engine exists yet
         buffers = replace(recipe.buffers, lend=self._lend)
         self.reservations = Reservations(byte_budget, self._notify)
         core = self._core(recipe, buffers.of, step)
@@ -105,10 +103,7 @@ class Engine:
         self.suspension = Suspension(self.engine_lock)
         self.segments = self._segments(core, buffers)
         self._placing = self.segments[core.placing]
-        for at, finding in late.items():
-            why, before = OPENED_LATE.format(finding), asked[at].executor
-            moved: MoveOutcome = "stays" if before == "process" else "moved"
-            note(self.segments[at], before, "process", moved, why)
+        self._note_opened_late(asked, late)
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         self._undrawn = Undrawn()
@@ -140,9 +135,7 @@ class Engine:
             PenstockError: the engine was closed.
         """
         engine_lock = self.engine_lock
-        for segment in self.segments:
-            if segment.moving:
-                self._follow(segment)
+        self._follow_all()
         self._resolve()
         if self.segments[-1].inline is not None and engine_lock.peek() is None:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
@@ -162,6 +155,7 @@ class Engine:
             self._resolve()
             if idle:
                 engine_lock.sleep()
+                self._follow_all()  # actors may be out of reach, and nothing else comes
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])
@@ -177,7 +171,8 @@ class Engine:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
         plan = gathered.plan
         seed = self.recipe.collate_seed
-        alone = all(s.executor in ("inline", "process") for s in self.segments)
+        kinds = {segment.executor for segment in self.segments}
+        alone = kinds.isdisjoint(("thread", "async"))
         made = self._calls.call(
             gathered.collate, seed, plan.epoch, plan.batch, alone=alone
         )
@@ -407,10 +402,17 @@ class Engine:
         elif self._move_or_note(segment, found.executor):
             note(segment, "inline", found.executor, "moved", found.reason)
 
+    def _follow_all(self) -> None:
+        for segment in self.segments:
+            if segment.moving:
+                self._follow(segment)
+
     def _follow(self, segment: Segment) -> None:
-        """Give a segment the workers that its knob requests; let the old ones leave."""
+        """Give a segment the workers that it requests; let the old ones leave."""
         kind = segment.take_wanted()
-        if kind is not None and kind != segment.executor:
+        if kind is not None and segment.executor == "ray":
+            self.move(segment, kind)  # nobody else does its work
+        elif kind is not None and kind != segment.executor:
             self._move_or_note(segment, kind)
         segment.settled()
 
@@ -464,6 +466,14 @@ class Engine:
                     LOGGER.warning(NO_SLAB, error)
                 self._without_slabs = True
         return self.recipe.buffers.lend(layout, rows)
+
+    def _note_opened_late(
+        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]
+    ) -> None:
+        for at, finding in late.items():
+            why, before = OPENED_LATE.format(finding), asked[at].executor
+            moved: MoveOutcome = "stays" if before == "process" else "moved"
+            note(self.segments[at], before, "process", moved, why)
 
     def _opened_late(self) -> Mapping[int, Finding]:
         """Give processes to segments whose threads would share late-opened files."""

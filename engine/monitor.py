@@ -13,6 +13,7 @@ from .observe.reading import Reading, SegmentReading, TrainerMeter, difference
 from .plan import DrawnPlan, Plan
 from .recipe import Recipe
 from .segment import Segment
+from .workers.pool import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
 """How long a result of the GIL probe stays valid."""
@@ -48,11 +49,11 @@ class Monitor:
             segment.run_queue.look() + segment.connector.own_queue.seconds
             for segment in self._segments
         ]
-        beginning = [segment.beginning for segment in self._segments]
+        pools = [segment.pool for segment in self._segments]
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            found = zip(self._segments, queued, beginning, strict=True)
-            rows = tuple(self._segment(s, now_ns, q, b) for s, q, b in found)
+            found = zip(self._segments, queued, pools, strict=True)
+            rows = tuple(self._segment(s, now_ns, q, p) for s, q, p in found)
             reservations = self._engine_lock.reservations.statistics()
             begun_next = self._engine_lock.next_step
         trainer = self._trainer
@@ -92,7 +93,7 @@ class Monitor:
             self._probe.burst()
 
     def _segment(
-        self, segment: Segment, now_ns: int, queued_s: float, beginning: int
+        self, segment: Segment, now_ns: int, queued_s: float, pool: PoolStatistics
     ) -> SegmentReading:
         gauge, row_bytes = segment.connector.waiting(now_ns)
         return SegmentReading(
@@ -111,9 +112,9 @@ class Monitor:
             segment.connector.parts.read(),
             segment.recipe.program.stages,
             segment.recipe.storable,
-            segment.recipe.bounds[1],
+            min(segment.recipe.bounds[1], pool.most),
             segment.recipe.iterable,
-            beginning,
+            pool.beginning,
         )
 
 

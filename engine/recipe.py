@@ -19,7 +19,7 @@ from .program.program import Program, ReadOn
 if TYPE_CHECKING:
     from ..cache.cache import Cache
 
-Executor = Literal["auto", "inline", "thread", "process", "async"]
+Executor = Literal["auto", "inline", "thread", "process", "async", "ray"]
 Host = Literal["auto", "trainer", "process"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
@@ -39,6 +39,8 @@ class Options:
     """Name of the pipeline in the log; empty: the variable that it is stored in."""
     cache: Literal["auto"] | None = None
     """Whether a cache may be placed between two epochs, if that pays."""
+    ray_options: Mapping[str, Any] | None = None
+    """What each Ray actor claims, and where it may be placed."""
 
     def __post_init__(self) -> None:
         check(
@@ -60,6 +62,7 @@ class Options:
             f"`cache` must be 'auto' or None, got {self.cache!r}; for a cache of your"
             " own, call .cache(...) where you want it",
         )
+        check_ray_options(self.ray_options)
 
     def __repr__(self) -> str:
         return "" if self == AS_SHIPPED else call(".options", self)
@@ -74,6 +77,43 @@ def check_name(name: Any) -> None:
     check(
         isinstance(name, str) and name.isprintable(),
         f"`name` must be a str of printable characters, got {name!r}",
+    )
+
+
+RAY_OPTIONS = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "resources",
+    "accelerator_type",
+    "label_selector",
+    "scheduling_strategy",
+    "runtime_env",
+)
+"""Options of a Ray actor that say where it may run, and with what."""
+
+
+def check_ray_options(options: Any) -> None:
+    """Check options for Ray actors; Ray itself checks their values.
+
+    Raises:
+        SpecError: they are not a mapping of such options.
+    """
+    if options is None:
+        return
+    known = isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS)
+    check(
+        known,
+        f"`ray_options` are the options of a Ray actor that place it,"
+        f" {', '.join(RAY_OPTIONS)}, got {options!r}; pass, for example,"
+        ' ray_options={"num_cpus": 0.5}',
+    )
+    claimed = [options.get(name, 0) for name in RAY_OPTIONS[:3]]
+    claimed += dict(options.get("resources") or {}).values()
+    check(
+        all(isinstance(each, (int, float)) and each >= 0 for each in claimed),
+        f"`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and resources,"
+        f" got {options!r}; leave out what an actor need not have",
     )
 
 

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
@@ -15,7 +16,7 @@ from .observe.observation import Move
 from .recipe import SegmentRecipe
 from .workers.inline import Inline
 from .workers.making import Kind
-from .workers.pool import WorkerPool
+from .workers.pool import PoolStatistics, WorkerPool
 
 
 def as_inline(pool: WorkerPool) -> Inline | None:
@@ -26,6 +27,8 @@ def as_inline(pool: WorkerPool) -> Inline | None:
 MakePool = Callable[[Kind], WorkerPool]
 """Creates the pool of one kind for this segment."""
 
+FAR = ("process", "ray")
+"""Kinds of workers in other processes."""
 MAX_MOVES = 16
 """Moves that are remembered."""
 SURE_LOOKS = 3
@@ -82,6 +85,7 @@ class Segment:
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest moves between kinds of workers, and their reasons."""
         connector.lone.on_change = self._stay_alone
+        connector.on_lost = self._come_home
         self._tell_core()
 
     @property
@@ -108,9 +112,9 @@ class Segment:
         return self._wanted is not None or bool(self._leaving)
 
     @property
-    def beginning(self) -> int:
-        """Workers whose speed is not known yet."""
-        return self._pool.statistics().beginning
+    def pool(self) -> PoolStatistics:
+        """The numbers of its present workers. The engine lock must not be held."""
+        return self._pool.statistics()
 
     @property
     def num_parallel_workers(self) -> int:
@@ -178,7 +182,7 @@ class Segment:
         low, high = recipe.bounds
         if self.inline is not None:
             return
-        high = 1 if self._is_alone() else high
+        high = 1 if self._is_alone() else max(low, min(high, self.pool.most))
         yield Knob(
             recipe.name,
             "num_parallel_workers",
@@ -213,7 +217,7 @@ class Segment:
         """Whether a single requested worker must stay alone, at least for now."""
         if not self.recipe.program.watched:
             return False
-        if self.executor == "process":
+        if self.executor in FAR:
             return self.connector.lone.looks < SURE_LOOKS
         return self._before is not None and bool(self.why_not())
 
@@ -223,6 +227,15 @@ class Segment:
         self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(path)))
         if self._asked > 1:
             self._set_workers(1)
+
+    def _come_home(self, why: str) -> None:
+        """Request workers of this machine, as those elsewhere are out of reach."""
+        kind: Kind = "process" if FORKS else "thread"
+        name = self.recipe.name
+        self.moves.append(Move.now(name, self.executor, kind, "moved", why))
+        self._want(kind)
+        with self.connector.engine_lock.lock:
+            self.connector.engine_lock.wake_trainer()
 
     def take_wanted(self) -> Kind | None:
         """Return the kind that the knob requests, once; None if there is no request."""
@@ -236,9 +249,11 @@ class Segment:
 
     def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:
-            far = self.executor == "process"
+            far = self.executor in FAR
             workers = self.num_parallel_workers
-            if far:  # half as many leases, or as many again, wait at their children
+            if self.executor == "ray":  # a lease may wait at each
+                workers *= 2
+            elif far:  # half as many leases, or as many again, wait at their children
                 workers += -(-workers // 2)
             # Inline, the trainer works on demand, on the batch it asks for.
             lease_ns = FAR_LEASE_NS if far else LEASE_NS

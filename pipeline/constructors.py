@@ -55,7 +55,8 @@ class Constructors(ABC):
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured. Readers mostly wait for the storage, so many of them cost
                 little.
-            executor: "auto", "inline", "thread", "process", or for a URL "async".
+            executor: "auto", "inline", "thread", "process", "ray", or for a URL
+                "async".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
@@ -102,7 +103,7 @@ class Constructors(ABC):
             labels: one label per file, in the order of `urls` (for a pattern: sorted).
             storage_options: options of the file system, named as in its fsspec package.
             num_parallel_workers: the number of reads in flight: n, or (lo, hi).
-            executor: "auto", "inline", "thread", "process" or "async".
+            executor: "auto", "inline", "thread", "process", "async" or "ray".
             name: the name of this stage in the log.
             retries: how often a remote read is retried after an error that may pass: a
                 lost connection, a stall of a minute, a short body, or a status of 5xx,
@@ -158,7 +159,7 @@ class Constructors(ABC):
                 order).
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
-            executor: "auto", "inline", "thread" or "process".
+            executor: "auto", "inline", "thread", "process" or "ray".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
@@ -205,7 +206,7 @@ class Constructors(ABC):
                 package.
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
-            executor: "auto", "inline", "thread", "process", or for URLs "async".
+            executor: "auto", "inline", "thread", "process", "ray", or for URLs "async".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
@@ -246,7 +247,7 @@ class Constructors(ABC):
                 `shuffle(window=...)`; with fewer, each sample reads a whole group.
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
-            executor: "auto", "inline", "thread" or "process".
+            executor: "auto", "inline", "thread", "process" or "ray".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
@@ -284,7 +285,7 @@ class Constructors(ABC):
             columns: the columns to read (default: all).
             num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
                 configured.
-            executor: "auto", "inline", "thread" or "process".
+            executor: "auto", "inline", "thread", "process" or "ray".
             name: the name of this stage in the log.
             shard: this rank's share of the global batches (default: see `Shard.found`).
             schedule: the values that change during training; `.batch()` then takes no
@@ -321,7 +322,8 @@ class Constructors(ABC):
         Args:
             dataset: an object with `__len__` and `__getitem__`, or with `__iter__`.
             num_parallel_workers: n, (lo, hi) or, by default, as configured.
-            executor: "auto" (chosen by measurement), "inline", "thread" or "process".
+            executor: "auto" (chosen by measurement), "inline", "thread", "process"
+                or "ray".
             thread_safe: whether `__getitem__` may run on several threads of a process
                 at once. None: they may, unless penstock finds an open file, a database
                 or the like a few levels down in it; then "auto" uses processes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,6 +24,7 @@ from .stages import (
     FilterStage,
     MapStage,
     OnError,
+    PerSample,
     RepeatStage,
     SelectStage,
     ShuffleStage,
@@ -90,8 +91,8 @@ class Description(Constructors, Printed):
                 (`async def`) run in an event loop, where hundreds of calls wait at once
                 in one thread.
             num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
-            executor: "auto" (chosen by measurement), "inline", "thread", "process" or
-                "async".
+            executor: "auto" (chosen by measurement), "inline", "thread", "process",
+                "async", or "ray": actors of a Ray cluster, perhaps on other machines.
             name: the name of this stage in the log.
             tune: False keeps the autotuner from changing this stage's settings.
             timeout: seconds that a sample may take. penstock reports the stack of a
@@ -315,6 +316,7 @@ class Description(Constructors, Printed):
         multiprocessing_context: StartMethod | None = None,
         name: str = "",
         cache: Literal["auto"] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Set how the whole pipeline runs. No option changes a byte of any batch.
 
@@ -335,8 +337,20 @@ class Description(Constructors, Printed):
                 it saves the most work. It only stores samples that, as far as the code
                 shows, are the same each time, takes at most half of the memory budget,
                 and logs its place.
+            ray_options: what each actor of `executor="ray"` claims, and where it may
+                be placed: Ray's `num_cpus` (default: 1), `num_gpus`, `memory`,
+                `resources`, `accelerator_type`, `label_selector`,
+                `scheduling_strategy` and `runtime_env`.
         """
-        chosen = Options(host, persistent_workers, multiprocessing_context, name, cache)
+        chosen = Options(
+            host,
+            persistent_workers,
+            multiprocessing_context,
+            name,
+            cache,
+            None if ray_options is None else dict(ray_options),
+        )
+        check_ray(self._stages, chosen)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
 
     def __repr__(self) -> str:
@@ -345,6 +359,7 @@ class Description(Constructors, Printed):
 
     def _with(self, stage: Stage) -> Self:
         check_place(self._stages, stage)
+        check_ray((stage,), self._options)
         stages = (*self._stages, stage)
         order_of(stages)  # raises errors here, in the user's line
         return type(self)(stages, self._shard, self._options, self._schedule)
@@ -370,6 +385,7 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
     )
     if isinstance(stage, CacheStage):
         check_cacheable(stages, shown)
+        check_local(stages, shown)
     source = stages[0]
     check(
         not (
@@ -420,6 +436,27 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
             f"{shown} would store one draw of a random function forever: a map()"
             " before it takes `rng`; put the cache before that",
         )
+
+
+def check_local(stages: Sequence[Stage], shown: str) -> None:
+    """Raise `SpecError` if an actor would have to write to a cache."""
+    for stage in stages:
+        check(
+            not (isinstance(stage, PerSample) and stage.executor == "ray"),
+            f'{shown} cannot come after executor="ray": its workers may be on other'
+            " machines, and a cache belongs to one; put the cache before that stage, or"
+            ' give the stages before it executor="process"',
+        )
+
+
+def check_ray(stages: Sequence[Stage], options: Options) -> None:
+    """Raise `SpecError` if these stages run in actors and the engine in a child."""
+    far = [s for s in stages if isinstance(s, PerSample) and s.executor == "ray"]
+    check(
+        not far or options.host != "process",
+        'executor="ray" needs the engine in the trainer\'s process, which is connected'
+        ' to Ray, got options(host="process"); leave `host` out',
+    )
 
 
 def check_sized(batch: BatchStage, *, scheduled: bool) -> None:

@@ -54,7 +54,14 @@ class Defaults:
 
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 
-EXECUTORS: tuple[Executor, ...] = ("auto", "inline", "thread", "process", "async")
+EXECUTORS: tuple[Executor, ...] = (
+    "auto",
+    "inline",
+    "thread",
+    "process",
+    "async",
+    "ray",
+)
 Workers = int | tuple[int, int] | None
 """n: exactly n; (lo, hi): between lo and hi, starting at lo; None: as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
@@ -204,7 +211,7 @@ class SourceStage(PerSample):
             "penstock.DataLoader(dataset, num_workers=n)",
         )
         check(
-            self.executor not in ("process", "async"),
+            self.executor not in ("process", "async", "ray"),
             "an iterable dataset is read in the trainer's process, by next(): "
             f'executor="{self.executor}" is for its map(), not for from_dataset()',
         )

@@ -61,7 +61,7 @@ class Case:
             return
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = self.knob(segment.name, "num_parallel_workers")
-            if knob is None or knob.value <= knob.lower:
+            if knob is None or knob.value <= knob.lower or not segment.is_here:
                 continue
             yield Decision(
                 operator=segment.name,

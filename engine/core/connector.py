@@ -254,6 +254,8 @@ class Connector:
         self.segment = segment
         self._finish = finish
         self.lone = LoneWorker()
+        self.on_lost: Callable[[str], object] = str
+        """Called with the reason once workers elsewhere are out of reach for good."""
         # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()

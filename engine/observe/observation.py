@@ -127,7 +127,7 @@ class SegmentObservation:
     queue_name: str
     """The operator under which the log shows the prefetch size: `Batch(ID:3)`."""
     executor: str
-    """`inline`, `thread` or `process`."""
+    """`inline`, `thread`, `async`, `process` or `ray`."""
     num_parallel_workers: int
     prefetch_size: int
     """Batches it may work ahead of its consumer."""
@@ -166,6 +166,11 @@ class SegmentObservation:
     beginning: int = 0
     """Workers whose speed is unknown, because they are starting or have settled none of
     their leases."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its workers share this machine's cores."""
+        return self.executor != "ray"
 
     @property
     def input_utilization(self) -> float:
@@ -270,5 +275,6 @@ class Observation:
 
     @property
     def cpu_cores(self) -> float:
-        """Cores that all segments together kept busy."""
-        return ratio(sum(segment.cpu_s for segment in self.segments), self.window_s)
+        """Cores of this machine that all segments together kept busy."""
+        here = (segment.cpu_s for segment in self.segments if segment.is_here)
+        return ratio(sum(here), self.window_s)

@@ -1,11 +1,12 @@
 """Making the worker pools of one engine, and owning what they share.
 
-Worker processes need Linux: their modules are loaded when the first one starts.
+Worker processes need Linux, and actors need Ray: their modules are loaded when the
+first one starts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,13 +23,23 @@ from .process.slabs import SlabPool
 from .threads import Threads
 
 if TYPE_CHECKING:
+    from .actors import ActorPool
+    from .cluster import Cluster
     from .process.fork_server import ForkServer
 
-Kind = Literal["inline", "thread", "process", "async"]
+Kind = Literal["inline", "thread", "process", "async", "ray"]
+
+ACTOR = {
+    "num_cpus": 1,
+    "scheduling_strategy": "SPREAD",
+    "max_restarts": 0,
+    "max_task_retries": 0,
+}
+"""Options of an actor: the pool itself replaces it, and repeats its work."""
 
 
 class PoolMaker:
-    """Makes pools, and owns the fork server of their worker processes.
+    """Makes pools, and owns what they share: a fork server, a connection to Ray.
 
     Args:
         recipe: of the engine.
@@ -42,6 +53,28 @@ class PoolMaker:
         self._slabs = slabs
         self._cores = max(1, round(recipe.cpu_cores))
         self._fork_server: ForkServer | None = None
+        self._cluster: Cluster | None = None
+        self._actor_pools: list[ActorPool] = []
+
+    def begin(self) -> None:
+        """Start what the pools share, before the engine has threads.
+
+        Raises:
+            SpecError: worker processes or actors cannot be started.
+        """
+        kinds = [segment.executor for segment in self._recipe.segments]
+        if "process" in kinds:
+            self.fork()
+        if "ray" not in kinds:
+            return
+        from .cluster import join
+
+        try:
+            self._cluster = join()
+            self._cluster.check_room(kinds.count("ray"), self._actor_options)
+        except BaseException:
+            self.close()
+            raise
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -64,6 +97,8 @@ class PoolMaker:
                 return Coroutines(connector, program, seed, name, limit_s)
             case "process":
                 return self._processes(connector, recipe)
+            case "ray":
+                return self._actors(connector, recipe)
 
     def _processes(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
         from .process.pool import ProcessPool
@@ -77,6 +112,20 @@ class PoolMaker:
             self._cores,
             lambda: self._recipe.collate_seed,
         )
+
+    def _actors(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
+        from .actors import ActorPool
+
+        assert self._cluster is not None
+        seeds = self._recipe.seed, *self._begun
+        options = self._actor_options
+        pool = ActorPool(connector, recipe, self._cluster, seeds, options)
+        self._actor_pools.append(pool)
+        return pool
+
+    @property
+    def _actor_options(self) -> dict[str, Any]:
+        return {**ACTOR, **(self._recipe.options.ray_options or {})}
 
     @property
     def forked(self) -> bool:
@@ -98,21 +147,25 @@ class PoolMaker:
         from .process.fork_server import ForkServer
 
         recipe = self._recipe
+        # Ray's threads run by now: a fork could copy a lock that one of them holds.
+        method = "forkserver" if self._cluster else start_method(recipe)
         segments = enumerate(recipe.segments)
         programs = {at: each.program for at, each in segments if not each.in_order}
-        self._fork_server = ForkServer(
-            programs, recipe.seed, self._begun, start_method(recipe)
-        )
+        self._fork_server = ForkServer(programs, recipe.seed, self._begun, method)
 
     def renew(self) -> None:
         """Replace all workers in other processes: the dataset may have changed."""
         if self._fork_server is not None:
             self._fork_server.renew()
+        for pool in self._actor_pools:
+            pool.renew()
 
     def close(self) -> None:
-        """End the fork server, and all worker processes with it."""
+        """End the fork server, and all worker processes with it; let go of Ray."""
         if self._fork_server is not None:
             self._fork_server.close()
+        if self._cluster is not None:
+            self._cluster.end_unused()
 
     @property
     def _begun(self) -> tuple[int, ...]:

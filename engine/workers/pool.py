@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -32,6 +33,8 @@ class PoolStatistics:
     beginning: int = 0
     """Workers whose speed is not known yet: they are starting, or have settled none of
     their leases."""
+    most: int = sys.maxsize
+    """Workers that there is room for."""
 
 
 class WorkerPool(Protocol):
@@ -39,7 +42,7 @@ class WorkerPool(Protocol):
 
     @property
     def executor(self) -> str:
-        """`inline`, `thread` or `process`."""
+        """`inline`, `thread`, `async`, `process` or `ray`."""
 
     def resize(self, count: int) -> None:
         """Request `count` workers; return at once, without waiting for running work."""

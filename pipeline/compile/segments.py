@@ -166,7 +166,8 @@ def fused(
         operations = segment.program.operations
         storable = []
         for operation in operations:
-            samples = samples if is_repeatable(operation) else None
+            here = segment.executor != "ray"  # a cache belongs to one machine
+            samples = samples if here and is_repeatable(operation) else None
             storable.append(samples)
         segments.append(replace(segment, storable=tuple(storable)))
     if source.iterable and last and segments[0].executor == "auto":

@@ -20,6 +20,8 @@ import pickle
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ from ...batch.layout import ALIGN
 from .slabs import Block, Slab, SlabPool, map_shared
 
 __all__ = [
+    "Flat",
     "Packed",
     "Packer",
     "Pickler",
@@ -39,9 +42,11 @@ __all__ = [
     "Unpacker",
     "copied",
     "dumps",
+    "flattened",
     "is_dense",
     "loads",
     "recall",
+    "restored",
     "travel",
 ]
 
@@ -313,6 +318,48 @@ def dumps(message: object) -> bytes:
 def loads(body: bytes | bytearray) -> Any:
     """Return what `dumps` packed. It came over a pipe of our own."""
     return pickle.loads(body)  # noqa: S301 from our own process
+
+
+class Flat(NamedTuple):
+    """A message as one block of bytes, which another machine can receive as it is."""
+
+    sizes: tuple[int, ...]
+    """Bytes of its pickled body, and of each of its arrays."""
+    block: NDArray[np.uint8]
+    """`uint8 [sum(sizes)]`"""
+
+
+def flattened(message: object) -> Flat:
+    """Return a message for `restored`; each of its arrays is copied once.
+
+    Raises:
+        Exception: whatever pickling the rest of the message raises.
+    """
+    file, arrays = io.BytesIO(), list[pickle.PickleBuffer]()
+    Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=arrays.append).dump(message)
+    parts = [file.getbuffer(), *(array.raw() for array in arrays)]
+    sizes = tuple(part.nbytes for part in parts)
+    block = np.empty(sum(sizes), np.uint8)
+    for part, place in zip(parts, cut(block, sizes), strict=True):
+        place[:] = part
+    return Flat(sizes, block)
+
+
+def restored(flat: Flat) -> Any:
+    """Return the message; its arrays have memory of their own, and may be written to.
+
+    Raises:
+        Exception: whatever unpickling the rest of the message raises.
+    """
+    body, *arrays = cut(flat.block, flat.sizes)
+    copies = map(bytearray, arrays)
+    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of our own
+
+
+def cut(block: NDArray[np.uint8], sizes: Sequence[int]) -> list[memoryview]:
+    """Return consecutive parts of a block."""
+    view, stops = block.data, list(accumulate(sizes))
+    return [view[at - n : at] for at, n in zip(stops, sizes, strict=True)]
 
 
 def _coordinates(

@@ -30,12 +30,18 @@ __all__ = [
 
 MAX_TRIES = 200
 """Parts that are tried one by one to find the one that cannot be sent."""
+FORKED = 'options(multiprocessing_context="fork")'
 OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
 """Methods with which a class controls what is sent of its objects."""
 
 
-def pack(thing: Any, name: str) -> bytes:
+def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:
     """Return `thing`, which errors call `name`, as bytes.
+
+    Args:
+        thing: what to pack.
+        name: its name in errors.
+        elsewhere: the setting with which it need not be sent.
 
     Raises:
         SpecError: it holds something that cannot be sent; names the innermost part.
@@ -44,11 +50,12 @@ def pack(thing: Any, name: str) -> bytes:
     try:
         _dump(thing, body)
     except Exception as error:
-        raise SpecError(_explain(_innermost(thing, name, error))) from error
+        found = _innermost(thing, name, error)
+        raise SpecError(_explain(found, elsewhere)) from error
     return body.getvalue()
 
 
-def unpack(body: bytes | mmap.mmap) -> Any:
+def unpack(body: bytes | mmap.mmap | memoryview) -> Any:
     """Return what was packed; `body` comes from the trainer's own process."""
     return pickle.loads(body)  # noqa: S301
 
@@ -90,7 +97,7 @@ def _dump(thing: Any, file: Any) -> None:
     _pickler()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
 
 
-def _explain(obstacle: Obstacle) -> str:
+def _explain(obstacle: Obstacle, elsewhere: str) -> str:
     kind = type(obstacle.thing)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     if isinstance(obstacle.error, OnGpu):
@@ -101,7 +108,7 @@ def _explain(obstacle: Obstacle) -> str:
     else:
         cure = (
             "create it when it is first used (drop it in __getstate__), or use "
-            'options(multiprocessing_context="fork"), or executor="thread"'
+            f'{elsewhere}, or executor="thread"'
         )
     return (
         f"`{obstacle.path}` (a {name}) cannot be sent to worker processes that are "

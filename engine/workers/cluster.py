@@ -1,0 +1,245 @@
+"""The Ray cluster that this process belongs to, and how its room is shared out.
+
+A process has one connection to Ray. If the program has called `ray.init()`, that is the
+one. Otherwise the first pool of actors makes it, and it is shut down when the last one
+has ended. Ray's own channel pickles what it carries: it is for a trusted cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import SpecError, check
+
+__all__ = [
+    "DEMAND",
+    "Cluster",
+    "join",
+    "slots",
+]
+
+PROBE_S = 5.0
+"""Seconds between two probes of the cluster's head."""
+CONNECT_S = 2.0
+"""How long the head may take to accept a connection."""
+MISSING = (
+    'executor="ray" needs Ray, which is not installed here (%s); run `pip install'
+    ' penstock[ray]`, or use executor="process"'
+)
+TOO_SMALL = (
+    'the Ray cluster has room for %d actors of %s, got %d stages with executor="ray",'
+    " each of which needs one; start it with more (ray.init(num_cpus=4), or another"
+    ' node), ask for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
+    ' executor="process"'
+)
+DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""Options of an actor that claim a resource of a node, and its name there."""
+UNBOUNDED = 1 << 16
+"""Actors that fit where they claim nothing."""
+
+
+def slots(nodes: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> int:
+    """Return how many actors fit on these nodes.
+
+    Args:
+        nodes: the resources of each.
+        demand: the resources that an actor claims.
+    """
+    claimed = {name: amount for name, amount in demand.items() if amount > 0}
+    if not claimed:
+        return UNBOUNDED * bool(nodes)
+    return sum(
+        int(min(node.get(name, 0.0) / amount for name, amount in claimed.items()))
+        for node in nodes
+    )
+
+
+def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that an actor with these options claims."""
+    claimed = {DEMAND[name]: options[name] for name in DEMAND if options.get(name)}
+    return {**claimed, **options.get("resources", {})}
+
+
+class Cluster:
+    """A connection to Ray, and the pools of actors that use it.
+
+    `_lock` guards `_asked`. Any thread may call any method.
+
+    Args:
+        ours: whether it is to be shut down with the last pool.
+    """
+
+    def __init__(self, *, ours: bool) -> None:
+        import ray
+
+        self._ray = ray
+        self._ours = ours
+        self._lock = threading.Lock()
+        self._asked: dict[object, int] = {}
+        """The actors that each pool wants."""
+        self._nodes: list[Mapping[str, float]] = []
+        self._head = str(ray.get_runtime_context().gcs_address)
+        self._heard_s = time.monotonic()
+        self._ended = threading.Event()
+        self._ending: threading.Thread | None = None
+        threading.Thread(
+            target=self._probe, name="penstock ray probe", daemon=True
+        ).start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether actors may be asked for anything: Ray would start itself again."""
+        return not self._ended.is_set() and bool(self._ray.is_initialized())
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the cluster's head last accepted a connection."""
+        return time.monotonic() - self._heard_s
+
+    def check_room(self, stages: int, options: Mapping[str, Any]) -> None:
+        """Check that every stage may have an actor.
+
+        Args:
+            stages: the stages of a new pipeline.
+            options: of its actors.
+
+        Raises:
+            SpecError: the cluster is too small for so many.
+        """
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        self._nodes = [node["Resources"] for node in nodes]
+        demand = demand_of(options)
+        room, all_stages = slots(self._nodes, demand), stages + len(self._asked)
+        check(all_stages <= room, TOO_SMALL % (room, demand or "nothing", all_stages))
+
+    def room(self, pool: object, options: Mapping[str, Any]) -> int:
+        """Return the largest number of actors that a pool may have beside others."""
+        with self._lock:
+            others = sum(n for each, n in self._asked.items() if each is not pool)
+        return max(1, slots(self._nodes, demand_of(options)) - others)
+
+    def share(self, pool: object, asked: int, options: Mapping[str, Any]) -> int:
+        """Return how many of the `asked` actors a pool gets; at least one of them.
+
+        If all pools together want more than there is, each gets one, and its part of
+        the rest.
+        """
+        room = slots(self._nodes, demand_of(options))
+        with self._lock:
+            self._asked[pool] = asked
+            pools, wanted = len(self._asked), sum(self._asked.values())
+        if wanted <= room or asked < 1:
+            return asked
+        return 1 + max(0, room - pools) * (asked - 1) // max(1, wanted - pools)
+
+    def leave(self, pool: object) -> None:
+        """Note that a pool has ended; with the last one, what is ours is shut down."""
+        with self._lock:
+            self._asked.pop(pool, None)
+        self.end_unused()
+
+    def end_unused(self) -> None:
+        """Let go of Ray if no pool uses it. Takes a second or more, so in a thread."""
+        with _joining:
+            if self._asked or self._ended.is_set():
+                return
+            self._ended.set()
+            if self._ours:
+                self._end()
+
+    def wait_ended(self, until_s: float) -> None:
+        """Wait for the shutdown, if there is one, at most until this monotonic time."""
+        if self._ending is not None:
+            self._ending.join(max(0.0, until_s - time.monotonic()))
+
+    def _end(self) -> None:
+        thread = threading.Thread(
+            target=self._ray.shutdown, name="penstock ray shutdown"
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending
+            self._ray.shutdown()
+        else:
+            self._ending = thread
+
+    def _probe(self) -> None:
+        """Try to reach the head now and then.
+
+        By a plain connection: Ray's own calls wait for a dead head for a minute, and
+        then end the process.
+        """
+        host, _, port = self._head.rpartition(":")
+        while not self._ended.wait(PROBE_S):
+            with contextlib.suppress(OSError):
+                address = host.strip("[]"), int(port)
+                socket.create_connection(address, CONNECT_S).close()
+                self._heard_s = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self._head}, {len(self._asked)} pools>"
+
+
+_joining = threading.Lock()
+"""Guards the following, and the beginning and end of connections."""
+_joined: Cluster | None = None
+
+
+def join() -> Cluster:
+    """Return this process's connection to Ray, made if there is none.
+
+    `RAY_ADDRESS` names the cluster to join; without it, Ray is started here.
+
+    Raises:
+        SpecError: Ray is not installed, or no cluster answers there.
+    """
+    global _joined  # noqa: PLW0603 a process has one connection
+    try:
+        import ray
+    except ImportError as error:
+        raise SpecError(MISSING % error) from error
+    with _joining:
+        if _joined is not None:
+            if _joined.connected:
+                return _joined
+            _joined.wait_ended(threading.TIMEOUT_MAX)
+        ours = not ray.is_initialized()
+        if ours:
+            connect(ray)
+        _joined = Cluster(ours=ours)
+        return _joined
+
+
+def connect(ray: Any) -> None:
+    """Join the cluster that `RAY_ADDRESS` names, or start one here.
+
+    Raises:
+        SpecError: that cannot be done.
+    """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    check(
+        not address.startswith("ray://"),
+        f'executor="ray" works in a program that runs on a node of the cluster, got'
+        f" RAY_ADDRESS={address!r}, a Ray Client; run it there, with the address"
+        " host:port",
+    )
+    try:
+        ray.init(
+            address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:
+        raise SpecError(
+            f"no Ray cluster answers at {address!r} ({type(error).__name__}: {error});"
+            " correct RAY_ADDRESS, start the cluster, or leave RAY_ADDRESS out to start"
+            " Ray on this machine"
+        ) from error
