@@ -348,7 +348,7 @@ class Description(Constructors, Printed):
             multiprocessing_context,
             name,
             cache,
-            None if ray_options is None else dict(ray_options),
+            ray_options,
         )
         check_ray(self._stages, chosen)
         return type(self)(self._stages, self._shard, chosen, self._schedule)

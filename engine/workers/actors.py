@@ -390,10 +390,15 @@ class ActorPool(FarPool):
 
 
 def told(error: BaseException) -> str:
-    """Return what happened, in one line: Ray's messages have many."""
+    """Return what happened, in one line: Ray's messages are long."""
     cause = getattr(error, "cause", None)
     text = f"{type(cause).__name__}: {cause}" if cause else str(error)
-    return " ".join(text.split())[:MAX_TOLD]
+    text = " ".join(text.split())
+    for start in ("The actor died because ", "The actor is dead because "):
+        text = text.partition(start)[2] or text
+    for end in (" Some common causes", " The actor never ran"):
+        text = text.partition(end)[0]
+    return text[:MAX_TOLD]
 
 
 MAX_TOLD = 600

@@ -7,7 +7,6 @@ has ended. Ray's own channel pickles what it carries: it is for a trusted cluste
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -37,6 +36,10 @@ TOO_SMALL = (
     'the Ray cluster has room for %d actors of %s, got %d stages with executor="ray",'
     " each of which needs one; start it with more (ray.init(num_cpus=4), or another"
     ' node), ask for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
+    ' executor="process"'
+)
+SILENT = (
+    "the head of the Ray cluster does not answer at %s; start the cluster again, or use"
     ' executor="process"'
 )
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
@@ -113,6 +116,7 @@ class Cluster:
         Raises:
             SpecError: the cluster is too small for so many.
         """
+        check(self._reach(), SILENT % self._head)  # Ray itself would wait for a minute
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._nodes = [node["Resources"] for node in nodes]
         demand = demand_of(options)
@@ -176,12 +180,19 @@ class Cluster:
         By a plain connection: Ray's own calls wait for a dead head for a minute, and
         then end the process.
         """
-        host, _, port = self._head.rpartition(":")
         while not self._ended.wait(PROBE_S):
-            with contextlib.suppress(OSError):
-                address = host.strip("[]"), int(port)
-                socket.create_connection(address, CONNECT_S).close()
-                self._heard_s = time.monotonic()
+            self._reach()
+
+    def _reach(self) -> bool:
+        """Return whether the head accepts a connection."""
+        host, _, port = self._head.rpartition(":")
+        try:
+            address = host.strip("[]"), int(port)
+            socket.create_connection(address, CONNECT_S).close()
+        except OSError:
+            return False
+        self._heard_s = time.monotonic()
+        return True
 
     def __repr__(self) -> str:
         return f"<Cluster {self._head}, {len(self._asked)} pools>"

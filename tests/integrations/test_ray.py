@@ -1,0 +1,176 @@
+"""`executor="ray"`: actors as workers, on clusters of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+
+import penstock as ps
+from penstock.engine.workers.cluster import slots
+from support.datasets import Counting, Numbers
+from support.functions import augment
+from support.ray_processes import of_ray
+
+PROGRAMS = Path(__file__).parents[1] / "support" / "ray_programs.py"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: Ray's sockets lie in it."""
+    path = Path(tempfile.mkdtemp(prefix="ray"))
+    yield path
+    shutil.rmtree(path)
+
+
+def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
+    """What a program tells, run in a process of its own, with a token of its own."""
+    pytest.importorskip("ray", reason="pip install penstock[ray]")
+    tests, told = str(PROGRAMS.parents[1]), folder / "told.json"
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", PROGRAMS, name, told, *arguments],
+        check=True,
+        env={
+            **os.environ,
+            **token,
+            "PYTHONPATH": tests,
+            "RAY_TMPDIR": str(folder),
+            "RAY_ADDRESS": "",
+        },
+        timeout=100,
+    )
+    psutil.wait_procs(of_ray(folder), timeout=5)
+    assert of_ray(folder) == []
+    return cast("dict[str, Any]", json.loads(told.read_text()))
+
+
+slow = pytest.mark.slow
+
+
+@slow
+def test_actors_make_the_bytes_that_threads_make(folder: Path) -> None:
+    told = run("same_bytes", folder)
+    assert set(told["same"].values()) == {True}, told
+    assert told["left"] == 0
+
+
+@slow
+@pytest.mark.serial
+def test_two_raylets_beat_one(folder: Path) -> None:
+    told = run("two_raylets", folder)
+    one, two = told["rates"]
+    assert two >= 1.6 * one, told
+    assert told["left"] == 0
+
+
+@slow
+def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> None:
+    told = run("deaths", folder, 20, 9)
+    assert told["exact"]
+    assert told["killed"]["actors"] >= 3
+    assert told["killed"]["raylets"] >= 1
+    assert told["left"] == 0
+
+
+@slow
+@pytest.mark.serial
+def test_the_tuner_finds_as_many_actors_as_there_is_room_for(folder: Path) -> None:
+    told = run("tuned", folder, folder / "log")
+    assert told["found"] >= 0.95 * told["best"], told
+    kind, workers = told["workers"][-1]
+    assert kind == "ray"
+    assert workers <= 4
+
+
+@slow
+def test_a_cluster_without_an_actor_for_each_stage_is_refused(folder: Path) -> None:
+    told = run("too_small", folder)
+    assert "room for 2 actors of {'CPU': 1}, got 3 stages" in told["said"]
+    assert "ray_options" in told["said"]
+    assert told["waited_s"] < 5
+    assert told["rows"] == 20
+
+
+@slow
+def test_work_goes_on_here_when_the_head_is_killed(folder: Path) -> None:
+    assert run("without_head", folder) == {"exact": True, "after": "process"}
+
+
+@slow
+def test_actors_go_where_what_they_claim_is(folder: Path) -> None:
+    told = run("places", folder)
+    assert told["seen"] == told["wanted"]
+
+
+@slow
+def test_errors_name_the_sample_and_nothing_hangs(folder: Path) -> None:
+    told = run("errors", folder)
+    kind, said = told["found"]["faulty"]
+    assert (kind, said.splitlines()[0]) == ("LookupError", "the fifth")
+    assert "sample index 5" in said
+    kind, said = told["found"]["deadly"]
+    assert kind == "WorkerError"
+    assert "died 5 times on sample index 7" in said
+    kind, said = told["found"]["__enter__"]
+    assert kind == "SpecError"
+    assert "cannot be sent" in said
+    assert told["left"] == 0
+
+
+@slow
+def test_ray_that_the_pipeline_started_ends_with_it(folder: Path) -> None:
+    assert run("own_ray", folder) == {"same": True, "during": True, "after": False}
+
+
+def test_what_must_stay_on_this_machine_is_refused() -> None:
+    data = ps.Pipeline.from_dataset(Numbers(8))
+    far = data.map(augment, executor="ray")
+    with pytest.raises(ps.SpecError, match=r"cannot come after executor=.ray.*cache"):
+        data.map(len, executor="ray").cache(ram="1MB")
+    with pytest.raises(ps.SpecError, match=r"host=.process.*leave `host` out"):
+        far.options(host="process")
+    with pytest.raises(ps.SpecError, match=r"host=.process.*leave `host` out"):
+        data.options(host="process").map(augment, executor="ray")
+    with pytest.raises(ps.SpecError, match=r"executor=.ray. is for its map"):
+        ps.Pipeline.from_dataset(Counting(8), executor="ray")
+    with pytest.raises(ps.SpecError, match="`timeout` needs workers"):
+        data.map(augment, executor="ray", timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_cpu": 1}, {"num_cpus": -1}, {"resources": {"x": "1"}}, [1]]
+)
+def test_options_that_place_no_actor_are_refused(options: Any) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(8))
+    with pytest.raises(ps.SpecError, match="`ray_options`"):
+        pipe.options(ray_options=options)
+
+
+def test_without_ray_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    pipe = ps.Pipeline.from_dataset(Numbers(8), executor="ray").batch(4)
+    with pytest.raises(ps.SpecError, match=r"pip install penstock\[ray\]"):
+        next(iter(pipe))
+
+
+def test_an_actor_needs_a_node_that_has_all_it_claims() -> None:
+    nodes = [{"CPU": 2.0, "loader": 1.0}, {"CPU": 4.0}, {"GPU": 1.0}]
+    assert slots(nodes, {"CPU": 1}) == 6
+    assert slots(nodes, {"CPU": 1.5}) == 3
+    assert slots(nodes, {"CPU": 1, "loader": 1}) == 1
+    assert slots(nodes, {"CPU": 0.5, "GPU": 1}) == 0
+    assert slots(nodes, {}) > 1000
+    assert slots([], {}) == 0

@@ -1,0 +1,376 @@
+"""Programs that load by Ray actors; run as a script, `NAME OUT ARGUMENTS`, one each.
+
+Ray keeps descriptors and threads in a process that has used it, so none of the tests'
+own processes does. A cluster here is made of real processes: a head, which has no CPUs,
+and raylets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+import penstock as ps
+from support.datasets import Numbers, Sample
+from support.functions import augment, digest
+from support.ray_processes import of_ray, title
+
+ACTOR = "ray::Actor"
+SLEEP_S = 0.02
+
+
+# What the actors run
+
+
+def sleepy(sample: Sample) -> Sample:
+    time.sleep(SLEEP_S)
+    return sample
+
+
+def odd_ones(sample: Sample) -> bool:
+    return sample[1] % 3 != 0
+
+
+def noisy(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
+    values, index = sample
+    return {
+        "values": torch.from_numpy(values * rng.normal()),
+        "words": f"{index}",
+        "large": np.full((40, 40), rng.integers(9), np.int16),
+    }
+
+
+def doubled(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**batch, "values": batch["values"] * 2 + float(rng.random())}
+
+
+def in_lists(samples: list[Any]) -> list[Any]:
+    return [list(column) for column in zip(*samples, strict=True)]
+
+
+def deadly(sample: Sample) -> Sample:
+    if sample[1] == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def placed(sample: Sample) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def faulty(sample: Sample) -> Sample:
+    if sample[1] == 5:
+        raise LookupError("the fifth")
+    return sample
+
+
+# Clusters
+
+
+@contextlib.contextmanager
+def started(cpus: int) -> Iterator[None]:
+    """Start Ray on this machine, as a user's program does."""
+    ray.init(
+        "local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def clustered(*raylets: dict[str, Any]) -> Iterator[tuple[Cluster, list[Any]]]:
+    """A cluster that this process has joined, and its raylets beside the head."""
+    cluster = Cluster()
+    cluster.add_node(num_cpus=0, include_dashboard=False)
+    try:
+        nodes = [cluster.add_node(**raylet) for raylet in raylets]
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster, nodes
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def actors() -> list[psutil.Process]:
+    """Processes of our actors, on this machine."""
+    folder = Path(os.environ["RAY_TMPDIR"])
+    return [each for each in of_ray(folder) if title(each).startswith(ACTOR)]
+
+
+def left_after(seconds: float) -> int:
+    """How many actors are there still, after at most so long."""
+    end_s = time.monotonic() + seconds
+    while actors() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return len(actors())
+
+
+def rate(
+    pipe: ps.Pipeline, warm_s: float, seconds: float
+) -> tuple[float, list[tuple[str, int]]]:
+    """Samples a second, after so long, during so long; and the workers by then."""
+    begun_s, rows = time.monotonic(), 0
+    until_s = begun_s + warm_s
+    counting = False
+    while True:
+        for values, _ in pipe:
+            now_s = time.monotonic()
+            if counting:
+                rows += len(values)
+            if now_s >= until_s and not counting:
+                counting, begun_s, until_s = True, now_s, now_s + seconds
+            elif now_s >= until_s:
+                found = pipe.stats()
+                assert found is not None
+                workers = [(s.executor, s.num_parallel_workers) for s in found.segments]
+                return rows / (now_s - begun_s), workers
+
+
+# Programs
+
+
+def pipelines() -> dict[str, Callable[[str], ps.Pipeline]]:
+    """Pipelines of many kinds, by the executor of their functions."""
+    source = ps.Pipeline.from_dataset
+
+    def augmented(kind: str) -> ps.Pipeline:
+        data = source(Numbers(61), executor=kind, num_parallel_workers=1)
+        return data.shuffle(seed=3).map(augment, executor=kind).batch(8)
+
+    def mixed(kind: str) -> ps.Pipeline:
+        data = source(Numbers(61, 2000), executor="thread").shuffle(seed=4)
+        data = data.map(noisy, executor=kind, num_parallel_workers=2)
+        return data.batch(8, drop_last=True).map(doubled, executor=kind)
+
+    def filtered(kind: str) -> ps.Pipeline:
+        data = source(Numbers(61), executor="thread").shuffle(seed=5)
+        data = data.filter(odd_ones, executor=kind, num_parallel_workers=2)
+        return data.map(augment, executor="thread").batch(8)
+
+    def collated(kind: str) -> ps.Pipeline:
+        data = source(Numbers(61), executor=kind, num_parallel_workers=2)
+        return (
+            data.shuffle(seed=6)
+            .map(augment, executor=kind)
+            .batch(8, collate_fn=in_lists)
+        )
+
+    return {each.__name__: each for each in (augmented, mixed, filtered, collated)}
+
+
+def same_bytes() -> dict[str, Any]:
+    """Two epochs of each pipeline, by threads and by actors; and a resumed one."""
+    with started(cpus=4):
+        found = {}
+        for name, make in pipelines().items():
+            with make("thread") as threads, make("ray") as far:
+                of_threads = [digest(threads) for _ in range(2)]
+                found[name] = of_threads == [digest(far) for _ in range(2)]
+                assert of_threads[0] != of_threads[1]
+        found["resumed"] = resumed()
+        return {"same": found, "left": left_after(5)}
+
+
+def resumed() -> bool:
+    """Whether actors go on where threads were left."""
+    make = pipelines()["augmented"]
+    with make("thread") as threads:
+        loop = iter(threads)
+        for _ in range(3):
+            next(loop)
+        state = threads.state_dict()
+        rest = [values.tolist() for values, _ in loop]
+    with make("ray") as far:
+        far.load_state_dict(state)
+        return rest == [values.tolist() for values, _ in far]
+
+
+def two_raylets() -> dict[str, Any]:
+    """Samples a second of one raylet with two CPUs, and of two."""
+    with clustered({"num_cpus": 2}) as (cluster, _):
+        rates = []
+        for workers in (2, 4):
+            pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
+            pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
+            with pipe.batch(10) as loading:
+                rates.append(rate(loading, warm_s=6.0, seconds=6.0)[0])
+            cluster.add_node(num_cpus=2)
+        return {"rates": rates, "left": left_after(5)}
+
+
+def deaths(seconds: str, node_every: str) -> dict[str, Any]:
+    """A stream while an actor is killed each second, and a raylet now and then."""
+    with clustered({"num_cpus": 2}, {"num_cpus": 2}) as (cluster, nodes):
+        pipe = ps.Pipeline.from_dataset(Numbers(400), executor="thread")
+        pipe = pipe.shuffle(seed=9).map(augment, executor="thread")
+        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=4).batch(8)
+        plain = ps.Pipeline.from_dataset(Numbers(400), executor="thread")
+        plain = plain.shuffle(seed=9).map(augment, executor="thread").batch(8)
+        epochs: list[bool] = []
+        over = threading.Event()
+
+        def load() -> None:
+            while not over.is_set():
+                epochs.append(digest(pipe) == digest(plain))
+
+        with pipe, plain:
+            loading = threading.Thread(target=load)
+            loading.start()
+            killed = kill(float(seconds), cluster, nodes, float(node_every))
+            over.set()
+            loading.join()
+        return {
+            "exact": all(epochs),
+            "epochs": len(epochs),
+            "killed": killed,
+            "left": left_after(8),
+        }
+
+
+def kill(
+    seconds: float, cluster: Cluster, nodes: list[Any], node_every_s: float
+) -> Counter[str]:
+    """Kill an actor each second, and replace a raylet every so many.
+
+    In the main thread: Ray sets signal handlers when it starts a node.
+    """
+    draws, begun_s, killed = random.Random(0), time.monotonic(), Counter[str]()
+    next_s, end_s = begun_s + node_every_s, begun_s + seconds
+    while time.monotonic() < end_s:
+        time.sleep(1.0)
+        if time.monotonic() >= next_s:
+            next_s += node_every_s
+            cluster.remove_node(nodes.pop(0), allow_graceful=False)
+            nodes.append(cluster.add_node(num_cpus=2))
+            killed["raylets"] += 1
+        elif there := actors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                draws.choice(there).kill()
+                killed["actors"] += 1
+    return killed
+
+
+def tuned(prefix: str) -> dict[str, Any]:
+    """Samples a second of as many actors as there is room for, and of the tuner's."""
+
+    def loading(workers: Any) -> ps.Pipeline:
+        pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
+        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
+        return pipe.batch(10)
+
+    with started(cpus=4):
+        with loading(4) as pipe:
+            best, _ = rate(pipe, warm_s=6.0, seconds=5.0)
+        ps.set_enable_autotune(True, prefix)
+        with loading((1, 64)) as pipe:
+            found, workers = rate(pipe, warm_s=18.0, seconds=5.0)
+        ps.set_enable_autotune(False)
+        return {"best": best, "found": found, "workers": workers}
+
+
+def too_small() -> dict[str, Any]:
+    """Three stages of actors where there is room for two."""
+    with started(cpus=2):
+        pipe = ps.Pipeline.from_dataset(Numbers(20), executor="ray")
+        pipe = pipe.map(augment, executor="ray", num_parallel_workers=1)
+        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=1).batch(5)
+        begun_s, said = time.monotonic(), ""
+        try:
+            next(iter(pipe))
+        except ps.SpecError as error:
+            said = str(error)
+        waited_s = time.monotonic() - begun_s
+        smaller = pipe.options(ray_options={"num_cpus": 0.5})
+        with smaller:
+            rows = sum(len(values) for values, _ in smaller)
+        return {"said": said, "waited_s": waited_s, "rows": rows}
+
+
+def without_head() -> dict[str, Any]:
+    """A stream whose cluster loses its head."""
+    with clustered({"num_cpus": 2}) as (cluster, _):
+        pipe = ps.Pipeline.from_dataset(Numbers(600), executor="thread")
+        pipe = pipe.shuffle(seed=2).map(augment, executor="thread")
+        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=2).batch(10)
+        plain = ps.Pipeline.from_dataset(Numbers(600), executor="thread")
+        plain = plain.shuffle(seed=2).map(augment, executor="thread").batch(10)
+        with pipe, plain:
+            exact, after = digest(pipe) == digest(plain), "ray"
+            cluster.head_node.kill_gcs_server(check_alive=False)
+            end_s = time.monotonic() + 40
+            while after == "ray" and time.monotonic() < end_s:
+                exact = digest(pipe) == digest(plain) and exact
+                after = pipe.stats().segments[-1].executor
+        return {"exact": exact, "after": after}
+
+
+def places() -> dict[str, Any]:
+    """The nodes of actors that claim what one raylet has."""
+    claim = {"num_cpus": 0, "resources": {"loader": 1}}
+    with clustered({"num_cpus": 2}, {"num_cpus": 1, "resources": {"loader": 2}}) as (
+        _,
+        nodes,
+    ):
+        pipe = ps.Pipeline.from_dataset(Numbers(40), executor="thread")
+        pipe = pipe.map(placed, executor="ray", num_parallel_workers=2)
+        with pipe.batch(10).options(ray_options=claim) as loading:
+            seen = {node for batch in loading for node in batch}
+        return {"seen": sorted(seen), "wanted": [nodes[1].node_id]}
+
+
+def errors() -> dict[str, Any]:
+    """What a failing function, a killing one and an unfit one look like."""
+    found = {}
+    with started(cpus=2):
+        for function in (faulty, deadly, threading.Lock().__enter__):
+            pipe = ps.Pipeline.from_dataset(Numbers(20), executor="inline")
+            pipe = pipe.map(function, executor="ray", num_parallel_workers=1)
+            with pipe.batch(4) as loading:
+                try:
+                    list(loading)
+                except Exception as error:  # noqa: BLE001 any
+                    notes = getattr(error, "__notes__", [])
+                    said = "\n".join([str(error), *notes])
+                    found[function.__name__] = type(error).__name__, said
+        return {"found": found, "left": left_after(5)}
+
+
+def own_ray() -> dict[str, Any]:
+    """Ray started by the pipeline, and whether it ends with it."""
+    make = pipelines()["augmented"]
+    claim = {"num_cpus": 0.5}
+    with make("thread") as threads, make("ray").options(ray_options=claim) as far:
+        same = digest(threads) == digest(far)
+        during = ray.is_initialized()
+    end_s = time.monotonic() + 10
+    while ray.is_initialized() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return {"same": same, "during": during, "after": ray.is_initialized()}
+
+
+if __name__ == "__main__":
+    program, out, *arguments = sys.argv[1:]
+    told = globals()[program](*arguments)
+    Path(out).write_text(json.dumps(told))
