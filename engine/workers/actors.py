@@ -18,6 +18,7 @@ import select
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -32,7 +33,7 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..recipe import SegmentRecipe
 from .actor import Actor
-from .cluster import Cluster
+from .cluster import RayCluster
 from .pool import PoolStatistics, join_all
 from .process.child import Errand
 from .process.far import NEVER_BEGUN, FarPool
@@ -110,7 +111,7 @@ class ActorPool(FarPool):
         self,
         connector: Connector,
         recipe: SegmentRecipe,
-        cluster: Cluster,
+        cluster: RayCluster,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
     ) -> None:
@@ -166,9 +167,13 @@ class ActorPool(FarPool):
             self._wakeup.notify()
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Wait until the thread has ended, and Ray with it if it was ours."""
+        """Wait until the thread has ended, and Ray with it if it was ours.
+
+        A pool that others take over from does not wait for Ray, which may take seconds.
+        """
         stuck = join_all([self._thread], until_s)
-        self._cluster.wait_ended(until_s)
+        if until_s < inf:
+            self._cluster.wait_ended(until_s - time.monotonic())
         return stuck
 
     def _pack(self) -> Any:
@@ -275,7 +280,8 @@ class ActorPool(FarPool):
     def _kill(self, actor: RemoteActor) -> None:
         """Kill an actor, if it can be reached: otherwise its end is Ray's to notice."""
         if self._cluster.connected and self._cluster.silent_s < SILENT_S / 2:
-            self._ray.kill(actor.handle)
+            with suppress(Exception):  # Ray may be shut down at this very moment
+                self._ray.kill(actor.handle)
 
     # Leases
 

@@ -19,7 +19,7 @@ from ...errors import SpecError, check
 
 __all__ = [
     "DEMAND",
-    "Cluster",
+    "RayCluster",
     "join",
     "slots",
 ]
@@ -70,7 +70,7 @@ def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
     return {**claimed, **options.get("resources", {})}
 
 
-class Cluster:
+class RayCluster:
     """A connection to Ray, and the pools of actors that use it.
 
     `_lock` guards `_asked`. Any thread may call any method.
@@ -88,7 +88,8 @@ class Cluster:
         self._asked: dict[object, int] = {}
         """The actors that each pool wants."""
         self._nodes: list[Mapping[str, float]] = []
-        self._head = str(ray.get_runtime_context().gcs_address)
+        self.head = head_of(ray)
+        """Address of its head: host:port."""
         self._heard_s = time.monotonic()
         self._ended = threading.Event()
         self._ending: threading.Thread | None = None
@@ -116,7 +117,7 @@ class Cluster:
         Raises:
             SpecError: the cluster is too small for so many.
         """
-        check(self._reach(), SILENT % self._head)  # Ray itself would wait for a minute
+        check(self._reach(), SILENT % self.head)  # Ray itself would wait for a minute
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._nodes = [node["Resources"] for node in nodes]
         demand = demand_of(options)
@@ -158,10 +159,14 @@ class Cluster:
             if self._ours:
                 self._end()
 
-    def wait_ended(self, until_s: float) -> None:
-        """Wait for the shutdown, if there is one, at most until this monotonic time."""
+    def wait_ended(self, wait_s: float) -> None:
+        """Wait for the shutdown, if there is one, but not longer than this."""
         if self._ending is not None:
-            self._ending.join(max(0.0, until_s - time.monotonic()))
+            self._ending.join(max(0.0, wait_s))
+
+    def forget(self) -> None:
+        """Note that the program has another connection by now."""
+        self._ended.set()
 
     def _end(self) -> None:
         thread = threading.Thread(
@@ -185,7 +190,7 @@ class Cluster:
 
     def _reach(self) -> bool:
         """Return whether the head accepts a connection."""
-        host, _, port = self._head.rpartition(":")
+        host, _, port = self.head.rpartition(":")
         try:
             address = host.strip("[]"), int(port)
             socket.create_connection(address, CONNECT_S).close()
@@ -195,15 +200,20 @@ class Cluster:
         return True
 
     def __repr__(self) -> str:
-        return f"<Cluster {self._head}, {len(self._asked)} pools>"
+        return f"<RayCluster {self.head}, {len(self._asked)} pools>"
+
+
+def head_of(ray: Any) -> str:
+    """Return the address of the head of the cluster that this process is in."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 _joining = threading.Lock()
 """Guards the following, and the beginning and end of connections."""
-_joined: Cluster | None = None
+_joined: RayCluster | None = None
 
 
-def join() -> Cluster:
+def join() -> RayCluster:
     """Return this process's connection to Ray, made if there is none.
 
     `RAY_ADDRESS` names the cluster to join; without it, Ray is started here.
@@ -218,13 +228,14 @@ def join() -> Cluster:
         raise SpecError(MISSING % error) from error
     with _joining:
         if _joined is not None:
-            if _joined.connected:
+            if _joined.connected and _joined.head == head_of(ray):
                 return _joined
+            _joined.forget()
             _joined.wait_ended(threading.TIMEOUT_MAX)
         ours = not ray.is_initialized()
         if ours:
             connect(ray)
-        _joined = Cluster(ours=ours)
+        _joined = RayCluster(ours=ours)
         return _joined
 
 

@@ -24,7 +24,7 @@ from .threads import Threads
 
 if TYPE_CHECKING:
     from .actors import ActorPool
-    from .cluster import Cluster
+    from .cluster import RayCluster
     from .process.fork_server import ForkServer
 
 Kind = Literal["inline", "thread", "process", "async", "ray"]
@@ -53,7 +53,7 @@ class PoolMaker:
         self._slabs = slabs
         self._cores = max(1, round(recipe.cpu_cores))
         self._fork_server: ForkServer | None = None
-        self._cluster: Cluster | None = None
+        self._cluster: RayCluster | None = None
         self._actor_pools: list[ActorPool] = []
 
     def begin(self) -> None:

@@ -39,7 +39,8 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
     tests, told = str(PROGRAMS.parents[1]), folder / "told.json"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", PROGRAMS, name, told, *arguments],
+        [sys.executable, "-P", "-W", "ignore", PROGRAMS, name, told]
+        + list(map(str, arguments)),
         check=True,
         env={
             **os.environ,
@@ -50,7 +51,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
         },
         timeout=100,
     )
-    psutil.wait_procs(of_ray(folder), timeout=5)
+    psutil.wait_procs(of_ray(folder), timeout=30)  # those of a dead head notice late
     assert of_ray(folder) == []
     return cast("dict[str, Any]", json.loads(told.read_text()))
 
@@ -104,7 +105,14 @@ def test_a_cluster_without_an_actor_for_each_stage_is_refused(folder: Path) -> N
 
 @slow
 def test_work_goes_on_here_when_the_head_is_killed(folder: Path) -> None:
-    assert run("without_head", folder) == {"exact": True, "after": "process"}
+    told = run("without_head", folder)
+    assert told == {"exact": True, "after": "process", "ray": False}
+
+
+@slow
+def test_work_goes_on_here_when_the_program_shuts_ray_down(folder: Path) -> None:
+    told = run("without_ray", folder)
+    assert told == {"exact": True, "after": "process", "ray": False}
 
 
 @slow

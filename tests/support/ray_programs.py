@@ -100,13 +100,16 @@ def started(cpus: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def clustered(*raylets: dict[str, Any]) -> Iterator[tuple[Cluster, list[Any]]]:
-    """A cluster that this process has joined, and its raylets beside the head."""
+def clustered(
+    *raylets: dict[str, Any], join: bool = True
+) -> Iterator[tuple[Cluster, list[Any]]]:
+    """A cluster that this process joins, and its raylets beside the head."""
     cluster = Cluster()
     cluster.add_node(num_cpus=0, include_dashboard=False)
     try:
         nodes = [cluster.add_node(**raylet) for raylet in raylets]
-        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        if join:
+            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster, nodes
     finally:
         ray.shutdown()
@@ -157,25 +160,24 @@ def pipelines() -> dict[str, Callable[[str], ps.Pipeline]]:
 
     def augmented(kind: str) -> ps.Pipeline:
         data = source(Numbers(61), executor=kind, num_parallel_workers=1)
-        return data.shuffle(seed=3).map(augment, executor=kind).batch(8)
+        data = data.shuffle(seed=3)
+        return data.map(augment, executor=kind, num_parallel_workers=2).batch(8)
 
     def mixed(kind: str) -> ps.Pipeline:
         data = source(Numbers(61, 2000), executor="thread").shuffle(seed=4)
-        data = data.map(noisy, executor=kind, num_parallel_workers=2)
-        return data.batch(8, drop_last=True).map(doubled, executor=kind)
+        data = data.map(noisy, executor=kind, num_parallel_workers=1)
+        data = data.batch(8, drop_last=True)
+        return data.map(doubled, executor=kind, num_parallel_workers=1)
 
     def filtered(kind: str) -> ps.Pipeline:
         data = source(Numbers(61), executor="thread").shuffle(seed=5)
-        data = data.filter(odd_ones, executor=kind, num_parallel_workers=2)
+        data = data.filter(odd_ones, executor=kind, num_parallel_workers=1)
         return data.map(augment, executor="thread").batch(8)
 
     def collated(kind: str) -> ps.Pipeline:
-        data = source(Numbers(61), executor=kind, num_parallel_workers=2)
-        return (
-            data.shuffle(seed=6)
-            .map(augment, executor=kind)
-            .batch(8, collate_fn=in_lists)
-        )
+        data = source(Numbers(61), executor=kind, num_parallel_workers=1)
+        data = data.shuffle(seed=6).map(augment, executor="thread")
+        return data.batch(8, collate_fn=in_lists)
 
     return {each.__name__: each for each in (augmented, mixed, filtered, collated)}
 
@@ -223,11 +225,7 @@ def two_raylets() -> dict[str, Any]:
 def deaths(seconds: str, node_every: str) -> dict[str, Any]:
     """A stream while an actor is killed each second, and a raylet now and then."""
     with clustered({"num_cpus": 2}, {"num_cpus": 2}) as (cluster, nodes):
-        pipe = ps.Pipeline.from_dataset(Numbers(400), executor="thread")
-        pipe = pipe.shuffle(seed=9).map(augment, executor="thread")
-        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=4).batch(8)
-        plain = ps.Pipeline.from_dataset(Numbers(400), executor="thread")
-        plain = plain.shuffle(seed=9).map(augment, executor="thread").batch(8)
+        pipe, plain = sleeping(Numbers(400), 4)
         epochs: list[bool] = []
         over = threading.Event()
 
@@ -309,13 +307,10 @@ def too_small() -> dict[str, Any]:
 
 
 def without_head() -> dict[str, Any]:
-    """A stream whose cluster loses its head."""
-    with clustered({"num_cpus": 2}) as (cluster, _):
-        pipe = ps.Pipeline.from_dataset(Numbers(600), executor="thread")
-        pipe = pipe.shuffle(seed=2).map(augment, executor="thread")
-        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=2).batch(10)
-        plain = ps.Pipeline.from_dataset(Numbers(600), executor="thread")
-        plain = plain.shuffle(seed=2).map(augment, executor="thread").batch(10)
+    """A stream whose cluster, named by RAY_ADDRESS, loses its head."""
+    with clustered({"num_cpus": 2}, join=False) as (cluster, _):
+        os.environ["RAY_ADDRESS"] = cluster.address
+        pipe, plain = sleeping(Numbers(600), 2)
         with pipe, plain:
             exact, after = digest(pipe) == digest(plain), "ray"
             cluster.head_node.kill_gcs_server(check_alive=False)
@@ -323,7 +318,31 @@ def without_head() -> dict[str, Any]:
             while after == "ray" and time.monotonic() < end_s:
                 exact = digest(pipe) == digest(plain) and exact
                 after = pipe.stats().segments[-1].executor
-        return {"exact": exact, "after": after}
+            while ray.is_initialized() and time.monotonic() < end_s:
+                time.sleep(0.1)
+            exact = digest(pipe) == digest(plain) and exact
+        return {"exact": exact, "after": after, "ray": ray.is_initialized()}
+
+
+def without_ray() -> dict[str, Any]:
+    """A stream whose program shuts Ray down meanwhile."""
+    pipe, plain = sleeping(Numbers(200), 2)
+    with pipe, plain:
+        with started(cpus=2):
+            exact, loop = digest(pipe) == digest(plain), iter(pipe)
+            head = [next(loop)[0].tolist() for _ in range(2)]
+        seen = head + [values.tolist() for values, _ in loop]
+        exact = exact and seen == [values.tolist() for values, _ in plain]
+        after = pipe.stats().segments[-1].executor
+    return {"exact": exact, "after": after, "ray": ray.is_initialized()}
+
+
+def sleeping(data: Numbers, workers: int) -> tuple[ps.Pipeline, ps.Pipeline]:
+    """A pipeline whose last map sleeps in actors, and the same without that map."""
+    pipe = ps.Pipeline.from_dataset(data, executor="thread")
+    pipe = pipe.shuffle(seed=2).map(augment, executor="thread")
+    far = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
+    return far.batch(8), pipe.batch(8)
 
 
 def places() -> dict[str, Any]:
