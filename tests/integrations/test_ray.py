@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.engine.workers.cluster import slots
 from support.datasets import Counting, Numbers
 from support.functions import augment
-from support.ray_processes import of_ray
+from support.ray_processes import ACTOR, of_ray, title
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "ray_programs.py"
 
@@ -38,9 +38,9 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
     pytest.importorskip("ray", reason="pip install penstock[ray]")
     tests, told = str(PROGRAMS.parents[1]), folder / "told.json"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    python = [sys.executable, "-P", "-W", "ignore"]
     subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", PROGRAMS, name, told]
-        + list(map(str, arguments)),
+        [*python, PROGRAMS, name, told, *map(str, arguments)],
         check=True,
         env={
             **os.environ,
@@ -51,8 +51,11 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
         },
         timeout=100,
     )
-    psutil.wait_procs(of_ray(folder), timeout=30)  # those of a dead head notice late
-    assert of_ray(folder) == []
+    left = of_ray(folder)
+    assert [each for each in left if title(each).startswith(ACTOR)] == []
+    for each in left:  # Ray's agents take a minute to notice that their node was killed
+        each.kill()
+    psutil.wait_procs(left)
     return cast("dict[str, Any]", json.loads(told.read_text()))
 
 
@@ -77,9 +80,9 @@ def test_two_raylets_beat_one(folder: Path) -> None:
 
 @slow
 def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> None:
-    told = run("deaths", folder, 20, 9)
+    told = run("deaths", folder, 15, 7)
     assert told["exact"]
-    assert told["killed"]["actors"] >= 3
+    assert told["killed"]["actors"] >= 2
     assert told["killed"]["raylets"] >= 1
     assert told["left"] == 0
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["of_ray", "title"]
+__all__ = ["ACTOR", "of_ray", "title"]
+
+ACTOR = "ray::Actor"
+"""How the titles of our actors' processes start, whatever they are doing."""
 
 
 def of_ray(folder: Path) -> list[psutil.Process]:

@@ -29,9 +29,8 @@ from ray.cluster_utils import Cluster
 import penstock as ps
 from support.datasets import Numbers, Sample
 from support.functions import augment, digest
-from support.ray_processes import of_ray, title
+from support.ray_processes import ACTOR, of_ray, title
 
-ACTOR = "ray::Actor"
 SLEEP_S = 0.02
 
 
@@ -236,6 +235,8 @@ def deaths(seconds: str, node_every: str) -> dict[str, Any]:
         with pipe, plain:
             loading = threading.Thread(target=load)
             loading.start()
+            while len(actors()) < len(nodes):
+                time.sleep(0.05)
             killed = kill(float(seconds), cluster, nodes, float(node_every))
             over.set()
             loading.join()
