@@ -53,6 +53,8 @@ SILENT_S = 20.0
 """How long the head of the cluster may be silent: after 60 s Ray ends the program."""
 ALONE_S = 60.0
 """How long a segment may be without any actor."""
+INSTALL_S = 600.0
+"""The same if Ray may have to install packages for it first."""
 PLACED_S = 15.0
 """An actor that has not come up after this waits for room."""
 LOST = (
@@ -127,6 +129,8 @@ class ActorPool(FarPool):
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
+        self._wanted = 0
+        """The number of actors that it may have of those requested."""
         self._actors: list[RemoteActor] = []
         self._idle: list[RemoteActor] = []
         """Those at work without a lease; the last one has waited for the shortest."""
@@ -161,6 +165,8 @@ class ActorPool(FarPool):
         Raises:
             SpecError: something in the program cannot be sent.
         """
+        if not self._thread.is_alive():
+            return  # others have taken over
         self._parcel = self._pack()
         self._generation += 1
         with self._engine_lock.lock:
@@ -216,8 +222,9 @@ class ActorPool(FarPool):
             return "Ray was shut down"
         if self._cluster.silent_s >= SILENT_S:
             return f"the head of the Ray cluster has been silent for {SILENT_S:.0f} s"
-        if self._asked and time.monotonic() - self._alone_since_s >= ALONE_S:
-            return f"the Ray cluster has placed no actor for {ALONE_S:.0f} s"
+        limit_s = INSTALL_S if "runtime_env" in self._options else ALONE_S
+        if self._asked and time.monotonic() - self._alone_since_s >= limit_s:
+            return f"the Ray cluster has placed no actor for {limit_s:.0f} s"
         return None
 
     def _fall_back(self, why: str) -> None:
@@ -230,24 +237,27 @@ class ActorPool(FarPool):
         """Adjust the number of actors to the request, as far as they are idle."""
         with self._engine_lock.lock:
             asked = self._asked
-        wanted = self._cluster.share(self, asked, self._options)
+        self._wanted = self._cluster.share(self, asked, self._options)
         for actor in list(self._actors):
-            outdated = actor.generation != self._generation
-            surplus = len(self._actors) > wanted or outdated
-            if surplus and not actor.errands:
+            surplus = len(self._actors) > self._wanted
+            if not actor.errands and (surplus or self._outdated(actor)):
                 self._remove(actor)
-        while len(self._actors) < wanted and self._cluster.silent_s < SILENT_S / 2:
+        heard = self._cluster.silent_s < SILENT_S / 2
+        while len(self._actors) < self._wanted and heard:
             self._create()
-        self._tell_short(wanted)
+        self._tell_short()
 
-    def _tell_short(self, wanted: int) -> None:
+    def _outdated(self, actor: RemoteActor) -> bool:
+        return actor.generation != self._generation
+
+    def _tell_short(self) -> None:
         """Say once that some actors wait for room."""
         now_s = time.monotonic()
         late = [a for a in self._actors if not a.meter and now_s - a.asked_s > PLACED_S]
         if late and not self._short_told:
             self._short_told = True
             placed = sum(actor.meter is not None for actor in self._actors)
-            LOGGER.warning(FEWER, self._stage, placed, wanted)
+            LOGGER.warning(FEWER, self._stage, placed, self._wanted)
 
     def _create(self) -> None:
         taken = {actor.number for actor in self._actors}
@@ -304,8 +314,11 @@ class ActorPool(FarPool):
 
     def _hand_ahead(self) -> bool:
         """Give leases to wait at actors; return whether they could hold more."""
-        if self._blame or self._lease_ns >= AHEAD_NS or self._leaving:
-            return False
+        leaving = len(self._actors) > self._wanted or any(
+            map(self._outdated, self._actors)
+        )
+        if self._blame or leaving or self._lease_ns >= AHEAD_NS:
+            return False  # a suspect runs alone, and who is to leave must become idle
         for actor in self._actors:
             meter = actor.meter
             if meter is None or len(actor.errands) != 1:

@@ -107,6 +107,12 @@ def test_a_cluster_without_an_actor_for_each_stage_is_refused(folder: Path) -> N
 
 
 @slow
+def test_actors_come_and_go_while_they_are_busy(folder: Path) -> None:
+    told = run("resized", folder)
+    assert told == {"found": [1, 3], "most": 3, "rows": 20, "beside": 2}
+
+
+@slow
 def test_work_goes_on_here_when_the_head_is_killed(folder: Path) -> None:
     told = run("without_head", folder)
     assert told == {"exact": True, "after": "process", "ray": False}

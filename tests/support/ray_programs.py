@@ -190,11 +190,11 @@ def same_bytes() -> dict[str, Any]:
                 of_threads = [digest(threads) for _ in range(2)]
                 found[name] = of_threads == [digest(far) for _ in range(2)]
                 assert of_threads[0] != of_threads[1]
-        found["resumed"] = resumed()
+        found["resumed"] = goes_on()
         return {"same": found, "left": left_after(5)}
 
 
-def resumed() -> bool:
+def goes_on() -> bool:
     """Whether actors go on where threads were left."""
     make = pipelines()["augmented"]
     with make("thread") as threads:
@@ -253,21 +253,27 @@ def kill(
 ) -> Counter[str]:
     """Kill an actor each second, and replace a raylet every so many.
 
-    In the main thread: Ray sets signal handlers when it starts a node.
+    Raylets in the main thread: Ray sets signal handlers when it starts one.
     """
-    draws, begun_s, killed = random.Random(0), time.monotonic(), Counter[str]()
-    next_s, end_s = begun_s + node_every_s, begun_s + seconds
-    while time.monotonic() < end_s:
-        time.sleep(1.0)
-        if time.monotonic() >= next_s:
-            next_s += node_every_s
-            cluster.remove_node(nodes.pop(0), allow_graceful=False)
-            nodes.append(cluster.add_node(num_cpus=2))
-            killed["raylets"] += 1
-        elif there := actors():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                draws.choice(there).kill()
-                killed["actors"] += 1
+    draws, killed, over = random.Random(0), Counter[str](), threading.Event()
+
+    def kill_actors() -> None:
+        while not over.wait(1.0):
+            if there := actors():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    draws.choice(there).kill()
+                    killed["actors"] += 1
+
+    killing, begun_s = threading.Thread(target=kill_actors), time.monotonic()
+    killing.start()
+    while time.monotonic() - begun_s + node_every_s < seconds:
+        time.sleep(node_every_s)
+        cluster.remove_node(nodes.pop(0), allow_graceful=False)
+        nodes.append(cluster.add_node(num_cpus=2))
+        killed["raylets"] += 1
+    time.sleep(max(0.0, begun_s + seconds - time.monotonic()))
+    over.set()
+    killing.join()
     return killed
 
 
@@ -301,6 +307,12 @@ def too_small() -> dict[str, Any]:
         except ps.SpecError as error:
             said = str(error)
         waited_s = time.monotonic() - begun_s
+        two = ps.Pipeline.from_dataset(Numbers(20), executor="inline")
+        for function in (augment, sleepy):
+            two = two.map(function, executor="ray", num_parallel_workers=(3, 8))
+        with two.batch(5) as both:
+            shared = sum(len(values) for values, _ in both)
+            assert shared == 20
         smaller = pipe.options(ray_options={"num_cpus": 0.5})
         with smaller:
             rows = sum(len(values) for values, _ in smaller)
@@ -344,6 +356,43 @@ def sleeping(data: Numbers, workers: int) -> tuple[ps.Pipeline, ps.Pipeline]:
     pipe = pipe.shuffle(seed=2).map(augment, executor="thread")
     far = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
     return far.batch(8), pipe.batch(8)
+
+
+def resized() -> dict[str, Any]:
+    """The actors while a busy stage gets fewer, and then more than there is room for.
+
+    Another pipeline then takes its part of the room beside it.
+    """
+    with started(cpus=3):
+        pipe, _ = sleeping(Numbers(100_000), 3)
+        found = []
+        with pipe:
+            loop = iter(pipe)
+            next(loop)
+            (knob,) = knobs_of(pipe)
+            for asked in (1, 64):
+                knob.set(asked)
+                found.append(count_until(loop, min(asked, 3)))
+            with sleeping(Numbers(20), 3)[0] as other:
+                rows = sum(len(values) for values, _ in other)
+                left = count_until(loop, 2)
+            return {"found": found, "most": knob.upper, "rows": rows, "beside": left}
+
+
+def knobs_of(pipe: ps.Pipeline) -> list[Any]:
+    """The knob of the stage in actors."""
+    run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+    assert run is not None
+    knobs = run.run.knobs()
+    return [k for k in knobs if "sleepy" in k.operator and "workers" in k.name]
+
+
+def count_until(loop: Iterator[Any], wanted: int, wait_s: float = 20.0) -> int:
+    """How many actors there are once there are so many, or after so long."""
+    end_s = time.monotonic() + wait_s
+    while len(actors()) != wanted and time.monotonic() < end_s:
+        next(loop)
+    return len(actors())
 
 
 def places() -> dict[str, Any]:
