@@ -262,8 +262,8 @@ class AutotuneLog:
 
     def _give_up(self, error: OSError) -> None:
         LOGGER.warning(
-            "the autotune log cannot be written to its files (%s) and ends there;"
-            " tuning continues",
+            "the autotune log could not be written (%s), and logging ends; tuning"
+            " continues; to keep the log, check the folder's space and permissions",
             error,
         )
         self._result = None

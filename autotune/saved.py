@@ -15,7 +15,7 @@ from .situation import CHEAPER, KnobKey, Row
 
 VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
-EXECUTORS = {*CHEAPER, "async"}
+EXECUTORS = {*CHEAPER, "async", "ray"}
 NAMES = {"num_parallel_workers", "prefetch_size"}
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""

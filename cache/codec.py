@@ -87,7 +87,7 @@ def codec(name: str) -> Codec:
         if each.name == name:
             return each
     known = ", ".join(repr(each.name) for each in CODECS.values())
-    raise ValueError(f"no codec {name!r}; a record's codec is one of {known}")
+    raise ValueError(f"unknown codec {name!r}; a record's codec must be one of {known}")
 
 
 def kept(stored: memoryview, length: int) -> memoryview:

@@ -135,7 +135,9 @@ def check_folder(folder: Path) -> None:
         )
     there = next(filter(os.path.lexists, (folder, *folder.parents)))
     if not there.is_dir():
-        raise DistrustError(f"{there} is not a folder; remove it, or give another path")
+        raise DistrustError(
+            f"{there} is not a folder, which a cache needs; give another path"
+        )
     if there != folder:
         return
     status = folder.lstat()

@@ -274,11 +274,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 or else the only loader in the file with such a dataset).
 
         Raises:
-            SpecError: `path` is not such a file, or knows no such loader; or torch's
-                own workers load, which penstock does not tune.
+            SpecError: `path` is not such a file or has no such loader; or torch loads.
         """
         why = self._why_torchs()
-        check(why is None, f"nothing can be loaded: torch's own workers load ({why})")
+        text = f"torch's own workers load ({why}); leave load_autotune() out"
+        check(why is None, text)
         self._slot.load(path, name, self._compiled())
 
     def close(self) -> None:

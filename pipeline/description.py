@@ -454,8 +454,8 @@ def check_ray(stages: Sequence[Stage], options: Options) -> None:
     far = [s for s in stages if isinstance(s, PerSample) and s.executor == "ray"]
     check(
         not far or options.host != "process",
-        'executor="ray" needs the engine in the trainer\'s process, which is connected'
-        ' to Ray, got options(host="process"); leave `host` out',
+        'executor="ray" needs the engine in the trainer\'s process, because only that'
+        ' process is connected to Ray, got options(host="process"); leave `host` out',
     )
 
 

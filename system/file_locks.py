@@ -102,7 +102,10 @@ def wait_until(done: Callable[[], bool], patience_s: float) -> None:
     pause_s = FIRST_PAUSE_S
     while not done():
         if time.monotonic() > end_s:
-            raise TimeoutError(f"another process has held a lock for {patience_s:g} s")
+            raise TimeoutError(
+                f"another process has held a lock of the cache for {patience_s:g} s;"
+                " if it hangs, end it, and run this program again"
+            )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 

@@ -89,8 +89,8 @@ def parse_bytes(size: int | str) -> int:
     nbytes = int(number) * factor if number.isdigit() else int(float(number) * factor)
     check(
         nbytes >= 1,
-        f"a size must be a number of bytes >= 1 or a text such as '4GB' or"
-        f" '512MiB', got {size!r}; units are KB, MB, GB, TB and KiB, MiB, GiB, TiB",
+        f"a size must be a number of bytes >= 1 or a string such as '4GB' or"
+        f" '512MiB', got {size!r}; units are KB, MB, GB, TB, KiB, MiB, GiB and TiB",
     )
     return nbytes
 

@@ -50,8 +50,8 @@ def numbers() -> ps.Pipeline:
         (
             lambda p: p.map(abs, executor="fast"),
             (
-                "`executor` must be one of auto, inline, thread, process, async, got "
-                "'fast'"
+                "`executor` must be one of auto, inline, thread, process, async, ray,"
+                " got 'fast'"
             ),
         ),
         (

@@ -270,7 +270,7 @@ if os.fork() == 0:
     try:
         next(loop)
     except ps.PenstockError as error:
-        assert "forked" in str(error)
+        assert "before a fork" in str(error)
         assert len(list(pipe)) == 10  # one of its own
         pipe.close()
         os._exit(7)

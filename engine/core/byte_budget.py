@@ -61,7 +61,7 @@ class ByteBudget:
         if nbytes > self.limit_bytes:
             raise BudgetError(
                 f"the memory budget must hold one batch: {rows} samples of this"
-                f" pipeline need {nbytes} bytes on their way, got {self.limit_bytes};"
+                f" pipeline need {nbytes} bytes in flight, got {self.limit_bytes};"
                 " raise it with set_memory_budget() or make the batch smaller"
             )
 

@@ -44,8 +44,8 @@ class Groups:
         given = given[given != 0]
         check(
             given.ndim == 1 and (given > 0).all() and int(given.sum()) == length,
-            f"`group_sizes` must be the numbers of samples of all groups, {length} in"
-            f" total, got {given.size} groups of {int(given.sum())}",
+            f"`group_sizes` must list the number of samples in each group and add up"
+            f" to {length}, got {given.size} groups that add up to {int(given.sum())}",
         )
         given.flags.writeable = False
         digest = hashlib.blake2b(given.astype("<i8").tobytes(), digest_size=8)

@@ -242,9 +242,10 @@ class Plan:
             return replace(setting, global_size=size)
         if setting.global_size != size:
             raise SpecError(
-                f"the schedule gives a global size of {setting.global_size} at "
-                f"{place}, but had announced {size}; "
-                "`next_change` must name every place where `at` changes it"
+                f"the schedule's at() gives a global batch size of"
+                f" {setting.global_size} at {place}, but its next_change() said that"
+                f" the size is still {size} there; next_change() must return every"
+                " place where at() changes the size"
             )
         return setting
 

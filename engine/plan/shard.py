@@ -66,7 +66,11 @@ class Shard:
             " first, or pass Shard(rank, size)",
         )
         rank = dist.get_rank(group)
-        check(rank >= 0, "this process is not in the group; pass it another Shard")
+        check(
+            rank >= 0,
+            "this process is not a member of the process group; pass a group that it"
+            " belongs to, or Shard(rank, size)",
+        )
         return cls(rank, dist.get_world_size(group))
 
     @classmethod

@@ -285,9 +285,9 @@ class Timeline:
         per_epoch = self._count(self.epoch_length, size)
         check(
             per_epoch,
-            f"an epoch of {self.epoch_length} samples has no batch of {size} "
-            f"(in force from epoch {place.epoch}) with drop_last=True; "
-            "lower the batch size or pass drop_last=False",
+            f"with drop_last=True an epoch of {self.epoch_length} samples has no batch"
+            f" of {size} samples, the size from epoch {place.epoch} on; lower the batch"
+            " size or pass drop_last=False",
         )
         here = self._count(self.epoch_length - place.position, size)
         epoch, position, step, length = place

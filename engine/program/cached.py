@@ -117,9 +117,8 @@ class OfCached:
         if name not in ("epoch", "step", "strength"):
             raise AttributeError(f"'Context' object has no attribute {name!r}")
         raise SpecError(
-            f"a function before a cache reads ctx.{name}, which changes between epochs,"
-            " while everything before a cache is computed only once; move the function"
-            " after .cache()"
+            f"a function before .cache() reads ctx.{name}, which changes between"
+            " epochs; its results are computed only once, so move it after .cache()"
         )
 
 

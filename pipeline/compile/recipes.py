@@ -193,8 +193,9 @@ def _plan(
     if scheduled is not None:
         check(
             not repack,
-            "a schedule needs planned batches, which filter() and iterable datasets do"
-            " not have; use select() with the indices to keep",
+            "a schedule needs batches that are planned ahead, which filter() and"
+            " iterable datasets rule out; replace filter() by select() with the indices"
+            " to keep, and the iterable by a map-style dataset",
         )
         schedule = scheduled.resolve(shard.size)
     else:

@@ -117,8 +117,8 @@ def boxes_of(given: Any) -> Points:
         return boxes.reshape(0, 4)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise SampleError(
-            f"`boxes` must be [n, 4]: left, top, right, bottom, got {[*boxes.shape]};"
-            " convert them in a map() before this"
+            f"`boxes` must have shape [n, 4] (left, top, right, bottom), got"
+            f" {[*boxes.shape]}; convert them in a map() before this stage"
         )
     return boxes
 

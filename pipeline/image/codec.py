@@ -115,7 +115,7 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
         raise ValueError(
             f"an image may have at most {2 * limit} pixels (twice "
             f"PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust the "
-            "file, raise that limit"
+            "file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     return height, width
 

@@ -96,9 +96,9 @@ class Mixing(ABC):
             return labels.to(torch.float32)
         if labels.ndim != 1 or labels.is_floating_point():
             raise SampleError(
-                "labels must be integers, the numbers of classes [N], or the share of"
-                f" each class [N, {self.num_classes}], got {described(labels)}; convert"
-                " them in a map() before this"
+                "labels must be class indices [N], or class probabilities"
+                f" [N, {self.num_classes}], got {described(labels)}; convert them in a"
+                " map() before this stage"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < (
             self.num_classes

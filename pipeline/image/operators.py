@@ -321,8 +321,8 @@ class pad:
             check_padding(number)
         check(
             self.to is None or self.padding == 0,
-            f"`pad` takes `padding` or `to`, not both, got {self.padding} and"
-            f" {self.to}; leave one out",
+            f"`pad` takes `padding` or `to`, not both, got padding={self.padding}"
+            f" and to={self.to}; leave one out",
         )
 
     def __call__(self, sample: Any) -> Any:

@@ -120,7 +120,8 @@ def stages(
     for name in sorted(names):
         check(
             rows and name in rows[0],
-            f"the first stage must say `{name}`, as a later one does; got {rows[:1]!r}",
+            f"the first stage must set `{name}`, because a later stage does; got"
+            f" {rows[:1]!r}",
         )
         table, value = {}, None
         for start, row in zip(starts, rows, strict=True):

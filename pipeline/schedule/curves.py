@@ -203,8 +203,8 @@ class Function:
     def next_change(self, place: Place) -> Change | None:
         if self.until is None:
             raise SpecError(
-                "a function that gives the batch size needs `until=`: from there on it"
-                " stays what it is"
+                "a batch size given by a function needs `until=`, got None; pass the"
+                f" place, in {self.unit}, after which the size no longer changes"
             )
         now = self._argument(place)
         held = self.function(now)

@@ -197,8 +197,9 @@ async def download(
     whole = 200 if part is None else 206
     if response.status in {204, 206} - {whole} or length not in (None, len(content)):
         raise ShortBodyError(
-            f"{url} came in part: {len(content)} bytes, where the server announced"
-            f" {length}, with status {response.status}"
+            f"the body of {url} was cut short: {len(content)} bytes came, and the"
+            f" server announced {length} (status {response.status}); check the server"
+            " and the connection, or raise `retries`"
         )
     return bytes(content)
 

@@ -92,7 +92,11 @@ class Shards(Source):
             return tuple([found[name] for name in self.fields])
         except KeyError as error:
             path, key = self.paths[wanted.shards[index]], self.index.keys[index]
-            raise KeyError(f"{key} in {path} has no field {error}") from None
+            text = (
+                f"sample {key!r} in {path} has no field {error}, only {sorted(found)};"
+                " correct the name, or leave out samples that lack the field"
+            )
+            raise KeyError(text) from None
 
     def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the fingerprints of samples, given those of shards, `[f, 2]`."""

@@ -122,8 +122,8 @@ class PackedBlocks:
         if len(ids) != self.lengths[number]:
             raise SampleError(
                 f"document {number} has {len(ids)} tokens, but `lengths` says "
-                f"{self.lengths[number]}, and blocks are planned by lengths; measure"
-                " them again, or leave `lengths` out"
+                f"{self.lengths[number]}, by which blocks are planned; measure the"
+                " lengths again, or leave `lengths` out"
             )
         return ids if self.eos_id is None else np.append(ids, self.eos_id)
 

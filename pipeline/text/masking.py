@@ -190,8 +190,9 @@ def check_unlabelled(fields: Mapping[str, Any]) -> None:
     """
     if LABELS in fields:
         raise SampleError(
-            f"`mask_tokens` sets `{LABELS}`, but this sample already has them, got "
-            f"{described_keys(fields)}; rename or drop them in a map() before this"
+            f"`mask_tokens` sets `{LABELS}`, but this sample already has that key; its"
+            f" keys are {described_keys(fields)}; rename or drop it in a map() before"
+            " `mask_tokens`"
         )
 
 

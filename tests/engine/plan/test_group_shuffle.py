@@ -84,8 +84,8 @@ def test_a_place_far_in_a_huge_data_set_is_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: group_shuffle(Order.sequential(9), [4, 4], 0, 1), "9 in total"),
-        (lambda: group_shuffle(Order.sequential(9), [10, -1], 0, 1), "9 in total"),
+        (lambda: group_shuffle(Order.sequential(9), [4, 4], 0, 1), "add up to 9"),
+        (lambda: group_shuffle(Order.sequential(9), [10, -1], 0, 1), "add up to 9"),
         (lambda: shuffled([4, 4], window=0), "`window` must be an int >= 1"),
         (
             lambda: group_shuffle(Order.sequential(9).take(8), [4, 4], 0, 1),

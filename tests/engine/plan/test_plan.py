@@ -361,5 +361,7 @@ def test_a_schedule_that_hides_a_change_of_size_is_found_out() -> None:
 
     plan = Plan(Order.sequential(100), Hiding(10, 20, 50), Shard.single())
     assert plan.batch(4).n_global == 10
-    with pytest.raises(SpecError, match=r"gives a global size of 20 .* announced 10"):
+    with pytest.raises(
+        SpecError, match=r"gives a global batch size of 20 .* still 10 there"
+    ):
         plan.batch(5)

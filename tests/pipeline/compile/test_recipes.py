@@ -90,12 +90,12 @@ REFUSED: dict[str, tuple[list[Stage], int, tuple[str, ...]]] = {
     "take nothing": (
         [DATA, TakeStage(0), BatchStage(2)],
         1,
-        ("`n` must be an int >= 1, got 0", "take at least one sample"),
+        ("`count` must be an int >= 1, got 0", "keeps at least one sample"),
     ),
     "repeat nothing": (
         [DATA, RepeatStage(0), BatchStage(2)],
         1,
-        ("`n` must be an int >= 1, got 0", "repeat(1)"),
+        ("`count` must be an int >= 1, got 0", "repeat(1)"),
     ),
     "select nothing": (
         [DATA, SelectStage([]), BatchStage(2)],

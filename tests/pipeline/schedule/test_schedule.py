@@ -157,7 +157,7 @@ def test_a_table_of_stages_keeps_what_a_row_leaves_out() -> None:
     assert told[0] == (100, 0.8, 1)
     assert told[10] == (100, 0.9, 1)
     assert told[-1] == (200, 0.9, 2)
-    with pytest.raises(ps.SpecError, match="must say `momentum`"):
+    with pytest.raises(ps.SpecError, match="must set `momentum`"):
         ps.schedule.stages({"until": 1, "batch_size": 1}, {"until": 2, "momentum": 1})
 
 

@@ -248,7 +248,10 @@ def test_what_makes_no_mask_is_refused(options: dict[str, Any], message: str) ->
         ([[1, 2], [3]], "tensor of integers"),
         (np.zeros((2, 2, 2), int), r"shape \[n\] or \[rows, n\], got \[2, 2, 2\]"),
         ({"ids": [1]}, r"as `input_ids`, got the keys \['ids'\]; rename"),
-        ({"input_ids": [1], "labels": [1]}, "sets `labels`, but .* already has them"),
+        (
+            {"input_ids": [1], "labels": [1]},
+            "sets `labels`, but .* already has that key",
+        ),
         ({"input_ids": [1], "attention_mask": [1, 1]}, r"shape .* \[1\], got \[2\]"),
     ],
 )
