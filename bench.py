@@ -26,8 +26,8 @@ LAST = 0.25
 """Share of the tuned time, at its end, over which the tuned rate is measured."""
 CROP = 224
 NO_FACTORY = (
-    "{!r} is neither a folder of images nor MODULE:FUNCTION; the function returns what"
-    " to loop over, as a penstock.DataLoader or a Pipeline"
+    "{!r} is neither a folder of images nor MODULE:FUNCTION; give the name of a"
+    " function that returns a penstock.DataLoader or a Pipeline"
 )
 
 
@@ -112,7 +112,9 @@ def rate_of(
             since_s = now_s
         if spent_s >= seconds and since_s < now_s:
             return rows / (now_s - since_s)
-    raise SpecError("there is nothing to loop over: no batch came")
+    raise SpecError(
+        "the loader yields no batch, so nothing can be measured; give one that does"
+    )
 
 
 def endless(face: Any) -> Iterator[Any]:

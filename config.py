@@ -172,7 +172,8 @@ def set_cpu_budget(cores: float) -> None:
     """
     check(
         isinstance(cores, (int, float)) and cores > 0,
-        f"`cores` must be > 0, got {cores!r}",
+        f"`cores` must be > 0, got {cores!r}"
+        "; leave it out to use all that affinity and cgroup allow",
     )
     _set(cpu_budget=float(cores))
 
@@ -223,6 +224,6 @@ def _set(**changes: object) -> None:
 def _count(name: str, value: int, least: int) -> int:
     check(
         isinstance(value, int) and not isinstance(value, bool) and value >= least,
-        f"`{name}` must be an int >= {least}, got {value!r}",
+        f"`{name}` must be an int >= {least}, got {value!r}; pass {least} or more",
     )
     return value

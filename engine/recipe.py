@@ -45,16 +45,19 @@ class Options:
     def __post_init__(self) -> None:
         check(
             self.host in ("auto", "trainer", "process"),
-            f"`host` must be 'auto', 'trainer' or 'process', got {self.host!r}",
+            f"`host` must be 'auto', 'trainer' or 'process', got {self.host!r}"
+            "; 'trainer' runs the engine beside the trainer",
         )
         check(
             type(self.persistent_workers) is bool,
-            f"`persistent_workers` must be a bool, got {self.persistent_workers!r}",
+            f"`persistent_workers` must be a bool, got {self.persistent_workers!r}"
+            "; True keeps the workers between epochs",
         )
         check(
             self.multiprocessing_context in (None, "fork", "forkserver", "spawn"),
             "`multiprocessing_context` must be 'fork', 'forkserver' or 'spawn', got "
-            f"{self.multiprocessing_context!r}",
+            f"{self.multiprocessing_context!r}"
+            "; leave it out to let penstock choose",
         )
         check_name(self.name)
         check(
@@ -76,7 +79,8 @@ def check_name(name: Any) -> None:
     """
     check(
         isinstance(name, str) and name.isprintable(),
-        f"`name` must be a str of printable characters, got {name!r}",
+        f"`name` must be a str of printable characters, got {name!r}"
+        "; leave it out to name the pipeline after its variable",
     )
 
 

@@ -481,7 +481,9 @@ def check_handover(data: Any) -> None:
         dumps(data)
     except Exception as error:
         raise SpecError(
-            f"batches cannot be handed over ({type(error).__name__}: {error})"
+            f"batches cannot be handed over ({type(error).__name__}: {error}); use"
+            ' host="trainer", or let collate_fn return arrays, tensors, numbers, text'
+            " or bytes"
         ) from error
 
 

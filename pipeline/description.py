@@ -169,7 +169,7 @@ class Description(Constructors, Printed):
         """
         check(
             isinstance(disk, (str, os.PathLike, type(None))),
-            f"`disk` must be the path of a folder, got {disk!r}",
+            f'`disk` must be the path of a folder, got {disk!r}, such as "/nvme/cache"',
         )
         stage = CacheStage(
             parse_bytes(ram) if ram else 0,

@@ -119,7 +119,7 @@ class Pipeline(Description):
         """Make the next loop start at the beginning of `epoch`."""
         check(
             type(epoch) is int and epoch >= 0,
-            f"`epoch` must be an int >= 0, got {epoch!r}",
+            f"`epoch` must be an int >= 0, got {epoch!r}; the first epoch is 0",
         )
         self._epoch, self._next, self._run = epoch, None, None
 

@@ -108,7 +108,8 @@ def _check_workers(workers: int | tuple[int, int], executor: Executor) -> None:
     bounds = workers if isinstance(workers, tuple) else (workers, workers)
     check(
         len(bounds) == 2,
-        f"`num_parallel_workers` must be n or (lo, hi), got {workers!r}",
+        f"`num_parallel_workers` must be n or (lo, hi), got {workers!r}"
+        "; 4 and (1, 8) are examples",
     )
     for count in bounds:
         check(
@@ -119,7 +120,8 @@ def _check_workers(workers: int | tuple[int, int], executor: Executor) -> None:
     low, high = bounds
     check(
         low <= high,
-        f"`num_parallel_workers=(lo, hi)` must have lo <= hi, got {workers!r}",
+        f"`num_parallel_workers=(lo, hi)` must have lo <= hi, got {workers!r}"
+        "; put the smaller number first",
     )
     check(
         executor != "inline" or workers == 1,
@@ -156,7 +158,8 @@ class PerSample(ABC):
     def __post_init__(self) -> None:
         check(
             self.executor in EXECUTORS,
-            f"`executor` must be one of {', '.join(EXECUTORS)}, got {self.executor!r}",
+            f"`executor` must be one of {', '.join(EXECUTORS)}, got {self.executor!r}"
+            '; "auto" lets penstock choose',
         )
         if self.num_parallel_workers is not None:
             _check_workers(self.num_parallel_workers, self.executor)
@@ -259,7 +262,8 @@ class FunctionStage(PerSample):
         check(
             callable(self.function),
             f"Pipeline.{method}() needs a function of one sample, got"
-            f" {self.function!r}",
+            f" {self.function!r}"
+            "; pass the function itself, not its result",
         )
         PerSample.__post_init__(self)
         check_kind(self.function, self.executor)
@@ -315,7 +319,8 @@ class ShuffleStage:
     def __post_init__(self) -> None:
         check(
             isinstance(self.seed, int) and 0 <= self.seed < 1 << 64,
-            f"`seed` must be an int from 0 to 2**64 - 1, got {self.seed!r}",
+            f"`seed` must be an int from 0 to 2**64 - 1, got {self.seed!r}"
+            "; leave it out to use the seed of set_seed",
         )
 
     def __repr__(self) -> str:
@@ -379,11 +384,13 @@ class CacheStage:
         )
         check(
             self.codec in NAMES,
-            f"`codec` must be one of {', '.join(NAMES)}, got {self.codec!r}",
+            f"`codec` must be one of {', '.join(NAMES)}, got {self.codec!r}"
+            '; "auto" lets penstock choose',
         )
         check(
             self.version is None or type(self.version) in (int, str),
-            f"`version` must be an int or a str, got {self.version!r}",
+            f"`version` must be an int or a str, got {self.version!r}"
+            "; raise a number whenever the samples change",
         )
 
     def __repr__(self) -> str:
@@ -414,26 +421,30 @@ class BatchStage:
         for size in (self.size, self.global_size):
             check(
                 size is None or (type(size) is int and size >= 1),
-                f"the batch size must be an int >= 1, got {size!r}",
+                f"the batch size must be an int >= 1, got {size!r}; 32 is usual",
             )
         self._check_tokens()
         check(
             self.microbatches is None
             or (type(self.microbatches) is int and self.microbatches >= 1),
-            f"`microbatches` must be an int >= 1 or None, got {self.microbatches!r}",
+            f"`microbatches` must be an int >= 1 or None, got {self.microbatches!r}"
+            "; give the number of equal parts, or leave it out",
         )
         check(
             self.tail in ("pad_mask", "pad_repeat"),
-            f"`tail` must be 'pad_mask' or 'pad_repeat', got {self.tail!r}",
+            f"`tail` must be 'pad_mask' or 'pad_repeat', got {self.tail!r}"
+            "; 'pad_mask' is the default",
         )
         check(
             self.on_error in ("raise", "substitute"),
-            f"`on_error` must be 'raise' or 'substitute', got {self.on_error!r}",
+            f"`on_error` must be 'raise' or 'substitute', got {self.on_error!r}"
+            "; 'raise' is the default",
         )
         check(
             0 <= self.error_budget <= 1,
             "`error_budget` is the share of an epoch's samples that may fail, from 0 "
-            f"to 1, got {self.error_budget!r}",
+            f"to 1, got {self.error_budget!r}"
+            "; 0.01 allows one sample in a hundred",
         )
 
     @property
@@ -446,7 +457,7 @@ class BatchStage:
             number = getattr(self, name)
             check(
                 number is None or (type(number) is int and number >= 1),
-                f"`{name}` must be an int >= 1, got {number!r}",
+                f"`{name}` must be an int >= 1, got {number!r}; or leave it out",
             )
         if not self.has_budget:
             return
@@ -458,7 +469,8 @@ class BatchStage:
         check(
             not self.drop_last and self.microbatches is None,
             "batches limited by tokens have no fixed number of samples, so none is"
-            " short, and none has equal parts; drop `drop_last` and `microbatches`",
+            " short, and none has equal parts; leave out `drop_last` and"
+            " `microbatches`",
         )
 
     def __repr__(self) -> str:

@@ -51,6 +51,7 @@ class DeviceStage:
         except (RuntimeError, TypeError) as error:
             raise SpecError(
                 f'`device` must be one such as "cpu" or "cuda:0", got {device!r}'
+                "; pass the name of a device that torch has here"
             ) from error
         check(
             found.type != "cuda" or torch.cuda.is_available(),
@@ -59,7 +60,8 @@ class DeviceStage:
         )
         check(
             isinstance(dtype, torch.dtype) and dtype.is_floating_point,
-            f"`dtype` must be a floating-point torch dtype, got {dtype!r}",
+            f"`dtype` must be a floating-point torch dtype, got {dtype!r}"
+            "; torch.float32 is usual",
         )
         return cls(found, checked(normalize), dtype, channels_last)
 
@@ -84,7 +86,8 @@ def checked(
     check(
         mean and len(mean) == len(std) and all(value > 0 for value in std),
         "`normalize` must be (means, deviations), one of each per channel, deviations"
-        f" > 0: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), got {normalize!r}",
+        f" > 0: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), got {normalize!r}"
+        "; give both in the order of the channels",
     )
     return mean, std
 

@@ -52,7 +52,8 @@ class Lengths:
         )
         check(
             int(given.min()) >= 0,
-            f"`lengths` must be >= 0, got {given.min()} for sample {given.argmin()}",
+            f"`lengths` must be >= 0, got {given.min()} for sample {given.argmin()}"
+            "; count the tokens of each sample",
         )
         values = np.maximum(given, 1).astype(np.int64)
         values.flags.writeable = False

@@ -45,7 +45,8 @@ class Groups:
         check(
             given.ndim == 1 and (given > 0).all() and int(given.sum()) == length,
             f"`group_sizes` must list the number of samples in each group and add up"
-            f" to {length}, got {given.size} groups that add up to {int(given.sum())}",
+            f" to {length}, got {given.size} groups that add up to {int(given.sum())};"
+            " return the size of each shard, in order",
         )
         given.flags.writeable = False
         digest = hashlib.blake2b(given.astype("<i8").tobytes(), digest_size=8)

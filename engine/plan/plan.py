@@ -68,7 +68,8 @@ class Plan:
     def __post_init__(self) -> None:
         check(
             self.tail in get_args(Tail),
-            f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}",
+            f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
+            "; 'pad_mask' is the default",
         )
         timeline = self._timeline()
         check_sizes(timeline, self.shard)

@@ -240,7 +240,8 @@ def check_microbatches(plan: Plan, count: int) -> None:
         check(
             run.size % whole == 0,
             f"{count} microbatches on {plan.shard.size} ranks need a batch size"
-            f" divisible by {whole}, got {run.size} (in force from epoch {run.epoch})",
+            f" divisible by {whole}, got {run.size} (in force from epoch {run.epoch})"
+            "; change the batch size or the number of microbatches",
         )
     check(
         plan.shard.size > 1 or plan.drop_last,

@@ -42,7 +42,8 @@ class Scheduled(Printed):
         check(
             0 <= self.exponent <= 1,
             "`coupling` must be 'none', 'linear', 'sqrt' or a power from 0 to 1,"
-            f" got {self.coupling!r}",
+            f" got {self.coupling!r}"
+            "; 'linear' scales the learning rate with the batch size",
         )
 
     @property

@@ -90,7 +90,10 @@ class Columnar(Source):
                 f"`{source}` cannot read {found[0]!r}, ...: {error}; give {cls.KIND}"
                 " files, and columns that all of them have"
             ) from error
-        check(sum(map(sum, sizes)), f"`{source}` found no row in {found[0]!r}, ...")
+        check(
+            sum(map(sum, sizes)),
+            f"`{source}` found no row in {found[0]!r}, ...; give files that have rows",
+        )
         return cls(found, wanted, sizes, groups_in_memory)
 
     @classmethod

@@ -97,7 +97,9 @@ class Lmdb(Source):
             with opened.environment.begin() as transaction:
                 keys = [*transaction.cursor().iternext(keys=True, values=False)]
         check(
-            keys, f"`from_lmdb` found no record in {os.fspath(path)!r}: it has no key"
+            keys,
+            f"`from_lmdb` found no record in {os.fspath(path)!r}: it has no key"
+            "; give a database that has records",
         )
         return cls(where, tuple(keys))
 

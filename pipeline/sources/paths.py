@@ -72,7 +72,11 @@ def listed(source: str, paths: Paths) -> list[str]:
             f"`{source}` got braces for more than {MAX_FILES} files: {each!r}; see that"
             " the numbers in them are right",
         )
-    check(found or alone, f"`{source}` needs at least one file, got {paths!r}")
+    check(
+        found or alone,
+        f"`{source}` needs at least one file, got {paths!r}"
+        "; check the listing or the pattern that made it",
+    )
     return found
 
 

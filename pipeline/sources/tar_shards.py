@@ -234,7 +234,11 @@ def checked_fields(
     Raises:
         SpecError: there is no sample, or a field would have to be unpickled.
     """
-    check(index.keys, f"`from_webdataset` found no sample in {first!r}, ...")
+    check(
+        index.keys,
+        f"`from_webdataset` found no sample in {first!r}, ..."
+        "; give tar files whose members are named key.field",
+    )
     harmless = tuple(
         name for name in index.names if name.rpartition(".")[2] not in PICKLES
     )
