@@ -200,7 +200,7 @@ def test_a_memory_budget_that_binds() -> None:
 def test_batches_that_are_too_large_for_the_memory_budget() -> None:
     ps.set_memory_budget("10MB")
     pipe = threads(Reads(0.05, LARGE), 8, 2)
-    check(pipe, READ, "the memory budget: batches are too large")
+    check(pipe, READ, "the memory budget: it has room for only one batch")
 
 
 def test_a_reader_without_input_is_not_to_blame() -> None:

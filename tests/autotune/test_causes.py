@@ -76,7 +76,7 @@ def test_a_trainer_that_loading_slows_down_is_told_by_how_much() -> None:
         " none are."
     )
     doubtful = replace(seen, contention=replace(found, certain=False))
-    assert "in its way" not in explain(doubtful).cause
+    assert "slows it down" not in explain(doubtful).cause
 
 
 def test_a_wait_with_batches_ready_is_contention() -> None:
