@@ -130,7 +130,7 @@ class Ramp:
         )
         check(
             self.multiple_of is None or self.multiple_of >= 1,
-            f"`multiple_of` must be >= 1, got {self.multiple_of}; 32 is usual for images",
+            f"`multiple_of` must be >= 1, got {self.multiple_of}; 32 is usual",
         )
 
     def at(self, place: Place) -> float:
