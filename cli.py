@@ -12,11 +12,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -226,6 +228,7 @@ def run_script(
         torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
         torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
         config.enable_autotune_of_run(files)
+        sys.excepthook = partial(_show_its_frames, sys.excepthook)
         try:
             _as_main(target, arguments, module=module)
         finally:
@@ -244,6 +247,24 @@ def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
     else:
         sys.path.insert(0, str(Path(target).resolve().parent))
         runpy.run_path(target, run_name="__main__")
+
+
+def _show_its_frames(
+    show: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    frames: TracebackType | None,
+) -> None:
+    """Show an exception of the script from its own first frame, as Python would."""
+    own = frames
+    while own and own.tb_frame.f_code is not _as_main.__code__:
+        own = own.tb_next
+    began = own is not None
+    own = own and own.tb_next
+    while own and own.tb_frame.f_globals.get("__name__") == "runpy":
+        own = own.tb_next
+    shown = own if began else frames
+    show(kind, error.with_traceback(shown), shown)
 
 
 def _told(log: Path, *, own: bool) -> str:

@@ -331,7 +331,7 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
             executor=segment.executor,
             items_per_s=ratio(segment.rows, observation.window_s),
             cpu=segment.cpu_utilization,
-            blocked=max(0.0, ratio(segment.run_s - segment.cpu_s, segment.worker_s)),
+            blocked=_share(segment.run_s - segment.cpu_s, segment.worker_s),
             queued=ratio(segment.queued_s, segment.worker_s),
             waiting_for_input=ratio(segment.wait_input_s, segment.worker_s),
             held_back=ratio(segment.wait_credit_s, segment.worker_s),
@@ -342,6 +342,11 @@ def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
         )
         for segment, weight in zip(observation.segments, weights, strict=True)
     )
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    """Return a share, 0 to 1: a call may have begun before the window it counts in."""
+    return min(1.0, max(0.0, ratio(part_s, whole_s)))
 
 
 def _parts(

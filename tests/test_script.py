@@ -180,6 +180,22 @@ def test_a_script_that_turns_autotune_on_itself_is_told_from_its_log(
     assert "train\n  began: " in told
 
 
+@pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1", "import nothing"])
+def test_an_error_of_the_script_is_shown_as_python_shows_it(
+    tmp_path: Path, code: str
+) -> None:
+    (tmp_path / "train.py").write_text(code)
+    command = [sys.executable, "-P", "train.py"]
+    plain = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    done = penstock("run", "train.py", folder=tmp_path)
+    assert (done.returncode, plain.returncode) == (1, 1)
+    told = done.stderr.partition("while autotune was on.\n")[2]
+    folder = f"{tmp_path}/"
+    assert told.replace(folder, "") == plain.stderr.replace(folder, "")
+
+
 def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "train.py").write_text("print('trained')")
