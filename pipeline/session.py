@@ -266,6 +266,7 @@ class Slot:
             run = TunedRun(begun, cursor, rank, known, self.name)
             self.run = run
         else:
+            self._busy = True  # if Ctrl-C comes now, the next loop needs another run
             run.run.begin(cursor)
         self._busy = True
         return run

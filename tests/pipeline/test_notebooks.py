@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.engine.workers.process.fork_server import ForkServer
 from support.datasets import KINDS
 
 
@@ -126,6 +127,29 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "a DataLoader": lambda data: ps.DataLoader(data, batch_size=8),
     "one with workers": lambda data: ps.DataLoader(data, batch_size=8, num_workers=2),
 }
+
+
+def test_ctrl_c_while_a_loop_begins_costs_that_loop_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ps.set_enable_autotune(True)
+    loader = ps.DataLoader(list(range(80)), batch_size=8, num_workers=2)
+    assert len(list(loader)) == 10
+    start = ForkServer._start  # noqa: SLF001 where Ctrl-C comes
+
+    def interrupted(server: ForkServer) -> Any:
+        psutil.wait_procs(old, timeout=5)  # replacements are asked for
+        signal.raise_signal(signal.SIGINT)
+        return start(server)
+
+    old = psutil.Process().children(recursive=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "_start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+    assert [int(batch[0]) for batch in loader] == list(range(0, 80, 8))
+    loader.close()
+    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.parametrize("face", LOADERS)

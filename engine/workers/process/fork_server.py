@@ -30,6 +30,7 @@ from functools import partial
 from multiprocessing import util
 from typing import NamedTuple
 
+from ....system.interrupts import interrupts_deferred
 from ....system.shared_memory import shared_file
 from ...program.program import Program
 from ...program.seeding import mixed, seed_global_generators
@@ -124,7 +125,7 @@ class ForkServer:
 
     def renew(self) -> None:
         """Fork a new server from the trainer's present state; old workers end."""
-        with self._lock:
+        with interrupts_deferred(), self._lock:
             self.generation += 1  # first: workers that end from now on were stopped
             ending = self._server
             ending.pipe.close()  # it ends while the new one starts

@@ -276,8 +276,10 @@ class Pipe:
             return self._socket.sendmsg(parts, rights, AT_ONCE)
         except BlockingIOError:
             return 0
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise EOFError from error
+        except OSError as error:
+            if error.errno in GONE:
+                raise EOFError from error
+            raise
 
     def _checked(self, result: int) -> int:
         """Return the result of a call; -1 if it would have waited."""

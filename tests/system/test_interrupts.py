@@ -1,0 +1,43 @@
+"""Ctrl-C that is handled a moment later."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from penstock.system.interrupts import interrupts_deferred
+
+
+def test_ctrl_c_is_handled_where_the_steps_are_done() -> None:
+    done = []
+
+    def steps() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        steps()
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_of_the_steps_passes_and_the_handler_is_restored() -> None:
+    with pytest.raises(ValueError, match="a step"), interrupts_deferred():
+        raise ValueError("a step")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_defer_nothing() -> None:
+    seen = []
+
+    def look() -> None:
+        with interrupts_deferred():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
