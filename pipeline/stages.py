@@ -457,7 +457,8 @@ class BatchStage:
             number = getattr(self, name)
             check(
                 number is None or (type(number) is int and number >= 1),
-                f"`{name}` must be an int >= 1, got {number!r}; or leave it out",
+                f"`{name}` must be an int >= 1, got {number!r}; leave it out for the"
+                " default",
             )
         if not self.has_budget:
             return

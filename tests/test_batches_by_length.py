@@ -136,7 +136,7 @@ def even(sample: torch.Tensor) -> bool:
         (lambda: texts().batch(8, max_tokens=99, lengths=LENGTHS), "needs one size"),
         (
             lambda: texts().batch(max_tokens=99, lengths=LENGTHS, drop_last=True),
-            "drop `drop_last` and `microbatches`",
+            "leave out `drop_last` and `microbatches`",
         ),
         (lambda: texts().batch(max_tokens=0, lengths=LENGTHS), "must be an int >= 1"),
         (lambda: texts().batch(max_tokens=50, lengths=LENGTHS), "raise the number"),
