@@ -68,7 +68,7 @@ def test_they_are_those_that_tarfile_finds(chosen: list[Any], form: str) -> None
         expected = [*any_members(tar)]
     assert found_in(content) == expected
     usual = {"file", "folder"} if any(n.endswith("/") for n, *_ in chosen) else KINDS
-    if chosen and {each[2] for each in chosen} <= {KINDS[name] for name in usual}:
+    if expected and {each[2] for each in chosen} <= {KINDS[name] for name in usual}:
         assert [*usual_members(partial(read_from, content))] == expected
 
 
