@@ -89,10 +89,11 @@ def serve(count: int, pipe: Connection) -> None:
     moto.stop()
 
 
-def epoch(url: str, count: int, *, hedge: bool) -> float:
+def epoch(url: str, count: int, *, hedge: bool, prefetch: int) -> float:
     """Read everything once; return the samples per second."""
     import penstock as ps
 
+    ps.set_prefetch_size(prefetch)
     server: dict[str, Any] = {"endpoint_url": url, "region_name": "us-east-1"}
     pipe = ps.Pipeline.from_files(
         [f"s3://bucket/{key(number)}" for number in range(count)],
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--objects", type=int, default=1200)
     parser.add_argument("--no-unhedged", action="store_true")
+    parser.add_argument("--prefetch", type=int, default=8)
     asked = parser.parse_args()
     ways = WAYS[:2] if asked.no_unhedged else WAYS
     context = get_context("spawn")
@@ -124,7 +126,7 @@ def main() -> None:
     for number in range(asked.rounds + 1):
         for way in ways:
             url = faulty if way.faults else plain
-            rate = epoch(url, asked.objects, hedge=way.hedge)
+            rate = epoch(url, asked.objects, hedge=way.hedge, prefetch=asked.prefetch)
             print(f"round {number}: {way.name}: {rate:.0f}/s", file=sys.stderr)
             if number:
                 rates[way.name].append(rate)

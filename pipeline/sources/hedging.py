@@ -26,18 +26,19 @@ LATE = 0.9
 """The quantile of read times used as the estimate. It is not the 95 % of the paper,
 because the first reads, which open connections, may be the other 5 %.
 """
-LEEWAY = 1.5
-"""A read is late after this many times the estimate, so none is if all take as long."""
+LEEWAY = 2.0
+"""A read is late after this many times the estimate, so few are that will end soon."""
 MAX_SHARE = 0.05
 """The largest share of requests that repeat another, apart from one in `REST_S`: when
 all reads are late the store is slow, and when all stall nothing else gets them going.
 """
 REST_S = 1.0
+FIRST_FEW = 10
+"""Requests that may be repeated besides: a share of the first few reads is none."""
 MAX_REQUESTS = 3
 """For one read: the second one may stall as well."""
 LOOK_S = 0.01
-"""Seconds after which a late read that may not be repeated yet looks again, at least.
-"""
+"""Seconds, at least, between two looks at whether a read may be repeated."""
 
 
 class HedgedReads:
@@ -75,29 +76,41 @@ class HedgedReads:
 
     def may_hedge(self) -> bool:
         """Whether a request may be repeated now."""
-        within = self.hedged <= MAX_SHARE * self.asked
+        within = self.hedged < FIRST_FEW + MAX_SHARE * self.asked
         return within or time.monotonic() >= self._rested_s
 
     async def _hedged(self, function: Read, path: str) -> bytes:
         tasks = [asyncio.ensure_future(function(path))]
-        wait_s = self.late_s()
+        begun_s = time.monotonic()
         try:
-            while len(tasks) < MAX_REQUESTS:
+            while True:
                 done, _ = await asyncio.wait(
-                    tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                    tasks,
+                    timeout=self._look_in_s(begun_s),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-                if done:
-                    break
-                if self.may_hedge():
+                late = time.monotonic() >= begun_s + self.late_s()
+                if not done and late and self.may_hedge():
                     self.hedged += 1
-                    self._rested_s = time.monotonic() + REST_S
+                    begun_s = time.monotonic()
+                    self._rested_s = begun_s + REST_S
                     tasks.append(asyncio.ensure_future(function(path)))
-                wait_s = max(self.late_s(), LOOK_S)
-            return await first_good(tasks)
+                if done or len(tasks) == MAX_REQUESTS:
+                    return await first_good(tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_in_s(self, begun_s: float) -> float:
+        """Return the seconds until a read that began then may be late.
+
+        While there is no estimate, reads that finish meanwhile may make one.
+        """
+        left_s = begun_s + self.late_s() - time.monotonic()
+        if len(self._sorted) < KNOWN:
+            left_s = min(left_s, 5 * LOOK_S)
+        return max(left_s, 0.0 if self.may_hedge() else LOOK_S)
 
     def _note(self, seconds: float) -> None:
         self._latest.append(seconds)

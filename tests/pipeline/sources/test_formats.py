@@ -300,6 +300,25 @@ def test_row_groups_that_are_read_over_and_over_are_warned_of(
     assert len(said) == (window is None)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_reads_its_share_of_the_row_groups(ranks: int, tmp_path: Path) -> None:
+    """A tenth more at most: those at the border of two parts."""
+    groups = 80
+    path = write_groups(tmp_path, groups, rows=16, nbytes=10)
+    whole: list[int] = []
+    for rank in range(ranks):
+        pipe = ps.Pipeline.from_parquet(
+            path, executor="inline", shard=ps.Shard(rank, ranks)
+        )
+        source = source_of(pipe)
+        with pipe.shuffle(seed=0, window=2, parts=4).batch(
+            global_size=32, collate_fn=list
+        ) as batches:
+            whole += [row["number"] for batch in batches for row in batch]
+        assert source._reads <= 1.1 * groups / ranks + 1  # noqa: SLF001
+    assert sorted(whole) == [*range(16 * groups)]
+
+
 def test_a_tar_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
     readers = pytest.importorskip("webdataset.tariterators")
     pattern = write_tars(tmp_path)

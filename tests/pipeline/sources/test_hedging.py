@@ -11,7 +11,13 @@ import pytest
 
 import penstock as ps
 from penstock.pipeline.sources import files, hedging
-from penstock.pipeline.sources.hedging import KNOWN, MAX_SHARE, Bandwidth, HedgedReads
+from penstock.pipeline.sources.hedging import (
+    FIRST_FEW,
+    KNOWN,
+    MAX_SHARE,
+    Bandwidth,
+    HedgedReads,
+)
 from support.http_store import served
 
 
@@ -105,7 +111,8 @@ def test_a_stall_that_came_when_no_more_might_be_repeated_is_so_later(
 
     async def run() -> None:
         reads = await known()
-        reads.hedged, reads._rested_s = reads.asked, time.monotonic() + 0.05  # noqa: SLF001
+        reads.hedged = FIRST_FEW + reads.asked
+        reads._rested_s = time.monotonic() + 0.05  # noqa: SLF001
         assert not reads.may_hedge()
         calls = Calls(never, right)
         assert await reads.read(calls, "file") == b"right"
@@ -140,7 +147,7 @@ def test_no_more_than_a_share_is_asked_for_twice() -> None:
         return reads.hedged
 
     hedged = asyncio.run(run())
-    assert 0 < hedged <= MAX_SHARE * 11 * KNOWN + 1
+    assert 0 < hedged <= FIRST_FEW + MAX_SHARE * 11 * KNOWN + 1
 
 
 def test_until_enough_is_known_a_second_is_late() -> None:
@@ -149,10 +156,10 @@ def test_until_enough_is_known_a_second_is_late() -> None:
         reads._note(float(number))  # noqa: SLF001
     assert reads.late_s() == hedging.UNKNOWN_LATE_S
     reads._note(1000.0)  # noqa: SLF001
-    assert reads.late_s() == pytest.approx(1.5 * 17)
+    assert reads.late_s() == pytest.approx(2.0 * 17)
     for _ in range(hedging.REMEMBERED):
         reads._note(2.0)  # noqa: SLF001
-    assert reads.late_s() == 3.0
+    assert reads.late_s() == 4.0
 
 
 def test_one_that_stalls_among_the_first_is_asked_for_again(
