@@ -113,8 +113,8 @@ class Constructors(ABC):
             timeout: seconds that a file may take with all its retries, as for `map`.
             max_bytes: the largest size of a remote file; a body is not read beyond it.
             hedge: whether an event loop repeats a request that takes longer than nearly
-                all others; it repeats at most one in twenty, besides the
-                first ten, or one a second.
+                all others; it repeats at most one in twenty, besides the first ten, or
+                one a second.
             bandwidth: the most bytes per second that this rank's event loop reads, such
                 as "100MB".
             shard: this rank's share of the global batches (default: see `Shard.found`).

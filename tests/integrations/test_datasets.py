@@ -1,4 +1,4 @@
-"""Hugging Face's data sets, arrays and memory maps: each trains, resumes, is known."""
+"""Hugging Face's datasets, arrays and memory maps: each trains, resumes, is known."""
 
 from __future__ import annotations
 
