@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -56,15 +57,19 @@ def test_readings_cost_half_a_percent_of_a_core_at_most() -> None:
         )  # the tuner looks twice a second
 
 
-def test_the_tuner_takes_five_milliseconds_of_a_second_at_most() -> None:
+@pytest.mark.parametrize("prefix", [None, "run"])
+def test_the_tuner_and_its_log_take_five_milliseconds_of_a_second_at_most(
+    tmp_path: Path, prefix: str | None
+) -> None:
     plant = FluidPlant(STORE, gap_s=0.1, cores=2.0)
-    tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 10**9), AutotuneLog())
     spent_ns = 0
-    while plant.now_s < 60.0:
-        begun_ns = time.thread_time_ns()
-        wait_s = tuner.step()
-        spent_ns += time.thread_time_ns() - begun_ns
-        plant.advance(wait_s)
+    with AutotuneLog(prefix and str(tmp_path / prefix)) as log:
+        tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 10**9), log)
+        while plant.now_s < 60.0:
+            begun_ns = time.thread_time_ns()
+            wait_s = tuner.step()
+            spent_ns += time.thread_time_ns() - begun_ns
+            plant.advance(wait_s)
     assert spent_ns <= 0.005 * 60e9
 
 
