@@ -163,7 +163,7 @@ def usual_members(read: ReadAt) -> Iterator[Member]:
         nbytes, at = size_in(header), at + BLOCK
         if kind in (b"x", b"L") and not said:
             said = long_name(kind, read(at, nbytes))
-        elif kind == b"5" or (kind == b"\0" and name_in(header).endswith("/")):
+        elif kind == b"5" or (kind == b"\0" and text(header[:100]).endswith("/")):
             said, nbytes = {}, 0  # a folder
         elif kind in (b"0", b"\0"):
             nbytes = int(said.get("size", nbytes))
@@ -177,8 +177,8 @@ def usual_members(read: ReadAt) -> Iterator[Member]:
 def size_in(header: bytes) -> int:
     """Return the size that a header gives, once its checksum is right."""
     try:
-        nbytes = int(header[124:136].strip(b" \0") or b"0", 8)
-        checksum = int(header[148:156].strip(b" \0"), 8)
+        nbytes = int(text(header[124:136]).strip() or "0", 8)
+        checksum = int(text(header[148:156]).strip() or "0", 8)
     except ValueError:
         raise UnusualError from None
     found = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
@@ -216,14 +216,16 @@ def pax_records(body: bytes) -> dict[str, str]:
     found, at = {}, 0
     try:
         while at < len(body):
-            length = int(body[at : body.index(b" ", at)])
-            record = body[at : at + length].decode()
+            digits = body[at : body.index(b" ", at)]
+            record = body[at : at + int(digits)].decode()
+            if not digits.isdigit() or not record.endswith("\n"):
+                raise UnusualError
             name, value = record.partition(" ")[2].removesuffix("\n").split("=", 1)
             if name == "path" or (name == "size" and value.isdecimal()):
                 found[name] = value
             elif name not in HARMLESS:
                 raise UnusualError
-            at += max(length, 1)
+            at += int(digits)
     except ValueError:  # no number, no "=", or no UTF-8
         raise UnusualError from None
     return found

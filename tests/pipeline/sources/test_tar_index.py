@@ -102,3 +102,14 @@ def test_what_webdataset_and_tar_programs_write_needs_no_tarfile(form: str) -> N
     assert [name for name, _, _ in usual_members(read)] == [each[0] for each in chosen]
     with pytest.raises(UnusualError):
         list(usual_members(partial(read_from, b"not a tar at all")))
+
+
+def test_an_empty_name_behind_a_prefix_is_no_folder() -> None:
+    """ustar cuts a long name at a slash, and the part behind it may be empty."""
+    for form in ("ustar", "pax"):
+        content = written([("b" * 101 + "/", b"x", tarfile.AREGTYPE, 0)], FORMATS[form])
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            expected = [*any_members(tar)]
+        assert found_in(content) == expected
+    empty = written([], tarfile.USTAR_FORMAT)
+    assert found_in(empty) == []
