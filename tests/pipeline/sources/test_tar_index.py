@@ -105,7 +105,7 @@ def test_what_webdataset_and_tar_programs_write_needs_no_tarfile(form: str) -> N
 
 
 def test_an_empty_name_behind_a_prefix_is_no_folder() -> None:
-    """ustar cuts a long name at a slash, and the part behind it may be empty."""
+    """In ustar a long name is cut at a slash, and the part behind it may be empty."""
     for form in ("ustar", "pax"):
         content = written([("b" * 101 + "/", b"x", tarfile.AREGTYPE, 0)], FORMATS[form])
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
