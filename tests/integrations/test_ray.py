@@ -49,7 +49,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
             "RAY_TMPDIR": str(folder),
             "RAY_ADDRESS": "",
         },
-        timeout=100,
+        timeout=250,  # some twelve processes start, perhaps beside other tests
     )
     left = of_ray(folder)
     assert [each for each in left if title(each).startswith(ACTOR)] == []
