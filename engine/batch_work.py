@@ -111,7 +111,7 @@ class BatchWork:
         failures = in_flight.failures
         if failures:
             failed = FailedBatch(batch_error(failures[0], in_flight.plan))
-            failures.clear()  # the traceback's frames hold it: this breaks the cycle
+            failures.clear()  # breaks a cycle: the traceback's frames hold it
             return failed
         (data,) = outputs
         if self._segments[at].in_order:

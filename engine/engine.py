@@ -62,7 +62,7 @@ STUCK = (
 CLOSE_S = 1.2
 """How long all workers together may take to end, so that `close` takes at most 2 s."""
 STUCK_S = 0.5
-"""No thread holds a lock for long, unless it is stuck."""
+"""A thread that holds a lock for this long is stuck."""
 
 
 class Engine:

@@ -22,7 +22,7 @@ from .program.seeding import SeededCalls
 from .recipe import Recipe
 
 NEAR = 16
-"""Samples before a tail that are tried if all of its own failed."""
+"""How many samples before a tail are tried if all of the tail's own failed."""
 
 
 class Delivery(NamedTuple):

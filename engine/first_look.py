@@ -4,11 +4,11 @@ Many datasets open their file at their first sample. Threads must not share that
 and a worker process must not inherit it. So before the engine starts, a child process
 makes the first sample and another one, reports what is held then, and ends; this
 process has opened nothing. If the child finds a file, or anything else that changed,
-the segment gets worker processes, each with its own, working independently.
+the segment gets worker processes, each with a file or state of its own.
 
-Nobody looks if the sample would be missed: if it comes from an iterable, or if the
-dataset shares a queue or a counter with other processes. In these cases, and if the
-child does not answer, threads look again after their first lease.
+No child looks if the samples that it takes would be missing later: if they come from an
+iterable, or if the dataset shares a queue or a counter with other processes. In these
+cases, and if the child does not answer, the threads look after their first lease.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     data, but no generator, as all copies of a generator would draw the same values.
 
     Args:
-        recipe: of the pipeline; its workers start by fork.
+        recipe: the pipeline's recipe; its workers start by fork.
         step: the first batch wanted.
     """
     plan = recipe.plan

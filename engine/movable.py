@@ -502,7 +502,7 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
         yield f".<defaults>.{name}", value
     for name in dict.fromkeys(_part_names(function.__code__)):
         value = function.__globals__.get(name)
-        # A function of another module is that module's own business, as the module is.
+        # A function of another module is left out, as that module itself is.
         around = function.__globals__
         if not (type(value) is types.FunctionType and value.__globals__ is not around):
             yield f".<globals>.{name}", value

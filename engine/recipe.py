@@ -194,8 +194,8 @@ class Recipe:
     data: str | None = None
     """Identity of the dataset, if known."""
     batch_work: tuple[SegmentRecipe, ...] = ()
-    """Work on whole batches: the last of `segments`, unless batches are formed at run
-    time. In that case, whoever forms them does it."""
+    """Work on whole batches: the last of `segments`. If batches are formed at run time,
+    it is in no segment, and whoever forms them does it."""
 
     @property
     def direct(self) -> bool:

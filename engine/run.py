@@ -138,7 +138,7 @@ class Run:
         if data is not made:
             delivery = Delivery(data, plan)
         trainer.get(time.perf_counter_ns(), plan, copy_ns)
-        # Behind it: a reading between a batch's wait and its count tears the step.
+        # Only now: a reading between a batch's wait and its count would tear the step.
         if self._warm[0] != self._now:
             self._warm = self._now, self.host.read()
             self._note(self._warm[1])
@@ -190,7 +190,7 @@ class Run:
             return
         segment = replace(direct.segments[0], executor=kind)
         self._recipe = replace(direct, segments=(segment,))
-        if host.collate_moves:  # the processes it has now, or moves to later
+        if host.collate_moves:  # for its processes, now or after a later move
             self._recipe = self._recipe.collating()
         self._s_per_row = host.s_per_row
         try:
@@ -414,7 +414,7 @@ class Run:
             (before, first), (after, last) = history[-2], history[-1]
             same = before == after == era and staff(first) == staff(last)
             if same and reading.time_s - first.time_s < NOTE_S:
-                history.pop()  # an epoch was shorter than that
+                history.pop()  # the new one replaces it: an epoch may be this short
         history.append((era, reading))
 
     def __repr__(self) -> str:

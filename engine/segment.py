@@ -81,7 +81,7 @@ class Segment:
         self.inline = as_inline(self._pool)
         """Its pool, if that is the trainer itself."""
         self._leaving: list[WorkerPool] = []
-        self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 of whatever pool it has
+        self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 the pool may be replaced
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest moves between kinds of workers, and their reasons."""
         connector.lone.on_change = self._stay_alone

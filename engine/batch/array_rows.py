@@ -1,4 +1,4 @@
-"""Rows of arrays, as samples: they are copied from the arrays straight into the batch.
+"""Rows of arrays as samples, copied from the arrays straight into the batch.
 
 If a dataset is an array, a memory map, a tensor or torch's `TensorDataset`, or a
 `Subset` of one, a single call gathers all rows of a chunk. A sample is created only if

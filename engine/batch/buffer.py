@@ -67,7 +67,7 @@ class FailedBatch:
 
     error: BaseException
     failures: tuple[Failure, ...] = ()
-    """All rows, if only a sample of another batch could replace them."""
+    """All of its rows, if only another batch's sample could replace them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Buffers:
         # The error that cut an iterable short was raised already, unless substituted.
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
-        in_flight.failures.clear()  # tracebacks' frames hold it: this breaks the cycle
+        in_flight.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
         failed = self.failed(failures, plan)
         if failed is not None:
             return failed
@@ -161,8 +161,8 @@ class Buffers:
         """Return the failure of the whole batch, or None if it can be made.
 
         Args:
-            failures: by row.
-            plan: of the batch.
+            failures: the failures of its rows, in row order.
+            plan: the plan of the batch.
         """
         fatal = self._fatal(failures)
         if fatal is not None:
@@ -251,7 +251,7 @@ class BatchBuffer:
         self._loose.update(zip(rows, samples, strict=True))
 
     def let_go(self) -> None:
-        """Release everything: the batch is made, and independent from now on."""
+        """Release everything: the batch is made, and stands on its own from now on."""
         self._layout = self._memory = self.slab = None
         self._loose = {}
 

@@ -100,7 +100,7 @@ class ToDevice:
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
             mean, std = (torch.tensor(each) for each in stage.normalize)
-            # Cast first: then only the copy is issued, and it is done on return.
+            # Cast on the host: only the copy is issued then, and it is done on return.
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
 

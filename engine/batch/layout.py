@@ -214,11 +214,11 @@ class NumberLeaf(Layout):
         memory.numpy()[first : first + len(samples)] = self._array(samples)
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:  # noqa: ARG002
-        # Copied, as memory of numpy's own cannot be resized.
+        # Copied, because memory that numpy owns cannot be resized.
         return torch.from_numpy(self._array(samples)).clone()
 
     def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
-        """Return numbers of this kind; told of it, numpy takes half the time."""
+        """Return an array of them; numpy takes half the time if it knows the dtype."""
         same(list(map(type, samples)), self.kind)
         try:
             return np.array(samples, KINDS[self.kind])
@@ -309,8 +309,8 @@ class SequenceNode(Layout):
 
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
         """Return the members of all samples, by member."""
-        # Like default_collate, by the first sample's type: the others only need its
-        # length.
+        # Like default_collate, go by the first sample's type: the others only need
+        # its length.
         if type(samples[0]) is not self.kind:
             raise Misfit
         columns: list[Any]
@@ -374,7 +374,7 @@ class MappingNode(Layout):
             member.write(memory[key], first, column)
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        # Like default_collate, by the keys of the first sample; others may have more.
+        # Like default_collate, go by the first sample's keys; others may have more.
         if type(samples[0]) is not dict:
             raise Misfit
         if tuple(samples[0]) != tuple(key for key, _ in self.members):
@@ -584,7 +584,7 @@ def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:
     """Describe most samples of a batch, and name some that are different.
 
     Args:
-        samples: by row of the batch.
+        samples: the samples, by row of the batch.
         indices: into the dataset, by row; None if unknown.
     """
     looks = {row: describe(sample) for row, sample in samples.items()}

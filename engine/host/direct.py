@@ -32,7 +32,7 @@ from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
 __all__ = ["DirectHost"]
 
 LOOKS = 8
-"""One in this many batches that the trainer makes has its savings estimated."""
+"""For one in this many batches, estimate what a reader beside the trainer saves."""
 MIN_GAP = 0.1
 """Share of a step that must be the trainer's own for reading beside it to pay."""
 
@@ -41,7 +41,7 @@ class DirectHost:
     """A host without an engine: the trainer makes its batches.
 
     Args:
-        recipe: of one segment.
+        recipe: a recipe of one segment.
         cursor: where the first batch starts.
         byte_budget: must hold one batch, although a finished batch is the trainer's.
         trainer: the meter of whoever calls `next`.
@@ -68,7 +68,7 @@ class DirectHost:
         self._next = self.maker.next
         self._batch_rows = 0
         self.undecided = self.segment.executor == "auto"
-        """Whether it is still open if workers would pay."""
+        """Whether nobody knows yet if workers would pay."""
         self._before = snapshot(self.segment.subjects)
         self._file: str | None = None
         """A file that the first batch was read from, and that is still open."""

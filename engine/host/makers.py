@@ -78,7 +78,7 @@ class DrawnMaker:
     each batch if the `collate_fn` draws. Workers would make the same bytes, and the
     trainer's own draws are undisturbed. The first batch shows whether either draws. If
     something cannot be repeated, and begins to draw after the first batch of its epoch,
-    it draws from the trainer's stream that once, as it does in torch.
+    it draws from the trainer's stream that one time, as it does in torch.
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
@@ -490,7 +490,7 @@ class RepackMaker:
 
 
 def raise_interrupt(work: Work) -> None:
-    """Raise a Ctrl-C that came in the user's function: it was meant for the loop."""
+    """Raise a Ctrl-C that came during the user's function: the loop should get it."""
     for failure in work.failures or ():
         if isinstance(failure.error, KeyboardInterrupt):
             raise failure.error

@@ -39,7 +39,7 @@ DEATHS = 5
 END_S = 1.0
 """How long a child may take to end after its pipes were closed, before it is killed."""
 STUCK_S = 0.5
-"""No thread holds a lock for longer than a question takes, unless it is stuck."""
+"""A thread that holds a lock for longer than a question takes is stuck."""
 UNFIT = (
     "a batch cannot be received from the process that made it (%s: %s); use "
     'host="trainer", or let collate_fn return arrays, tensors, numbers, text or bytes'

@@ -4,8 +4,8 @@
     questions   (number, question) ─▶         ◀─ (number, answer)
 
 The main thread takes batches from the engine and hands them over while there is room.
-The thread `questions` answers questions, which must not wait for a batch without room;
-it ends the process when the trainer is gone. `round` counts the trainer's calls of
+A second thread answers questions, which must not wait for a batch without room; it ends
+the process when the trainer is gone. `round` counts the trainer's calls of
 `begin`, and so tells messages sent before a call from those that answer it.
 """
 
@@ -40,8 +40,9 @@ from .local import TrainerHost
 AHEAD_BYTES = 8 << 20
 MIN_AHEAD = 3
 MAX_AHEAD = 16
-"""Batches handed over that the trainer has not taken yet. For small ones, it is as many
-as take this many bytes: each costs the trainer less the more arrive together."""
+"""Batches handed over that the trainer has not taken yet: as many as fit into
+`AHEAD_BYTES`, within these bounds. The more arrive together, the less each costs the
+trainer."""
 CLOSE_S = 0.6
 """How long the user's functions may take to finish, in seconds."""
 HOSTS = 0x686F7374

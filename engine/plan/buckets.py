@@ -325,7 +325,7 @@ class BudgetTimeline:
         return BatchRun(span.place, span.n_true)
 
     def even(self, epoch: int, first: int, last: int) -> bool:  # noqa: ARG002 see Timeline
-        """Whether two batches of an epoch, and all between, have one global size."""
+        """Whether two batches of an epoch, and all between, share a global size."""
         return first == last
 
     def batch_of(self, epoch: int, position: int) -> int:

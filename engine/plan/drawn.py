@@ -252,7 +252,7 @@ class DrawnPlan:
         Args:
             epoch: its number.
             batches: for each batch, its indices into the dataset.
-            seed: of the epoch; seeds the random streams of its samples.
+            seed: the epoch's seed, for the random streams of its samples.
             skip: batches that are consumed already.
             length: number of batches in the epoch, if known.
         """

@@ -27,7 +27,7 @@ class Rows:
     indices: NDArray[np.int64]
     """`int64 [N]`: indices into the dataset."""
     rounds: NDArray[np.int64]
-    """`int64 [N]`: the pass over the data of each, epoch * repeats + pass."""
+    """`int64 [N]`: each one's pass over the data, epoch * repeats + pass."""
 
     def __len__(self) -> int:
         return self.indices.size

@@ -47,7 +47,7 @@ class PartShuffle:
 
     Args:
         length: number of samples, at least one per part.
-        seed: of the dealing and of all rounds.
+        seed: decides the dealing and all rounds.
         count: number of parts.
         within: None mixes all samples of a part. Otherwise whole groups are dealt,
             except those at a border, and mixed a few at a time.

@@ -108,8 +108,8 @@ class Plan:
     def batches(self, start: int, stop: int) -> Iterator[BatchPlan]:
         """Yield the batches of the global steps `start` to before `stop`.
 
-        Under a constant schedule an epoch's batches but the last differ in their place
-        alone, so they cost a fifth of what `batch` takes.
+        Under a constant schedule, all batches of an epoch except the last differ only
+        in their place, so each costs a fifth of what `batch` takes.
         """
         while start < stop:
             plan = self.batch(start)
@@ -122,7 +122,7 @@ class Plan:
                 yield BatchPlan._make((epoch, *place, *shared))
 
     def _alike_after(self, plan: BatchPlan, most: int) -> int:
-        """Return how many batches after one are sure to be like it, place aside."""
+        """Return how many batches after one surely differ from it only in place."""
         if plan.last or not isinstance(self.schedule, ConstantSchedule):
             return 0
         if isinstance(self.timeline, BudgetTimeline):
@@ -173,8 +173,8 @@ class Plan:
     def regime(self, step: int) -> str:
         """Return what loading the batch of a global step is like.
 
-        An epoch's short last batch is like those before it. Batches of a number of
-        tokens are all alike.
+        An epoch's short last batch is like those before it. Batches with a token
+        budget are all alike.
         """
         if isinstance(self.timeline, BudgetTimeline):
             return ""

@@ -100,7 +100,7 @@ class Shard:
         same shard, and so receive the same bytes.
 
         Args:
-            mesh: of all ranks, with named dimensions.
+            mesh: the mesh of all ranks, with named dimensions.
             dims: names of the data-parallel dimensions, the outermost first.
 
         Raises:

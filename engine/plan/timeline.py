@@ -249,7 +249,7 @@ class Timeline:
         return max(batch - 1, 0) if position < inside else steps
 
     def even(self, epoch: int, first: int, last: int) -> bool:
-        """Whether two batches of an epoch, and all between, have one global size."""
+        """Whether two batches of an epoch, and all between, share a global size."""
         return self.run_at(epoch, first) is self.run_at(epoch, last)
 
     def run_at(self, epoch: int, batch: int) -> SettingRun:

@@ -87,7 +87,7 @@ class Work:
     ) -> None:
         """Record that the sample `at` (its position in `samples`) raised."""
         offset = at if self.offsets is None else self.offsets[at]
-        stage = getattr(error, "penstock_stage", stage)  # of several stages in one
+        stage = getattr(error, "penstock_stage", stage)  # of several in one
         index, row = int(self.chunk.indices[offset]), self.chunk.first_row + offset
         failure = Failure(error, stage, index, row, cut_short)
         self.failures = [*(self.failures or ()), failure]
@@ -225,9 +225,9 @@ class ReadOn(Operation):
     """Reads the next samples of an iterable; one worker, in order.
 
     The iterator is opened for the first row of an epoch and dropped at the epoch's end.
-    After an error it is asked again, for the next row. A generator cannot continue
-    then, nor can anything that reads from one. If nothing follows an error, the error
-    counts for the end, too: otherwise the rest of the epoch would silently be missing.
+    After an error it is asked for the next row. A generator cannot continue then, nor
+    can anything that reads from one. If nothing follows an error, the error stands for
+    the rest of the epoch, which would otherwise be missing without a word.
     """
 
     stage: str
@@ -470,7 +470,7 @@ class Program:
             operation.enter(number)
 
     def leave(self) -> None:
-        """End the part of this worker process."""
+        """Note that this worker process is about to end."""
         for operation in self.operations:
             operation.leave()
 
@@ -522,7 +522,7 @@ class Program:
         """
         work = Work(chunk, random, inputs or [], watch=watch)
         if len(self.operations) == 1:
-            self.operations[0].run(work)  # its cost is that of everything
+            self.operations[0].run(work)  # its cost is the whole cost
             return work, ()
         return work, tuple(timed(each, work, share) for each in self.operations)
 
@@ -530,8 +530,8 @@ class Program:
         """Return the cost of each stage, including placing; empty if there is only one.
 
         Args:
-            parts: of the operations; empty if there is only one.
-            outcome: of everything.
+            parts: the costs of the operations; empty if there is only one.
+            outcome: the outcome of the whole chunk.
             made_ns: the time after which the samples were made, in nanoseconds.
         """
         if not self.places:

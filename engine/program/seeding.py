@@ -3,10 +3,10 @@
 The generators of `random`, `numpy.random` and torch are set from a sample's own seed
 before it is made, so its bytes do not depend on who makes it, or in which order. That
 takes some 6 us, so it is skipped for data that draws nothing. Each lease is observed,
-which takes 12 us, and one that draws something is made again. A dataset that reads on,
-or counts, would then return other samples: if it is seen to, all its samples are
-seeded. A worker process starts in the state that torch's datasets and
-`worker_init_fn` expect: `WorkerStart`.
+which takes 12 us, and one that draws something is made again. A dataset that keeps a
+place or a count would return other samples the second time; if it is seen to keep one,
+all its samples are seeded. A worker process starts in the state that torch's datasets
+and `worker_init_fn` expect: see `WorkerStart`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class SeededCalls:
 
         Args:
             make: calls the subject.
-            seed: of this call.
+            seed: the numbers that seed this call.
             alone: whether no other thread may draw meanwhile. Otherwise a draw of any
                 thread looks like one of this call, so it seeds all further calls.
         """
@@ -188,7 +188,7 @@ WORDS = 624
 BEFORE = 3
 """Words in torch's state before those: the first counts how many of them are left."""
 SPARE = BEFORE + WORDS + 5
-"""Where torch notes a spare normal number, whose drawing moves nothing."""
+"""Where torch notes a spare normal number; drawing that one moves nothing else."""
 Words = ctypes.Array[ctypes.c_uint32]
 
 
@@ -239,10 +239,11 @@ def _torchs() -> Words | None:
 
 
 def _spare() -> Words | None:
-    """Return where numpy says if it has a normal number to spare.
+    """Return the word in which numpy notes whether it has a spare normal number.
 
-    (`aug_bitgen_t` in numpy/random/src/legacy/legacy-distributions.h.) It is the one
-    word of a generator made for this that says so of four draws; None where several do.
+    (`aug_bitgen_t` in numpy/random/src/legacy/legacy-distributions.h.) It is found in a
+    generator created for this test, as the one word that shows it over four draws. None
+    if no word does, or several do.
     """
     other, ours = np.random.RandomState(0), np.random.mtrand._rand  # noqa: SLF001
     size = type(other).__basicsize__ // 4
@@ -259,9 +260,9 @@ def _spare() -> Words | None:
 
 
 def _made_words() -> memoryview | None:
-    """Return the words that Python makes of a seed, in place.
+    """Return the words that Python makes from a seed, in place.
 
-    None where numpy is seen to make others of the same one.
+    None if numpy makes other words from the same seed.
     """
     seed = 0x0123456789ABCDEF
     numpys = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
@@ -284,7 +285,7 @@ def _numpys() -> Words | None:
 
     (numpy/random/src/mt19937/mt19937.h.) None if it is not a Mersenne Twister.
     """
-    global _known  # noqa: PLW0603 the same one nearly always
+    global _known  # noqa: PLW0603 nearly always the same generator
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if generator is not _known[0]:
         found = None
@@ -379,7 +380,7 @@ class WorkerStart:
     """What is done once in a worker process, before its first sample.
 
     A worker that replaces another gets its number. The largest number of workers may
-    grow while training runs, so `num_workers` is the one when this worker started.
+    grow while training runs; `num_workers` is what it was when this worker started.
     """
 
     dataset: Any

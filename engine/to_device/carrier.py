@@ -23,7 +23,7 @@ class Crossing:
     """A batch on its way to the device, or there."""
 
     data: Any
-    """Its tensors on the device; only for the trainer once they are handed over."""
+    """Its tensors on the device; once handed over, they are the trainer's alone."""
     plan: BatchPlan
     mark: torch.cuda.Event | None
     """Recorded after all work on it; None: it was made in the trainer's stream."""
@@ -33,7 +33,7 @@ class Carrier:
     """Copies batches, and runs their device functions, all on the bus.
 
     Args:
-        bus: to the device.
+        bus: the bus to the device.
         to_device: what to do with a batch there.
         buffers: number of pinned buffers, one for each batch being copied.
     """

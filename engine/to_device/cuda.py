@@ -25,7 +25,7 @@ class Bus:
     Any thread may call `unregister`.
 
     Args:
-        device: of type "cuda"; without an index, the current one.
+        device: a device of type "cuda"; without an index, the current one.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -38,9 +38,9 @@ class Lane:
     """Delivers a host's batches on the device. For the trainer's thread.
 
     Args:
-        bus: to the device.
+        bus: the bus to the device.
         to_device: what to do with a batch there.
-        depth: most batches there that the trainer has not asked for.
+        depth: how many batches may be there that the trainer has not asked for.
         ready: whether a host has a batch of an epoch; None means `is_ready`.
     """
 

@@ -54,7 +54,7 @@ class Actor:
     def begin(self) -> str:
         """Get ready to work; return which process this is, in words.
 
-        Its global generators get a seed of their own, as those of a worker process.
+        Its global generators get a seed of their own, like a worker process's.
 
         Raises:
             Exception: whatever importing the user's modules raises.

@@ -1,4 +1,4 @@
-"""Ray actors as workers: for those who outgrow one machine.
+"""Ray actors as workers: for work that outgrows one machine.
 
 One thread in the trainer serves all actors of a segment. It never waits for a lease, an
 actor or the cluster: the engine lock wakes it when there may be work, Ray's futures
@@ -6,7 +6,7 @@ when work is done or an actor is gone, and its own timer. An actor is a worker: 
 on one lease, while a short second one waits at it.
 
 A lease is settled once, whatever arrives late. Actors are placed by Ray, and may have
-to wait for room; the pool works with those that came up. If the cluster's head is
+to wait for room; the pool works with those that have come up. If the cluster's head is
 silent, or no actor comes up, all leases return, and the segment's workers run on this
 machine from then on.
 """
@@ -101,7 +101,7 @@ class ActorPool(FarPool):
         cluster: where the actors live.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
-        options: of each actor, for Ray.
+        options: Ray's options for each actor.
 
     Raises:
         SpecError: something in the program cannot be sent.
@@ -130,10 +130,10 @@ class ActorPool(FarPool):
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
         self._wanted = 0
-        """The number of actors that it may have of those requested."""
+        """How many of the requested actors it may have."""
         self._actors: list[RemoteActor] = []
         self._idle: list[RemoteActor] = []
-        """Those at work without a lease; the last one has waited for the shortest."""
+        """Those at work without a lease; the last one has waited the shortest."""
         self._arrivals: deque[Arrival] = deque()
         self._tasks = count(BEGIN + 1)
         self._listening = True

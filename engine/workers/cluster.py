@@ -1,8 +1,8 @@
 """The Ray cluster that this process belongs to, and how its room is shared out.
 
-A process has one connection to Ray. If the program has called `ray.init()`, that is the
-one. Otherwise the first pool of actors makes it, and it is shut down when the last one
-has ended. Ray's own channel pickles what it carries: it is for a trusted cluster.
+A process has one connection to Ray. If the program has called `ray.init()`, that one is
+used. Otherwise the first pool of actors connects, and Ray is shut down when the last
+pool has ended. Ray's own channel pickles what it carries: it is for a trusted cluster.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RayCluster:
 
         Args:
             stages: the stages of a new pipeline.
-            options: of its actors.
+            options: the options of its actors.
 
         Raises:
             SpecError: the cluster is too small for so many.
@@ -209,7 +209,7 @@ def head_of(ray: Any) -> str:
 
 
 _joining = threading.Lock()
-"""Guards the following, and the beginning and end of connections."""
+"""Guards `_joined`, and the beginning and end of connections."""
 _joined: RayCluster | None = None
 
 

@@ -42,7 +42,7 @@ class PoolMaker:
     """Makes pools, and owns what they share: a fork server, a connection to Ray.
 
     Args:
-        recipe: of the engine.
+        recipe: the engine's recipe.
         begun_at: the first batch wanted.
         slabs: the memory of batches.
     """
@@ -83,7 +83,7 @@ class PoolMaker:
 
         Args:
             connector: where they take their leases.
-            recipe: of the segment.
+            recipe: the segment's recipe.
             kind: kind of the workers.
         """
         program, seed = recipe.program, self._recipe.seed
@@ -133,7 +133,7 @@ class PoolMaker:
         return self._fork_server is not None
 
     def fork(self) -> None:
-        """Start the fork server, as long as nobody works: it copies locks as they are.
+        """Start the fork server, while nobody works: a fork copies locks as they are.
 
         Raises:
             SpecError: a segment cannot be sent to another process, or this system has

@@ -54,7 +54,7 @@ class Collator:
         collates them.
 
         Args:
-            plan: of the batch.
+            plan: the plan of the batch.
             seed: seeds its draws, together with its epoch and number.
             chunk: all its rows.
             outcome: the outcome of those rows; the batch replaces them in it.

@@ -22,7 +22,7 @@ def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
     """Return how a child ended: its signal, and who may have sent it.
 
     Args:
-        status: as from waitpid; None if the fork server had ended, too.
+        status: what waitpid reported; None if the fork server had ended, too.
         kills_before: `oom_kills()` when the child started.
         kills_now: the same after it ended.
     """

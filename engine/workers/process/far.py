@@ -1,8 +1,8 @@
 """A pool whose workers are in other processes, here or elsewhere: what all share.
 
 Samples travel there and back. A worker may die at any time. Its leases then return to
-the front, and the samples that it may have died of run alone, until one has killed so
-many workers that it is given up.
+the front. The samples that it may have died of run alone, and one that has killed too
+many workers is given up.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ForkServer:
     """The trainer's end of the fork server.
 
     Args:
-        programs: by segment; a worker process runs one of them.
+        programs: the programs, by segment; a worker process runs one of them.
         seed: seed of the samples' random streams.
         begun: distinguishes this run from others with the same seed, so that workers of
             different runs draw different values from their global generators.

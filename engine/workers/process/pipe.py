@@ -233,7 +233,7 @@ class Pipe:
         if timeout_s is not None:
             return bool(poll.poll(timeout_s * 1000))
         while not poll.poll(NOTICE_S * 1000):
-            pass  # lets Python handle signals that it missed
+            pass  # lets Python handle signals that came meanwhile
         return True
 
     def _read_now(self) -> int:

@@ -6,7 +6,7 @@ work is done or a child is gone, and its own timer when samples have a time limi
 
 A worker holds one lease at a time. A child is a process. If the segment is thread-safe,
 a child carries several leases, each in a thread of its own, so no more children than
-cores are needed, however many workers wait for a storage. A few more leases wait at the
+cores are needed, however many workers wait for storage. A few more leases wait at the
 child, so that its threads need not wait for the trainer's answer.
 """
 
@@ -88,7 +88,7 @@ class ChildSet:
         """By the descriptor of their pipe."""
         self.workers = 0
         self.idle: list[WorkerMeter] = []
-        """Workers without a lease; the last one has waited for the shortest time."""
+        """Workers without a lease; the last one has waited the shortest."""
 
     def staff(self, asked: int) -> None:
         """Adjust workers and children to the requested numbers."""

@@ -1,11 +1,11 @@
 """What a child process is working on, in memory that outlives it.
 
-A page or two are shared by a child, its parent and the trainer. A worker posts the
+A child, its parent and the trainer share a page or two. A worker posts the
 current sample of each lane, the parent posts how the child ended, and faulthandler
 writes stacks behind that. So when a worker dies or hangs, the trainer can report where.
 
     word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
-    words 8, 9, ..  four a lane: 1 + task or 0, row of the task, since when, spare
+    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, spare
     then            text
 """
 
