@@ -1,4 +1,4 @@
-"""The levels, asked in order: RAM, disk, and finally whoever computes the sample.
+"""A cache: its tiers are asked in order, and a sample that none has is computed.
 
 Every process that works on samples gets a copy of the `Cache`, and opens the tiers when
 it first needs them. A sample found on disk is stored in RAM, too; a computed one is
@@ -104,7 +104,7 @@ class Lookup:
         return self._found.sample
 
     def numbers(self) -> Iterator[int]:
-        """Yield a number for each time the caller shall compute the sample."""
+        """Yield a number for each time that the caller must compute the sample."""
         began_ns = time.perf_counter_ns()
         yield 0
         self._took_ns = time.perf_counter_ns() - began_ns
@@ -130,7 +130,7 @@ class Lookup:
                     RandomUpstreamError(RANDOM.format(here.opening.name, self._index)),
                     made[0],
                 )
-            here.counters.add(repeated=1)  # only now: had it failed, the next counts
+            here.counters.add(repeated=1)  # only now: a failure does not count
         if self._claim is not None and self._claim.ours:
             try:
                 here.keep(self.key, made[0], self._took_ns, self._free)
@@ -305,7 +305,7 @@ class Cache:
             leave(self._name, arena)
 
     def _mine(self) -> Here:
-        """Return this process' view, opened now if this is its first sample."""
+        """Return this process's view, opened now if this is its first sample."""
         if self._pid == os.getpid():  # checked first, because it is written last
             here = self._here
             if here is not None:

@@ -61,7 +61,7 @@ STRETCH = 1000
 MAX_SLACK_BYTES = 1 << 25
 """Free pages that are not counted as room: transactions replace pages."""
 FIRST_BYTE = 1 << 60
-"""Locked bytes of a file lie behind all its content."""
+"""Locked bytes of a file lie beyond all its content."""
 RESTING_S = 3600.0
 """A namespace that nobody has opened or written to for this long may be evicted. Before
 that, another job may be about to continue with it."""
@@ -95,11 +95,11 @@ class Namespace:
 
 
 class Disk:
-    """One process' view of the database in a folder.
+    """One process's view of the database in a folder.
 
     Args:
         folder: created if needed; nothing else should be in it.
-        limit: most bytes of the file; None means four fifths of what is free now.
+        limit: maximum bytes of the file; None means four fifths of what is free now.
         mends: whether to empty a folder that was left damaged, or to refuse it.
         looks: only look; create and write nothing.
 
@@ -160,9 +160,9 @@ class Disk:
 
         Stores as many as fit below `limit`, which defaults to that of this disk.
 
-        Waits until no other process writes. Transactions are short: LMDB holds all that
+        Waits until no other process writes. Transactions are short: LMDB keeps all that
         one writes in its own memory until the end. If that is little, it reuses the
-        same memory; fresh memory takes more time than the write.
+        same memory; fresh memory would take more time than the write.
 
         Raises:
             Full: the first does not fit; the text says why if the disk is full.

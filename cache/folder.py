@@ -123,8 +123,9 @@ def check_folder(folder: Path) -> None:
     """Check that only this user may write to a folder, on a disk of this machine.
 
     Raises:
-        DistrustError: it belongs to another user, is a link, or is on a network file
-            system.
+        DistrustError: it is not on a local file system, is no folder but a link or a
+            file, belongs to another user, may be written by others or not by this one,
+            or holds a database of another program.
     """
     kind = kind_of_place(folder)
     if kind not in LOCAL:
@@ -304,7 +305,7 @@ def leased(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def said_if_slow(what: str) -> Iterator[None]:
-    """Log what takes so long, once it does."""
+    """Log a warning that this is still going on, if it takes `SLOW_S` or longer."""
     timer = threading.Timer(SLOW_S, LOGGER.warning, [f"still {what}"])
     timer.daemon = True
     timer.start()

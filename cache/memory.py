@@ -17,8 +17,8 @@ It takes memory only as it fills, and stops while some of what was free remains:
 that a control group or another process needs is not the cache's to take.
 
 It is as fast as LMDB on tmpfs (records of 100 KB: a get takes 14 us in both;
-`benchmarks/cache.py gets` prints them). As it has no name, nothing is left of it when
-the last process that has it open is killed.
+`benchmarks/cache.py gets` prints both). It has no name, so nothing of it is left when
+the last process that has it open ends, however it ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SLOT = struct.Struct("<16sQII")
 """Key, where its record begins, its length, the generation it belongs to."""
 MIN_SLOTS = 1 << 10
 RECORD_BYTES = 512
-"""Least capacity in bytes per slot: with smaller records, the slots run out first."""
+"""Bytes of capacity for each slot: with smaller records, the slots run out first."""
 MAX_PARTS = 1000
 """Most parts written in one call: Linux takes 1024 (IOV_MAX)."""
 Part = bytes | bytearray | memoryview
@@ -103,7 +103,7 @@ class Arena:
     """Records by key, in memory that processes share.
 
     Args:
-        descriptor: of the file; `close` closes it.
+        descriptor: the arena's file; `close` closes it.
         capacity: bytes of records in a new arena; None if the file already is one.
         samples: expected number of keys, for the hash table of a new arena.
 
@@ -319,7 +319,7 @@ def all_idle(others: Iterable[tuple[int, int]], lookups: int) -> bool:
     lookups has grown by its number of records.
 
     Args:
-        others: of each, its records, and `lookups` when it was last asked for.
+        others: for each, its records, and `lookups` when it was last asked for.
         lookups: lookups in the arena so far.
     """
     found = list(others)

@@ -38,7 +38,7 @@ EPOCHS = 10
 TIE = 0.03
 """Costs this close, relatively, are equal: a few samples cannot separate them."""
 SLIGHT = 0.02
-"""A gain below this share of a sample's computing time is not worth a codec, either."""
+"""A gain below this share of a sample's computing time is not worth a codec."""
 NO_KEY = bytes(KEY_BYTES)
 
 
@@ -132,7 +132,7 @@ def measure(
     Args:
         samples: at least one.
         codecs: the simplest first.
-        clock: in nanoseconds.
+        clock: returns nanoseconds.
 
     Raises:
         UnstorableError: one of the samples cannot be stored.
@@ -161,7 +161,7 @@ class Picker:
     """Encodes samples. Safe in any thread.
 
     Args:
-        name: of a codec, or "auto".
+        name: a codec's name, or "auto".
         samples: number of samples in an epoch.
         capacity: returns the capacity of the tier in bytes.
         from_disk: whether that tier is on disk.

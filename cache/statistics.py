@@ -64,7 +64,7 @@ class Counters:
     """A row of counts, and the sums over all rows.
 
     Args:
-        descriptor: of a shared file of zeros; `close` closes it. None means that this
+        descriptor: a shared file of zeros; `close` closes it. None means that this
             process counts for itself.
 
     Raises:

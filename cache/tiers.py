@@ -43,7 +43,7 @@ MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
 repeatedly, with pauses that double up to a hundredth of a second."""
 FIRST_BYTE = 1 << 60
-"""Locked bytes lie behind all content."""
+"""Locked bytes lie beyond all content."""
 
 STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
@@ -68,7 +68,7 @@ class Claims:
     """The keys that this process is about to store.
 
     Args:
-        descriptor: of the file that all processes share, opened by this process.
+        descriptor: the file that all processes share, as opened by this process.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -134,7 +134,7 @@ class Claims:
                 yield other
 
     def _try(self, key: bytes) -> Future[None] | None:
-        """Claim it and return None; else return its holder here, or `NOBODY`."""
+        """Claim it and return None; otherwise return its holder here, or `NOBODY`."""
         with self._lock:
             if key in self._mine:
                 other = self._mine[key]
@@ -248,7 +248,7 @@ class Here:
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
         namespace = key[:8]
-        # Before the record is read: one read before a drop stays doubted after it.
+        # Ask this first: a record that is read before a drop then stays doubted.
         doubted = namespace not in self._trusted and self.doubts(namespace)
         arena, disk = self.arena, self.disk  # another thread may give them up
         if arena is not None:

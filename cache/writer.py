@@ -42,7 +42,7 @@ class Writer:
         about: what is stored, in words.
         off: called with the reason when nothing more can be written.
         tell: called with a warning when the disk turns out to be full.
-        limit: largest size of the file in bytes; None means that of the disk.
+        limit: largest size of the file in bytes; None means the disk's own limit.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ FILLERS = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
 """Instructions that some versions of Python insert between the others."""
 ATOMS = {bool, bytes, complex, float, int, str, *map(type, (None, ..., NotImplemented))}
 ROUNDS = 1000
-"""Steps around a circle of values; each round costs as many digests as there are."""
+"""Maximum number of rounds for values in circles; each round digests all of them."""
 
 Names = dict[str, Any]
 Labelled = list[tuple[str, Any]]
@@ -143,7 +143,7 @@ class Walk:
         Values that lead to no circle are digested from the leaves up. Values in circles
         are distinguished by their surroundings, one step further each round, until a
         round distinguishes no more of them. The digest covers every value distinguished
-        in this way: two roots with one digest then look the same however far one
+        in this way: two roots with the same digest then look alike however far one
         follows them.
         """
         done: dict[int, bytes] = {}
@@ -197,7 +197,7 @@ def apart(value: Any, path: str) -> Parts:
 
 
 def object_(value: Any) -> Parts:
-    """By what a copy of it is made of."""
+    """Take an object apart into what a copy of it would be made of."""
     kind = type(value)
     if kind in MADE_OF:
         return kind.__name__, [(f".{n}", getattr(value, n)) for n in MADE_OF[kind]]
@@ -222,7 +222,7 @@ def members(values: Mapping[str, Any], without: Collection[str] = ()) -> Labelle
 
 
 def items(value: Collection[Any]) -> Parts:
-    """By its items: in order for a list or tuple, in any order for a set."""
+    """Take a collection apart into its items; those of a set have no order."""
     kind = type(value).__name__
     if isinstance(value, set | frozenset):
         return kind, [("[...]", each) for each in value]
@@ -232,7 +232,7 @@ def items(value: Collection[Any]) -> Parts:
 
 
 def dict_(value: Mapping[Any, Any]) -> Parts:
-    """By its keys and values in order, as code may iterate over them."""
+    """Take a dict apart into keys and values, in order: code may iterate over them."""
     if is_plain(value) and is_plain(value.values()):
         return f"dict {dict(value)}", []
     shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
@@ -249,7 +249,7 @@ def is_plain(values: Collection[Any]) -> bool:
 
 
 def ndarray(value: Any) -> Parts:
-    """By its type, shape and elements, whatever its memory layout."""
+    """Take an array apart: type, shape and elements, whatever its memory layout."""
     array: Any = np.asarray(value, order="C")
     kind = f"array {array.dtype!r} {array.shape}"
     if array.dtype.hasobject:
@@ -258,7 +258,7 @@ def ndarray(value: Any) -> Parts:
 
 
 def tensor(value: torch.Tensor) -> Parts:
-    """By its type, shape, elements and attributes, on whatever device it is.
+    """Take a tensor apart: type, shape, elements and attributes, on whatever device.
 
     Special kinds (sparse, nested, quantized) hold more, and "meta" tensors less.
     """
@@ -272,7 +272,7 @@ def tensor(value: torch.Tensor) -> Parts:
 
 
 def function(value: types.FunctionType) -> Parts:
-    """By its code, what the code reaches, and what is bound to it.
+    """Take a function apart: its code, what the code reaches, and what is bound to it.
 
     The code of a closure that a library made is the library's; only the values it
     closes over are the user's.
@@ -298,10 +298,10 @@ def function(value: types.FunctionType) -> Parts:
 
 
 def code_(value: types.CodeType) -> Parts:
-    """By its bytes, names and constants; not by its place in a file."""
+    """Take code apart: bytes, names and constants, but not its place in a file."""
     constants: Any = value.co_consts
     if not value.co_flags & inspect.CO_OPTIMIZED:
-        # A class in a function: it holds its line, and names in the order of a set.
+        # Of a class in a function: its line is in them, and names in a set's order.
         constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
         constants.discard(value.co_firstlineno)
     shape = (
@@ -314,7 +314,7 @@ def code_(value: types.CodeType) -> Parts:
 
 
 def class_(value: type) -> Parts:
-    """By its name, its bases and its own attributes."""
+    """Take a class apart: its name, its bases and its own attributes."""
     without = OF_A_CLASS
     if is_dataclass(value) and str(value.__doc__).startswith(f"{value.__name__}("):
         without = without | {"__doc__"}  # generated: prints sets in any order
@@ -344,7 +344,11 @@ MADE_OF: Mapping[type, tuple[str, ...]] = {
 
 
 def library(name: str) -> Parts:
-    """By its full name and its versions; a value of the user's own cannot be."""
+    """Identify a value of a library by its full name and versions.
+
+    Raises:
+        LookupError: it is the user's own.
+    """
     if (behind := release(name)) is None:
         raise LookupError(f"{name}, copied by its name alone")
     return f"library {name} of {behind}", []

@@ -38,8 +38,8 @@ CHUNK = 256
 SLOW_STAT_S = 50e-6
 """A `stat` takes 2 us on a local disk (6 us by threads), but 300 us over a network."""
 BOGUS_NS = (315_532_800 + 86_400) * 10**9
-"""Modification times up to 1980, where DOS time begins, mean nothing: archives set
-them."""
+"""Modification times up to 1 January 1980, where DOS time begins, mean nothing:
+archives set them."""
 COMMON = 0.1
 """A modification time that this share of a dataset's files have was assigned."""
 
@@ -137,11 +137,11 @@ def file_fingerprints(
 
     This is xxh3_128 of its real path, size, modification time and label. Its content
     counts, too, if that time was assigned, as by archives, container images and
-    checkouts: another file of the same size could then take its place unnoticed. In a
-    store, it is of store, path and label: changes of the object go unnoticed.
+    checkouts: another file of the same size could then take its place unnoticed. Of
+    a file in a store, only store, path and label count: a change to it goes unnoticed.
 
     Args:
-        paths: of the files.
+        paths: the files' paths.
         labels: what else each sample is made of. The number of a class changes when a
             class is added before it, although no file does.
         store: what identifies the store of the files; None for local files.
