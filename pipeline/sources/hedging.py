@@ -37,7 +37,7 @@ FIRST_FEW = 10
 """Requests that may be repeated besides: a share of the first few reads is none."""
 MAX_REQUESTS = 3
 """For one read: the second one may stall as well."""
-LOOK_S = 0.01
+LOOK_S = 0.05
 """Seconds, at least, between two looks at whether a read may be repeated."""
 
 
@@ -109,7 +109,7 @@ class HedgedReads:
         """
         left_s = begun_s + self.late_s() - time.monotonic()
         if len(self._sorted) < KNOWN:
-            left_s = min(left_s, 5 * LOOK_S)
+            left_s = min(left_s, LOOK_S)
         return max(left_s, 0.0 if self.may_hedge() else LOOK_S)
 
     def _note(self, seconds: float) -> None:
