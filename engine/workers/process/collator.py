@@ -32,7 +32,8 @@ class Collator:
         self._buffers = buffers
         self._packer = Packer(SlabPool(KEEP))
         self._calls = SeededCalls(buffers.collate)
-        # Held until the batch is packed: a collate_fn may reuse its buffer.
+        # Held while user code runs and until its batch is packed: the next call of a
+        # collate_fn may overwrite the memory of the previous batch.
         self._collating = threading.Lock()
 
     def take_back(self, returned: Returned) -> None:

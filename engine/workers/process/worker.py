@@ -96,6 +96,7 @@ class Worker:
 
     `_receiving` guards reading the pipe, `_slabs` and `_layout`; `_sending` guards
     writing. Samples are pickled and unpickled outside both, as that runs user code.
+    `_leaving` lets one lane at a time end its part of the program.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Worker:
             leave(1)
 
     def _leave(self) -> None:
-        """Let what was sent arrive."""
+        """Write what the program still holds, such as records for a cache."""
         with self._leaving:
             self._program.leave()
 
