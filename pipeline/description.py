@@ -90,7 +90,8 @@ class Description(Constructors, Printed):
             function: returns the new sample; must not return None. Coroutine functions
                 (`async def`) run in an event loop, where hundreds of calls wait at once
                 in one thread.
-            num_parallel_workers: n; (lo, hi) bounds the autotuner; or as configured.
+            num_parallel_workers: n at first, or (lo, hi): bounds for the autotuner, lo
+                at first; by default, as configured.
             executor: "auto" (chosen by measurement), "inline", "thread", "process",
                 "async", or "ray": actors of a Ray cluster, perhaps on other machines.
             name: the name of this stage in the log.

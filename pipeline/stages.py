@@ -63,7 +63,7 @@ EXECUTORS: tuple[Executor, ...] = (
     "ray",
 )
 Workers = int | tuple[int, int] | None
-"""n: exactly n; (lo, hi): between lo and hi, starting at lo; None: as configured."""
+"""n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
 """
