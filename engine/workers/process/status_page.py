@@ -99,9 +99,9 @@ class StatusPage:
             os.close(descriptor)
             raise
 
-    def hand(self, lane: int) -> LaneStatus:
+    def lane(self, number: int) -> LaneStatus:
         """Return the part of one lane."""
-        return LaneStatus(self._words, lane)
+        return LaneStatus(self._words, number)
 
     def held(self) -> list[Held]:
         """Return the samples being worked on, or those at the worker's death."""

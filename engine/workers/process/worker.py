@@ -136,9 +136,9 @@ class Worker:
 
     def _work(self, lane: int) -> None:
         random = SampleRandom(self._seed)
-        hand = self._status_page.hand(lane)
+        status = self._status_page.lane(lane)
         with contextlib.suppress(EOFError):
-            while self._serve(random, hand):
+            while self._serve(random, status):
                 pass
         self._leave()
 
@@ -155,7 +155,7 @@ class Worker:
         with self._leaving:
             self._program.leave()
 
-    def _serve(self, random: SampleRandom, hand: LaneStatus) -> bool:
+    def _serve(self, random: SampleRandom, status: LaneStatus) -> bool:
         """Do one task. Keeps no reference between two tasks."""
         with self._receiving:
             task = self._end.receive()
@@ -167,12 +167,12 @@ class Worker:
         if isinstance(task, int):
             self._widen(task)
             return True
-        hand.begin(task.number)
-        outcome, descriptors = self._do(task, sink, random, hand)
+        status.begin(task.number)
+        outcome, descriptors = self._do(task, sink, random, status)
         if self._watch is not None:
             outcome.changed = self._watch.look()
         self._reply(task, outcome, descriptors)
-        hand.end()
+        status.end()
         if self._use is not None:
             self._sure, self._use = self._use.finding() is None, None
             self._widen(self._wanted)
@@ -208,18 +208,22 @@ class Worker:
         return SlabSink(layout, layout and mapped.open(layout, placement.rows))
 
     def _do(
-        self, task: Task, sink: SlabSink | None, random: SampleRandom, hand: LaneStatus
+        self,
+        task: Task,
+        sink: SlabSink | None,
+        random: SampleRandom,
+        status: LaneStatus,
     ) -> tuple[Outcome, tuple[int, ...]]:
         """Return the outcome of a task, and descriptors to send with it."""
         descriptors: tuple[int, ...] = ()
         packed = task.inputs
         inputs = None if packed is None else loads(packed)
-        outcome = self._program.run(task.chunk, inputs, sink, random, hand)
+        outcome = self._program.run(task.chunk, inputs, sink, random, status)
         if sink is not None and sink.kept is not None:
             rows, outcome.outputs = sink.kept
             outcome.offsets = [row - task.chunk.first_row for row in rows]
             if task.batch is not None and self._collator is not None:
-                hand.begin(task.number)  # no single row is to blame for what follows
+                status.begin(task.number)  # no single row is to blame for what follows
                 descriptors = self._collator.collate(
                     *task.batch, task.chunk, outcome, alone=self._lanes == 1
                 )

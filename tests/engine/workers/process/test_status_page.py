@@ -29,26 +29,26 @@ def rows(status_page: StatusPage) -> dict[int, int]:
 
 
 def test_nothing_is_in_hand_before_a_task_and_after_it(status_page: StatusPage) -> None:
-    hand = status_page.hand(0)
+    lane = status_page.lane(0)
     assert status_page.held() == []
-    hand.begin(7)
+    lane.begin(7)
     assert rows(status_page) == {7: ALL_ROWS}
-    hand.end()
+    lane.end()
     assert status_page.held() == []
 
 
 def test_the_sample_taken_is_the_sample_shown(status_page: StatusPage) -> None:
-    hand = status_page.hand(0)
-    hand.begin(1)
-    seen = [(item, rows(status_page)[1]) for item in hand.each("abc", [0, 4, 5])]
+    lane = status_page.lane(0)
+    lane.begin(1)
+    seen = [(item, rows(status_page)[1]) for item in lane.each("abc", [0, 4, 5])]
     assert seen == [("a", 0), ("b", 4), ("c", 5)]
     assert rows(status_page) == {1: ALL_ROWS}
 
 
 def test_lanes_do_not_mix(status_page: StatusPage) -> None:
     for lane in (0, 1, 499):
-        status_page.hand(lane).begin(100 + lane)
-    status_page.hand(1).end()
+        status_page.lane(lane).begin(100 + lane)
+    status_page.lane(1).end()
     assert rows(status_page) == {100: ALL_ROWS, 599: ALL_ROWS}
 
 
@@ -58,9 +58,9 @@ def test_a_killed_process_leaves_what_it_held_its_status_and_its_stacks(
     pid = os.fork()
     if pid == 0:
         faulthandler.enable(status_page.descriptor)
-        hand = status_page.hand(3)
-        hand.begin(12)
-        for _ in hand.each(range(10), range(10)):
+        lane = status_page.lane(3)
+        lane.begin(12)
+        for _ in lane.each(range(10), range(10)):
             if rows(status_page)[12] == 6:
                 os.abort()
     _, status = os.waitpid(pid, 0)
@@ -82,8 +82,8 @@ def test_a_page_says_nothing_until_something_is_written(
 def test_it_is_known_when_a_lane_last_moved(status_page: StatusPage) -> None:
     assert status_page.moved_ns() == 0
     before = time.monotonic_ns()
-    status_page.hand(0).begin(1)
-    status_page.hand(3).begin(2)
+    status_page.lane(0).begin(1)
+    status_page.lane(3).begin(2)
     begun = status_page.moved_ns()
-    status_page.hand(0).end()
+    status_page.lane(0).end()
     assert before <= begun <= status_page.moved_ns() <= time.monotonic_ns()

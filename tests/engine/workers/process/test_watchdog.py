@@ -32,7 +32,7 @@ def due_s(child: WorkerChild) -> float:
 
 
 def test_a_task_in_hand_is_due_a_limit_after_it_was_begun(child: WorkerChild) -> None:
-    child.status_page.hand(0).begin(2)
+    child.status_page.lane(0).begin(2)
     assert due_s(child) == pytest.approx(60.0, abs=1.0)
 
 
@@ -43,7 +43,7 @@ def test_a_task_that_nobody_takes_up_is_due_too(child: WorkerChild) -> None:
 def test_a_lane_that_stops_right_after_it_told_an_outcome_is_due(
     child: WorkerChild,
 ) -> None:
-    child.status_page.hand(0).begin(1)  # of which the trainer has heard all
+    child.status_page.lane(0).begin(1)  # of which the trainer has heard all
     assert due_s(child) == pytest.approx(60.0, abs=1.0)
 
 
