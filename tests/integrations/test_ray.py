@@ -59,7 +59,9 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(told.read_text()))
 
 
-slow = pytest.mark.slow
+def slow(test: Any) -> Any:
+    """Mark a test that takes a while, and runs alone: a cluster has many processes."""
+    return pytest.mark.slow(pytest.mark.serial(test))
 
 
 @slow
@@ -70,7 +72,6 @@ def test_actors_make_the_bytes_that_threads_make(folder: Path) -> None:
 
 
 @slow
-@pytest.mark.serial
 def test_two_raylets_beat_one(folder: Path) -> None:
     told = run("two_raylets", folder)
     one, two = told["rates"]
@@ -88,7 +89,6 @@ def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> 
 
 
 @slow
-@pytest.mark.serial
 def test_the_tuner_finds_as_many_actors_as_there_is_room_for(folder: Path) -> None:
     told = run("tuned", folder, folder / "log")
     assert told["found"] >= 0.95 * told["best"], told
