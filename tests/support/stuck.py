@@ -31,7 +31,8 @@ def ended_when_stuck(limit_s: float) -> Iterator[Path]:
     """
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-        timer = threading.Timer(limit_s, end, (file,))
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        timer = threading.Timer(limit_s, end, (file, before))
         timer.daemon = True
         timer.start()
         try:
@@ -42,9 +43,10 @@ def ended_when_stuck(limit_s: float) -> Iterator[Path]:
             faulthandler.unregister(signal.SIGUSR1)
 
 
-def end(file: IO[str]) -> None:
-    """Write the stacks, then kill the children."""
-    children = psutil.Process().children(recursive=True)
+def end(file: IO[str], before: set[int]) -> None:
+    """Write the stacks, then kill the children that were not there before."""
+    found = psutil.Process().children(recursive=True)
+    children = [child for child in found if child.pid not in before]
     for pid in (os.getpid(), *(child.pid for child in children)):
         file.write(f"process {pid}\n")
         file.flush()
