@@ -56,6 +56,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     # It warns once in a process, so penstock or torch does.
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
+    # So does this one. As an error it hangs torch's loader: the thread that sends what
+    # a worker made drops what it cannot pickle, and the trainer waits for it.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
     # The handles are the user's.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -143,8 +146,8 @@ def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
         seed = random.SystemRandom().randrange(2**32)
     with ended_when_stuck(STUCK_TEST_S) as stacks:
         different = run_seed(seed, OF_A_SEED)
-    shown = "\n".join(f"{case}\n{text}" for case, text in different)
-    assert not different, f"seed {seed}:\n{shown}\n{stacks.read_text()}"
+        shown = "\n".join(f"{case}\n{text}" for case, text in different)
+        assert not different, f"seed {seed}:\n{shown}\n{stacks.read_text()}"
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,12 @@ class Shell(code.InteractiveInterpreter):
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a shell keeps of the last exception holds its frames."""
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a shell keeps of the last exception holds its frames.
+
+    A shell shows exceptions itself only where no package, such as Ray, does.
+    """
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     yield
     sys.last_value = sys.last_traceback = None
     gc.collect()
