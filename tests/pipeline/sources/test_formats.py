@@ -238,7 +238,6 @@ def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "empty.lmdb").mkdir()
     refused = [
         (ps.Pipeline.from_webdataset, "pipe:cat a.tar", "runs no commands"),
-        (ps.Pipeline.from_parquet, "s3://bucket/a.parquet", "mount the store"),
         (ps.Pipeline.from_webdataset, "a-{0..9999999}.tar", "see that the numbers"),
         (ps.Pipeline.from_webdataset, tmp_path / "a-{0..2}.tar", "found no file"),
         (ps.Pipeline.from_webdataset, tmp_path / "*.tar", "found no file"),
@@ -249,6 +248,12 @@ def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     for make, path, message in refused:
         with pytest.raises(ps.SpecError, match=message):
             make(path)
+
+
+def test_a_table_in_a_store_is_refused_with_the_cure() -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ps.SpecError, match="mount the store"):
+        ps.Pipeline.from_parquet("s3://bucket/a.parquet")
 
 
 def test_columns_are_chosen_and_must_be_there(tmp_path: Path) -> None:
