@@ -109,8 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             and then torch's own workers load, untuned.
         thread_safe: True lets several threads of a process load at once. penstock then
             seeds nothing, because threads share the global generators.
-        snapshot_every_n_steps: accepted for code written for torchdata's loader and
-            otherwise ignored; a state is exact after every batch.
+        snapshot_every_n_steps: torchdata's; ignored, as every state is exact.
         name: the name of this loader in the log and its files (default: the variable
             that it is stored in, without `_loader`; or file and line).
         **kwargs: as torch takes them.

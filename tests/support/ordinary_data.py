@@ -52,8 +52,6 @@ __all__ = [
 DRAWN = 1000.0
 NOT_DRAWN = 999.0
 
-# What samples look like
-
 
 class Pair(NamedTuple):
     """A namedtuple of the user's."""

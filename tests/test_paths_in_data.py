@@ -1,0 +1,70 @@
+"""Data that remembers what it has worked out is data that has not changed."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import time
+from pathlib import Path
+
+import penstock as ps
+from penstock.engine.movable import changed, snapshot
+from support.short_epochs import LENGTH, work
+
+
+class Split(enum.Enum):
+    """Which part of the data."""
+
+    TRAIN = "train"
+
+
+class Photographs:
+    """Keeps paths, which remember their text, and an index made at first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = [folder / f"{index}.npy" for index in range(4)]
+        self.split, self.notes = Split.TRAIN, {"first": folder / "notes"}
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    @functools.cached_property
+    def index(self) -> dict[str, list[int]]:
+        return {"rows": [*range(4)]}
+
+    def __getitem__(self, index: int) -> int:
+        work()
+        names = str(self.files[index % 4]), os.fspath(self.notes["first"])
+        hash(self.files[index % 4])
+        return index + len(self.index["rows"]) + len(names) + len(self.split.name)
+
+
+def test_what_is_worked_out_once_is_no_change() -> None:
+    data = Photographs(Path("folder"))
+    before = snapshot([data])
+    first = data[3]
+    assert changed(before, [data]) is None
+    assert data[3] == first
+    data.index["rows"].append(5)
+    assert str(changed(before, [data])).startswith(".index")
+    del data.index
+    assert str(changed(before, [data])).startswith(".index")
+
+
+def test_a_value_in_the_place_of_another_is_a_change() -> None:
+    data = Photographs(Path("folder"))
+    before = snapshot([data])
+    data.files[2] = Path("another")
+    assert changed(before, [data]) == ".files[2]"
+
+
+def test_data_that_keeps_paths_moves_to_workers(tmp_path: Path) -> None:
+    ps.set_enable_autotune(True)
+    loader = ps.DataLoader(Photographs(tmp_path), 8)  # type: ignore[arg-type]
+    expected = [[index + 11 for index in range(at, at + 8)] for at in range(0, 40, 8)]
+    assert [batch.tolist() for batch in loader][:5] == expected
+    until = time.monotonic() + 30
+    while loader.explain().stages[0].executor == "inline":
+        assert time.monotonic() < until
+        assert [batch.tolist() for batch in loader][:5] == expected
