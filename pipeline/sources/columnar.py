@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ... import config
 from ...errors import SpecError, check
-from .paths import Paths, files_here
+from .paths import Paths, files_here, first_of
 from .per_process import PerProcess, missing, prints_of_rows
 from .source import Source, digest
 
@@ -115,8 +115,7 @@ class Columnar(Source):
 
     @property
     def shown(self) -> tuple[object, ...]:
-        several = f"{self.paths[0]}, ..." if len(self.paths) > 1 else self.paths[0]
-        return (several,)
+        return (first_of(self.paths),)
 
     @property
     def group_sizes(self) -> list[int]:

@@ -48,6 +48,11 @@ def files_here(source: str, paths: Paths) -> tuple[str, ...]:
     return tuple(map(os.path.abspath, given))
 
 
+def first_of(paths: Sequence[str]) -> str:
+    """Return the first path, with dots if there are more, as pipelines print it."""
+    return f"{paths[0]}, ..." if len(paths) > 1 else paths[0]
+
+
 def matches(pattern: str) -> list[str]:
     """Return the files that match a pattern, sorted; a path without magic as it is."""
     if not glob.has_magic(pattern):

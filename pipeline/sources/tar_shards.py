@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ...errors import check
-from .paths import Paths, files_here
+from .paths import Paths, files_here, first_of
 from .per_process import PerProcess, prints_of_rows
 from .source import Source, digest
 from .tar_index import Index, Indexing, Member, members_of
@@ -52,8 +52,7 @@ class Shards(Source):
 
     @property
     def shown(self) -> tuple[object, ...]:
-        several = f"{self.paths[0]}, ..." if len(self.paths) > 1 else self.paths[0]
-        return (several,)
+        return (first_of(self.paths),)
 
     @property
     def group_sizes(self) -> list[int]:
