@@ -33,12 +33,12 @@ async def settled() -> None:
     """
     known = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # noqa: SLF001
     for _ in range(LOOKS):
-        still_open = [each for each in list(known.values()) if each._sock is not None]  # noqa: SLF001
+        for transport in list(known.values()):
+            transport.abort()
+        await asyncio.sleep(0.01)  # clients notice, too
+        still_open = any(each._sock is not None for each in list(known.values()))  # noqa: SLF001
         if not still_open and len(asyncio.all_tasks()) == 1:
             return
-        for transport in still_open:
-            transport.abort()
-        await asyncio.sleep(0.01)
 
 
 class HttpStore:
