@@ -92,11 +92,16 @@ def used(folder: Path, samples: int) -> int:
     return len(first)
 
 
-def damage(data: bytes, dice: random.Random, step: int) -> Iterator[tuple[str, bytes]]:
-    """Yield damaged copies of a file: bits flipped, cut short, or replaced."""
+def damage(
+    data: bytes, dice: random.Random, step: int, first: int
+) -> Iterator[tuple[str, bytes]]:
+    """Yield damaged copies of a file: bits flipped, cut short, or replaced.
+
+    One bit is flipped of byte `first` and of each `step` bytes further.
+    """
     for other in (b"", b"{}", b"[1]", b"null", b"[" * 4000, dice.randbytes(5000)):
         yield f"{other[:6]!r}", other
-    for at in range(dice.randrange(step), len(data), step):
+    for at in range(first, len(data), step):
         bit = dice.randrange(8)
         changed = bytearray(data)
         changed[at] ^= 1 << bit
@@ -107,17 +112,17 @@ def damage(data: bytes, dice: random.Random, step: int) -> Iterator[tuple[str, b
         yield f"cut to {length}", data[:length]
 
 
-def harm(place: Path, name: str, step: int, seed: int = 0) -> None:
+def harm(place: Path, name: str, step: int, first: int) -> None:
     """Open a cache again and again, each time with one file of it damaged."""
     samples = 4
-    dice = random.Random(seed)
+    dice = random.Random(first)
     pristine, folder = place / "pristine", place / "harmed"
     small(pristine, samples)
     path = pristine / FOLDER / name
     data = path.read_bytes() if path.exists() else b""
     whole = count = 0
     with quiet():
-        for what, damaged in damage(data, dice, step):
+        for what, damaged in damage(data, dice, step, first):
             shutil.copytree(pristine, folder)
             (folder / FOLDER / name).write_bytes(damaged)
             print(f"{name}: {what}", file=sys.stderr)  # the last line says what crashed
@@ -138,7 +143,7 @@ def lists(place: Path) -> None:
         theirs = path.read_bytes()
         wrong = [[asdict(replace(mine, **{n: v}))] for n in asdict(mine) for v in ODD]
         texts = [json.dumps(each).encode() for each in (*wrong, [asdict(mine)], [{}])]
-        changes = damage(theirs, random.Random(0), 1)
+        changes = damage(theirs, random.Random(0), 1, 0)
         for text in (*texts, *(text for _, text in changes)):
             path.write_bytes(text)
             cache = cache_in(None, RAM)
@@ -200,8 +205,8 @@ def main() -> None:
     """Run the function that the arguments name."""
     what, *arguments = sys.argv[1:]
     match what, arguments:
-        case "harm", [place, name, step]:
-            harm(Path(place), name, int(step))
+        case "harm", [place, name, step, first]:
+            harm(Path(place), name, int(step), int(first))
         case "lists", [place]:
             lists(Path(place))
         case "limited", [place, step]:
