@@ -24,7 +24,7 @@ def changes(decisions: tuple[Decision, ...]) -> list[tuple[str, str, int, int]]:
 
 
 def outcome(old: int, new: int, before: float, after: float) -> DecisionOutcome:
-    """What came of a change of the reader's workers, in rows a second."""
+    """Return the outcome of changing the reader's workers, in rows a second."""
     change = Decision(READ, WORKERS, old, new, "law", "", 2.0)
     kept = after > before
     return DecisionOutcome(
@@ -33,7 +33,7 @@ def outcome(old: int, new: int, before: float, after: float) -> DecisionOutcome:
 
 
 def known(*outcomes: DecisionOutcome) -> LawMemory:
-    """The memory after these, seen one after the other."""
+    """Return a memory that has seen these outcomes in order."""
     memory = POLICY.start()
     for each in outcomes:
         case = replace(situation(starved()), outcomes=(each,))
@@ -42,7 +42,7 @@ def known(*outcomes: DecisionOutcome) -> LawMemory:
 
 
 def with_workers(seen: Observation, workers: int) -> Observation:
-    """The observation with so many readers, all of them busy."""
+    """Return the observation with that many readers, all busy."""
     first = seen.segments[0]
     crowd = replace(
         first,
@@ -64,7 +64,7 @@ def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
     )
 
 
-def test_no_more_is_given_than_keeps_the_trainer_busy() -> None:
+def test_a_stage_gets_no_more_workers_than_keep_the_trainer_busy() -> None:
     seen = starved()
     nearly = replace(seen, trainer=replace(seen.trainer, wait_s=0.5, gap_s=0.5))
     # 128 rows/s: two busy workers, and some to spare.
@@ -90,41 +90,41 @@ def test_a_pinned_stage_is_left_alone() -> None:
     assert decide(situation(starved(), tunable=False)) == ()
 
 
-def test_the_peak_is_looked_for_between_the_best_and_its_neighbours() -> None:
+def test_the_peak_is_sought_between_the_best_and_the_numbers_beside_it() -> None:
     memory = known(outcome(1, 5, 60.0, 64.0), outcome(5, 21, 64.0, 25.0))
     crowd = with_workers(starved(), 5)
     (decision,) = decide(situation(crowd), memory)
     assert (decision.rule, decision.old, decision.new) == ("peak", 5, 2)
 
 
-def test_the_best_number_known_is_gone_back_to() -> None:
+def test_the_law_goes_back_to_the_best_number_known() -> None:
     memory = known(outcome(32, 6, 50.0, 90.0), outcome(6, 12, 90.0, 70.0))
     crowd = with_workers(starved(), 12)
     (decision,) = decide(situation(crowd), memory)
     assert (decision.rule, decision.new) == ("peak", 6)
 
 
-def test_more_that_brought_no_more_is_gone_back_from() -> None:
-    # A trial may find it worth its while, where the trainer lives on what is in stock.
+def test_workers_that_brought_nothing_are_given_back() -> None:
+    # A trial may keep them all the same while the trainer lives on prefetched batches.
     memory = known(outcome(20, 32, 63.0, 64.0))
     (decision,) = decide(situation(with_workers(starved(), 32)), memory)
     assert (decision.rule, decision.new) == ("peak", 20)
 
 
-def test_a_curve_that_is_not_what_is_seen_is_forgotten() -> None:
-    # Five workers were remembered for 110 rows/s, which stock may have lent: it is 64.
+def test_a_curve_that_contradicts_what_is_seen_is_forgotten() -> None:
+    # The curve says 110 rows/s for five, perhaps thanks to stock; 64 is what is seen.
     memory = known(outcome(1, 5, 110.0, 110.0))
     (decision,) = decide(situation(with_workers(starved(), 5)), memory)
     assert (decision.rule, decision.old) == ("law", 5)
 
 
-def test_fewer_are_not_tried_where_each_worker_brought_its_share() -> None:
+def test_fewer_workers_are_not_tried_where_each_brought_its_share() -> None:
     memory = known(outcome(2, 8, 16.0, 64.0), outcome(8, 9, 64.0, 50.0))
     crowd = with_workers(starved(), 8)
     assert decide(situation(crowd), memory) == ()
 
 
-def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
+def test_nothing_is_tried_once_all_numbers_about_the_peak_are_known() -> None:
     memory = known(
         outcome(2, 3, 53.0, 64.0),
         outcome(3, 4, 64.0, 47.0),
@@ -132,12 +132,12 @@ def test_where_all_numbers_about_the_peak_are_known_nothing_is_tried() -> None:
     assert decide(situation(with_workers(starved(), 3)), memory) == ()
 
 
-def test_numbers_too_near_to_be_told_apart_are_not_tried() -> None:
+def test_numbers_too_close_to_tell_apart_are_not_tried() -> None:
     outcomes = outcome(33, 40, 50.0, 64.0), outcome(40, 46, 64.0, 60.0)
     assert decide(situation(with_workers(starved(), 40)), known(*outcomes)) == ()
 
 
-def test_what_came_of_threads_says_nothing_of_processes() -> None:
+def test_results_with_threads_say_nothing_of_processes() -> None:
     memory = known(outcome(1, 5, 100.0, 110.0))
     seen = with_workers(starved(), 5)
     first, *rest = seen.segments
@@ -147,7 +147,7 @@ def test_what_came_of_threads_says_nothing_of_processes() -> None:
     assert [decision.rule for decision in found] == ["law"]
 
 
-def test_many_workers_that_wait_get_enough_ahead_for_several_rows_each() -> None:
+def test_many_waiting_workers_get_a_prefetch_of_several_rows_each() -> None:
     # 640 rows/s of 62.5 ms keep 40 workers busy; twice as many need 108 and 7 batches.
     seen = with_workers(starved(), 40)
     read, decode = (replace(each, rows=640) for each in seen.segments)
@@ -160,7 +160,7 @@ def test_many_workers_that_wait_get_enough_ahead_for_several_rows_each() -> None
     assert [knob for _, knob, *_ in changes(decide(tight))] == [WORKERS]
 
 
-def test_a_gain_elsewhere_makes_what_is_known_obsolete() -> None:
+def test_a_gain_elsewhere_makes_old_results_obsolete() -> None:
     memory = known(outcome(2, 3, 190.0, 230.0))
     assert dict(memory.curves)[READ] == ((2, 190.0), (3, 230.0))
     gain = outcome(1, 4, 100.0, 200.0)
@@ -169,7 +169,7 @@ def test_a_gain_elsewhere_makes_what_is_known_obsolete() -> None:
     assert READ not in dict(POLICY.decide(case, memory)[1].curves)
 
 
-def test_queues_grow_where_no_worker_is_busy_but_held_back() -> None:
+def test_queues_grow_where_workers_are_held_back_and_none_is_busy() -> None:
     seen = starved()
     idle = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
     held = replace(seen, segments=(idle, seen.segments[1]))
@@ -178,7 +178,7 @@ def test_queues_grow_where_no_worker_is_busy_but_held_back() -> None:
     assert decide(situation(held, upper=1, memory_bytes=1_000_001)) == ()
 
 
-def test_idle_workers_are_given_back_to_what_the_trainer_needs() -> None:
+def test_idle_workers_are_given_back_down_to_what_the_trainer_needs() -> None:
     memory = POLICY.start()
     found: tuple[Decision, ...] = ()
     for _ in range(2):
@@ -188,10 +188,10 @@ def test_idle_workers_are_given_back_to_what_the_trainer_needs() -> None:
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(0, 8), (40, 7), (320, 7)])
-def test_a_trainer_that_lives_on_the_stock_does_not_make_workers_idle(
+def test_workers_do_not_count_as_idle_while_the_trainer_lives_on_stock(
     rows: int, kept: int
 ) -> None:
-    seen = at_ease(workers=8)  # 320 rows a second are taken
+    seen = at_ease(workers=8)  # the trainer takes 320 rows a second
     first = replace(seen.segments[0], rows=rows, run_s=0.7 * rows / 40)
     memory, found = POLICY.start(), ()
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_a_trainer_that_lives_on_the_stock_does_not_make_workers_idle(
     }
 
 
-def test_a_wait_with_batches_ready_is_the_hand_over_and_nothing_helps() -> None:
+def test_a_wait_with_batches_ready_is_the_handover_and_changes_nothing() -> None:
     ready = ConnectorObservation(
         occupancy=128, capacity=128, empty=0.0, full=1.0, nbytes=1.0
     )
@@ -213,33 +213,33 @@ def test_a_wait_with_batches_ready_is_the_hand_over_and_nothing_helps() -> None:
 
 
 def at_the_gil(workers: int) -> Observation:
-    """So many threads, held up by the GIL alone."""
+    """Return that many threads, held up by the GIL alone."""
     crowd = with_workers(starved(), workers)
     return replace(crowd, gil_held=0.95)
 
 
-def test_threads_that_take_turns_at_the_gil_get_no_more_of_them() -> None:
+def test_no_thread_is_added_where_threads_take_turns_at_the_gil() -> None:
     assert decide(situation(at_the_gil(1))) == ()
 
 
-def test_many_threads_at_the_gil_are_made_fewer() -> None:
+def test_many_threads_that_queue_for_the_gil_become_fewer() -> None:
     (decision,) = decide(situation(at_the_gil(6)))
     assert (decision.old, decision.new, decision.rule) == (6, 3, "crowded")
 
 
 def queued(workers: int) -> Observation:
-    """So many workers that compute, half of the time in the run queue."""
+    """Return that many computing workers, half of their time in the run queue."""
     crowd = with_workers(starved(), workers)
     first, *rest = crowd.segments
     waiting = replace(first, cpu_s=0.4 * first.run_s, queued_s=0.5 * first.run_s)
     return replace(crowd, segments=(waiting, *rest))
 
 
-def test_workers_that_wait_for_a_core_get_no_more_of_them() -> None:
+def test_no_worker_is_added_where_workers_wait_for_a_core() -> None:
     assert decide(situation(queued(2), cores=8.0)) == ()
 
 
-def test_many_that_wait_for_a_core_are_made_fewer_by_a_half_or_more() -> None:
+def test_many_workers_that_wait_for_a_core_become_half_as_many_or_fewer() -> None:
     def thinned(workers: int) -> Decision:
         case = situation(queued(workers), cores=2.0)
         budget = replace(case.budget, whole_machine=True)

@@ -1,4 +1,4 @@
-"""What a cache would spare and take, told for each place where one may stand."""
+"""What a cache would save and cost at each place where one may stand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ AUGMENT = PartObservation("Map(ID:2) augment", 0.0010, 1 << 18, None)
 
 
 def seen(*parts: PartObservation) -> Observation:
-    """A window of one segment with these operations."""
+    """Return a window of one segment with these operations."""
     observation = starved()
     segment = replace(observation.segments[0], parts=parts)
     return replace(observation, segments=(segment,))
 
 
-def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
+def test_a_place_is_reported_with_what_it_saves_and_what_it_costs() -> None:
     (point,) = cache_points(seen(READ, DECODE, AUGMENT))
     assert point.line == (
         "a cache after Map(ID:1) decode would save 2.00 of 3.00 ms of work a sample,"
@@ -28,32 +28,32 @@ def test_a_place_is_told_with_what_it_spares_and_what_it_takes() -> None:
     )
 
 
-def test_a_place_that_spares_next_to_nothing_is_not_worth_a_word() -> None:
+def test_a_place_that_saves_next_to_nothing_is_not_reported() -> None:
     assert cache_points(seen(READ, replace(AUGMENT, run_s_per_row=0.002))) == ()
 
 
-def test_behind_what_is_random_there_is_no_place() -> None:
+def test_a_cache_has_no_place_behind_a_random_operation() -> None:
     assert cache_points(seen(AUGMENT, DECODE)) == ()
 
 
-def test_what_was_not_measured_is_not_told() -> None:
+def test_an_operation_that_was_not_measured_is_not_reported() -> None:
     assert cache_points(seen(replace(DECODE, bytes_per_row=0.0))) == ()
 
 
-def test_the_place_that_spares_most_comes_first() -> None:
+def test_the_place_that_saves_most_comes_first() -> None:
     resize = replace(DECODE, name="Map(ID:2) resize", bytes_per_row=1 << 17)
     observation = seen(READ, DECODE, resize)
     roomy = [point.part for point in worthwhile(observation, 1 << 40)]
     assert roomy == ["Map(ID:2) resize", "Map(ID:1) decode"]
 
 
-def test_where_room_is_short_small_samples_come_first() -> None:
+def test_small_samples_come_first_where_room_is_short() -> None:
     grow = replace(DECODE, name="Map(ID:2) grow", bytes_per_row=100 << 20)
     found = worthwhile(seen(READ, DECODE, grow), 1000 << 20)
     assert [point.part for point in found] == ["Map(ID:1) decode"]
 
 
-def test_what_is_as_fast_as_a_cache_is_not_cached() -> None:
+def test_an_operation_as_fast_as_a_cache_is_not_cached() -> None:
     fast = replace(READ, run_s_per_row=0.00002, bytes_per_row=100.0)
     assert not worthwhile(seen(fast), 1 << 40)
 

@@ -1,4 +1,4 @@
-"""Each cause, from one window; and advice in the words of the face in use."""
+"""Each cause, from one window, and advice in the words of the user's interface."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ FOUR = Budget(4.0, 10**9)
 
 
 def with_last(seen: Observation, **changes: Any) -> Observation:
-    """The window, its last segment another."""
+    """Return the window with its last segment replaced."""
     *before, last = seen.segments
     return replace(seen, segments=(*before, replace(last, **changes)))
 
 
 def parts(*, read_s: float, decode_s: float) -> tuple[PartObservation, ...]:
-    """A read that waits, and a decoder that computes, as one segment has them."""
+    """Return a read that waits and a decoder that computes, fused into one segment."""
     return (
         PartObservation(READ, read_s, 0.0, None),
         PartObservation(DECODE, decode_s, 0.0, None, decode_s),
     )
 
 
-def test_of_fused_operations_the_longest_is_to_blame_for_what_it_does() -> None:
+def test_the_longest_of_fused_operations_is_blamed() -> None:
     reads = with_last(computing(), parts=parts(read_s=0.003, decode_s=0.002))
     found = explain(reads)
     assert found.bottleneck == READ
@@ -54,8 +54,8 @@ def test_of_fused_operations_the_longest_is_to_blame_for_what_it_does() -> None:
     ("run_us", "cpu_us", "cause"),
     [
         (50.0, 30.0, "the GIL: decode computes 0.03 of 0.05 ms a sample"),
-        (50.0, 5.0, "waiting reads"),  # of which little is computed
-        (500.0, 300.0, "waiting reads"),  # for longer than the GIL is held
+        (50.0, 5.0, "waiting reads"),  # little of it is computing
+        (500.0, 300.0, "waiting reads"),  # for longer than anybody holds the GIL
     ],
 )
 def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
@@ -67,7 +67,7 @@ def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
     assert found.cause.startswith(cause)
 
 
-def test_a_trainer_that_loading_slows_down_is_told_by_how_much() -> None:
+def test_the_report_says_how_much_loading_slows_the_trainer_down() -> None:
     found = ContentionObservation(0.012, 0.010, certain=True)
     seen = replace(at_ease(), contention=found)
     assert explain(seen).cause == (
@@ -93,7 +93,7 @@ def test_a_wait_with_batches_ready_is_contention() -> None:
     assert free.advice == ()
 
 
-def test_collating_in_the_trainer_is_told_of_the_stage_that_batches() -> None:
+def test_collating_in_the_trainer_is_reported_for_the_batch_stage() -> None:
     trainer = TrainerObservation(10, 640, 0.9, 0.1, collate_s=0.7)
     seen = with_last(replace(computing(), trainer=trainer), queue_name="Batch(ID:2)")
     found = explain(seen)
@@ -101,7 +101,7 @@ def test_collating_in_the_trainer_is_told_of_the_stage_that_batches() -> None:
     assert found.cause.startswith("collate: putting samples together takes the trainer")
 
 
-def test_what_the_trainer_does_itself_is_not_hidden_by_busy_threads() -> None:
+def test_busy_threads_do_not_hide_what_the_trainer_does_itself() -> None:
     seen = starved()
     inline = replace(seen.segments[0], executor="inline", run_s=0.8, wait_credit_s=0.0)
     decode = replace(seen.segments[1], run_s=0.85, cpu_s=0.8)
@@ -110,11 +110,11 @@ def test_what_the_trainer_does_itself_is_not_hidden_by_busy_threads() -> None:
     assert "in the trainer's own time" in found.cause
 
 
-# Stragglers and bytes are told apart
+# Stragglers are told apart from a lack of bytes
 
 
 def waiting_for_slow_samples(*, workers: int = 4) -> Observation:
-    """Four workers, most of them at the bound while one sample is waited for."""
+    """Return four workers, most of them at the bound while one sample is late."""
     trainer = TrainerObservation(steps=10, rows=64, wait_s=0.5, gap_s=0.5)
     seen = replace(starved(), trainer=trainer)
     last = replace(
@@ -142,7 +142,7 @@ def test_workers_that_wait_at_the_bound_for_slow_samples_are_not_short_of_bytes(
     assert explain(waiting_for_slow_samples(), tuned=True).advice == ()
 
 
-def test_no_more_is_prefetched_than_the_memory_budget_holds() -> None:
+def test_prefetching_stays_within_the_memory_budget() -> None:
     seen = replace(waiting_for_slow_samples(), batch_bytes=GIB, held_bytes=2 * GIB)
     tight, roomy = Budget(4.0, 3 * GIB), Budget(4.0, 5 * GIB)
     assert explain(seen, tight).advice == ()
@@ -155,7 +155,7 @@ def short_of_bytes(**changes: Any) -> Observation:
     return replace(seen, segments=(read, seen.segments[1]), **changes)
 
 
-def test_batches_too_large_for_the_memory_budget_are_called_so() -> None:
+def test_batches_too_large_for_the_memory_budget_are_reported_as_such() -> None:
     seen = short_of_bytes(held_bytes=3 * GIB // 2, batch_bytes=3 * GIB // 2)
     found = explain(seen, Budget(4.0, 2 * GIB, free_bytes=64 * GIB))
     assert found.cause == (
@@ -166,7 +166,7 @@ def test_batches_too_large_for_the_memory_budget_are_called_so() -> None:
 
 
 @pytest.mark.parametrize("free", [GIB, 3 * GIB, 5 * GIB, 64 * GIB])
-def test_advice_on_bytes_never_lowers_the_budget_or_takes_what_is_not_there(
+def test_advice_on_bytes_never_lowers_the_budget_or_exceeds_memory(
     free: int,
 ) -> None:
     seen = short_of_bytes(held_bytes=2 * GIB)
@@ -180,7 +180,7 @@ def test_advice_on_bytes_never_lowers_the_budget_or_takes_what_is_not_there(
 
 
 def as_code(line: str) -> str:
-    """Put a method behind a pipeline, and an argument into a call."""
+    """Append a method to a pipeline, or put an argument into a call."""
     if line.startswith("."):
         return f"pipe{line}"
     return line if line.startswith(("ps.", "DataLoader(")) else f"stage({line}\n)"
@@ -202,7 +202,7 @@ def told(seen: Observation, face: Any = "Pipeline", **given: Any) -> Explanation
     ],
     ids=["read", "decode", "GIL", "stragglers", "memory"],
 )
-def test_advice_can_be_pasted_and_has_the_words_of_its_face(
+def test_advice_can_be_pasted_and_uses_the_words_of_its_interface(
     face: Any, seen: Observation
 ) -> None:
     advice = told(with_last(seen, num_parallel_workers=2), face).advice
@@ -221,13 +221,13 @@ def test_a_loader_is_advised_on_its_own_arguments() -> None:
     assert told(turns, "DataLoader").advice == ("DataLoader(thread_safe=False)",)
 
 
-def test_what_computes_is_not_advised_more_workers_than_there_are_cores() -> None:
+def test_a_computing_stage_is_not_advised_more_workers_than_cores() -> None:
     advice = explain(computing(), FOUR).advice
     assert f"num_parallel_workers=4  # for {DECODE}" in advice
     assert f"num_parallel_workers=10  # for {READ}" in explain(starved(), FOUR).advice
 
 
-def test_nothing_is_advised_that_a_bound_or_the_data_rules_out() -> None:
+def test_advice_never_breaks_a_bound_and_always_suits_the_data() -> None:
     seen = starved()
     iterable = replace(seen.segments[0], iterable=True)
     found = explain(replace(seen, segments=(iterable, seen.segments[1])))
@@ -247,7 +247,7 @@ def test_processes_are_not_advised_where_they_were_tried_or_no_core_is_free() ->
     assert explain(turns, Budget(1.0, 10**9)).advice == ()
 
 
-def test_one_pass_over_images_is_advised_for_a_folder_of_them_alone() -> None:
+def test_one_pass_over_images_is_advised_for_folders_of_images_alone() -> None:
     assert any("ps.image" in line for line in explain(computing()).advice)
     sounds = replace(computing().segments[0], name="Dataset(ID:0) Sounds")
     seen = replace(computing(), segments=(sounds, computing().segments[1]))
@@ -269,7 +269,7 @@ def test_threads_at_the_gil_are_told_apart_by_what_they_compute(
     assert explain(turns).bottleneck == "Batch(ID:2)"
 
 
-def test_a_wait_for_first_batches_is_not_laid_on_uneven_samples() -> None:
+def test_a_wait_for_first_batches_is_not_blamed_on_uneven_samples() -> None:
     held = waiting_for_slow_samples()
     short = replace(held, trainer=replace(held.trainer, first_s=0.4))
     assert explain(short).cause.startswith("the beginning of epochs: 80% of the wait")

@@ -116,7 +116,7 @@ def test_a_whole_machine_may_be_filled_up() -> None:
     assert decide(replace(case, budget=whole))[0].new == 2
 
 
-def test_a_broken_cpu_budget_is_mended_first_and_for_good() -> None:
+def test_a_broken_cpu_budget_is_restored_first_and_for_good() -> None:
     busy = computing()
     pair = replace(busy.segments[1], num_parallel_workers=2)
     seen = replace(busy, segments=(busy.segments[0], pair))
@@ -125,7 +125,7 @@ def test_a_broken_cpu_budget_is_mended_first_and_for_good() -> None:
     assert decision.forced
 
 
-def test_idle_workers_are_given_back_after_a_while_at_ease() -> None:
+def test_idle_workers_are_given_back_after_a_while_without_waits() -> None:
     assert eased_for(2, at_ease()) == ()
     assert changes(eased_for(3, at_ease())) == [
         (READ, "num_parallel_workers", 8, 2),
@@ -150,7 +150,7 @@ def failure(old: int, new: int) -> DecisionOutcome:
     return DecisionOutcome(decision, kept=False, before=STARVED, after=STARVED)
 
 
-def test_what_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
+def test_a_change_that_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
     soon, _ = POLICY.decide(situation(starved(time_s=60.0)), memory)
@@ -159,7 +159,7 @@ def test_what_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
     assert [d.knob for d in later] == ["num_parallel_workers"]
 
 
-def test_a_second_failure_holds_twice_as_long() -> None:
+def test_a_second_failure_doubles_the_backoff() -> None:
     memory = POLICY.start()
     for time_s in (1.0, 100.0):
         seen = situation(starved(time_s=time_s))
@@ -171,7 +171,7 @@ def test_a_second_failure_holds_twice_as_long() -> None:
     assert READ in {d.operator for d in free}
 
 
-def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
+def test_a_gain_elsewhere_ends_a_backoff_as_the_bottleneck_has_moved() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
     grown = Decision(DECODE, "num_parallel_workers", 1, 3, "slow", "as seen", 2.0)
@@ -180,13 +180,13 @@ def test_a_gain_elsewhere_ends_a_hold_for_the_bottleneck_has_moved() -> None:
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
 
-def test_a_hand_over_that_takes_its_time_is_no_reason_to_keep_idle_workers() -> None:
+def test_a_slow_handover_is_no_reason_to_keep_idle_workers() -> None:
     seen = at_ease()
     slow = replace(seen, trainer=replace(seen.trainer, wait_s=0.015, gap_s=0.985))
     assert changes(eased_for(3, slow)) == changes(eased_for(3, seen))
 
 
-def test_another_load_ends_a_hold_once_it_lasts() -> None:
+def test_another_load_ends_a_backoff_once_it_lasts() -> None:
     failed = replace(situation(starved()), outcomes=(failure(1, 3),))
     _, memory = POLICY.decide(failed, POLICY.start())
     slower = TrainerObservation(steps=1, rows=64, wait_s=0.7, gap_s=0.3)
@@ -198,7 +198,7 @@ def test_another_load_ends_a_hold_once_it_lasts() -> None:
     assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
 
 
-def test_what_was_compared_with_a_rate_that_did_not_last_is_tried_again() -> None:
+def test_a_change_judged_against_a_rate_that_did_not_last_is_tried_again() -> None:
     on_stock = replace(failure(1, 3), before=replace(STARVED, rows_per_s=150.0))
     case = replace(situation(starved()), outcomes=(on_stock,))
     _, memory = POLICY.decide(case, POLICY.start())
@@ -206,7 +206,7 @@ def test_what_was_compared_with_a_rate_that_did_not_last_is_tried_again() -> Non
     assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
 
 
-def test_what_was_found_too_little_is_not_given_back_to() -> None:
+def test_workers_are_not_reduced_to_a_number_found_too_small() -> None:
     seen = at_ease(workers=3)
     knob = "num_parallel_workers"
     grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)

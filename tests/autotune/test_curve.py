@@ -1,4 +1,4 @@
-"""Rates by numbers of workers: what they say, and which number is tried next."""
+"""The curve of rates by number of workers, and the number that it says to try next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = {"other": ((1, 50.0), (2, 80.0))}
 
 
 def after_gain(*, kept: bool) -> set[str]:
-    """The operators whose curves are left after one was given more workers."""
+    """Return the operators whose curves are kept after one was given more workers."""
     growth = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
     trial = Trial((growth,), (rate(64),), (rate(128),))
     return set(remembered(OTHER, trial.outcomes(kept=kept)))
@@ -24,10 +24,10 @@ def test_a_gain_makes_the_curves_of_others_obsolete_while_it_is_kept() -> None:
     assert after_gain(kept=False) == {"other", READ}
 
 
-def test_of_rates_as_good_as_the_best_the_fewest_workers_count() -> None:
+def test_the_fewest_workers_with_a_rate_as_good_as_the_best_count() -> None:
     assert probe(((2, 100.0), (8, 101.0)), 8, 1, 16) == 2
 
 
-def test_efficiency_is_measured_from_the_next_fewer_tried() -> None:
+def test_efficiency_is_measured_against_the_next_smaller_number_tried() -> None:
     curve = ((1, 100.0), (2, 150.0), (4, 165.0))
     assert efficiency(curve, 4) == pytest.approx(0.1)

@@ -35,14 +35,14 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
     assert "num_parallel_workers=10  # for Folder(ID:0)" in found.advice
 
 
-def test_nothing_is_blamed_where_the_window_is_too_short_to_see_the_run_queue() -> None:
+def test_nothing_is_blamed_in_a_window_too_short_to_see_the_run_queue() -> None:
     found = explain(replace(starved(), window_s=0.3))
     assert found.cause.startswith(
         "waiting (a longer run shows for what): Folder(ID:0) is blocked for 15.31 of"
     )
 
 
-def test_a_decoder_that_computes_is_the_bottleneck_for_its_cpu() -> None:
+def test_a_decoder_that_computes_is_the_bottleneck_because_of_its_cpu() -> None:
     found = explain(computing())
     assert found.bottleneck == DECODE
     assert found.cause.startswith("CPU: decode computes 1.96 ms a sample; too few")
@@ -73,12 +73,12 @@ def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
     assert found.advice == ()
 
 
-def test_headspace_is_the_step_over_the_step_without_its_wait() -> None:
+def test_headspace_is_the_step_divided_by_the_step_without_its_wait() -> None:
     assert round(explain(waiting(0.75)).headspace, 6) == 4.0
     assert explain(waiting(1.0)).headspace == 1000.0
 
 
-def test_the_line_lays_the_wait_on_the_segments_that_cause_it() -> None:
+def test_the_line_blames_the_wait_on_the_segments_that_cause_it() -> None:
     assert explain(starved()).line == (
         "input-bound: waiting 90% of each step (Folder(ID:0) 90%); at most 10.0x faster"
         " if loading were free."
@@ -118,7 +118,7 @@ def test_the_dict_is_json_with_one_entry_a_segment() -> None:
     assert row["trainer"]["wait_s"] == 0.9
 
 
-def test_a_full_outbox_takes_the_blame_off_the_memory_budget() -> None:
+def test_the_memory_budget_is_not_blamed_while_the_outbox_is_full() -> None:
     seen = starved()
     last = replace(seen.segments[1], output=connector(0.6))
     held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
@@ -145,7 +145,7 @@ def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
     assert cause(0.0014, 0.0006).startswith("CPU: decode computes")
 
 
-def test_threads_that_take_turns_at_the_gil_are_told_so_and_what_helps() -> None:
+def test_turns_at_the_gil_are_reported_with_what_helps() -> None:
     decode = replace(computing().segments[1], num_parallel_workers=4, cpu_s=0.3)
     seen = replace(computing(), segments=(computing().segments[0], decode))
     found = explain(replace(seen, gil_held=0.93))
@@ -159,7 +159,7 @@ def test_threads_that_take_turns_at_the_gil_are_told_so_and_what_helps() -> None
     assert "the GIL" not in explain(alone).cause
 
 
-def test_a_wait_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:
+def test_waiting_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:
     decode = replace(computing().segments[1], cpu_s=0.5, queued_s=0.45)
     seen = replace(computing(), segments=(computing().segments[0], decode))
     found = explain(seen, Budget(2.0, 10**9))
@@ -181,9 +181,7 @@ def grown(operator: str, knob: str) -> Decision:
     return Decision(operator, knob, 1, 2, "law", "as seen", 2.0)  # type: ignore[arg-type]
 
 
-def test_evidence_in_the_words_of_mindspore_is_given_for_what_a_decision_rests_on() -> (
-    None
-):
+def test_the_evidence_for_a_decision_is_given_in_the_words_of_mindspore() -> None:
     seen = starved()
     read = seen.segments[0]
     lines = list(evidence(seen, grown(read.name, "num_parallel_workers")))
@@ -199,8 +197,8 @@ def test_evidence_in_the_words_of_mindspore_is_given_for_what_a_decision_rests_o
     )
 
 
-def test_what_is_not_true_of_the_window_is_not_said() -> None:
-    decode = starved().segments[1]  # nothing waits before it or behind it
+def test_nothing_is_said_that_is_not_true_of_the_window() -> None:
+    decode = starved().segments[1]  # nothing waits before or behind it
     assert list(evidence(starved(), grown(decode.name, "num_parallel_workers"))) == []
     released = Decision(decode.name, "num_parallel_workers", 2, 1, "release", "", 1.0)
     assert list(evidence(starved(), released)) == []

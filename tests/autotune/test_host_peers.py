@@ -23,7 +23,7 @@ CORES = frozenset(range(8))
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This user's folder, in a place of the test's own."""
+    """Return this user's folder, at a place of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     found = runtime_folder()
     assert found is not None
@@ -32,16 +32,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def one(place: Path) -> Iterator[HostPeers]:
-    """A tuner on eight cores."""
+    """Return a tuner on eight cores."""
     with HostPeers(place, CORES) as made:
         yield made
 
 
-def test_who_is_alone_has_all_of_it(one: HostPeers) -> None:
+def test_a_tuner_alone_on_the_host_has_all_cores(one: HostPeers) -> None:
     assert one.share(ALL, 0.5, 8.0) == ALL
 
 
-def test_two_share_alike_and_who_leaves_gives_back(place: Path, one: HostPeers) -> None:
+def test_two_tuners_share_equally_and_one_that_leaves_gives_its_cores_back(
+    place: Path, one: HostPeers
+) -> None:
     with HostPeers(place, CORES):
         half = one.share(ALL, 0.0, 8.0)
         assert half.cpu_cores == pytest.approx(4.0)
@@ -49,7 +51,7 @@ def test_two_share_alike_and_who_leaves_gives_back(place: Path, one: HostPeers) 
     assert one.share(ALL, 0.0, 8.0) == ALL
 
 
-def test_the_one_that_waits_most_gets_most_and_none_gets_nothing(
+def test_the_tuner_that_waits_most_gets_most_and_none_gets_nothing(
     place: Path, one: HostPeers
 ) -> None:
     with HostPeers(place, CORES) as other:
@@ -59,7 +61,7 @@ def test_the_one_that_waits_most_gets_most_and_none_gets_nothing(
     assert mine.cpu_cores + theirs.cpu_cores == pytest.approx(8.0)
 
 
-def test_who_is_out_of_his_loop_has_no_claim(place: Path, one: HostPeers) -> None:
+def test_a_tuner_outside_its_loop_has_no_claim(place: Path, one: HostPeers) -> None:
     with HostPeers(place, CORES) as val:
         val.rest()
         assert one.share(ALL, 0.0, 8.0) == ALL
@@ -67,7 +69,7 @@ def test_who_is_out_of_his_loop_has_no_claim(place: Path, one: HostPeers) -> Non
         assert one.share(ALL, 0.0, 8.0).cpu_cores == pytest.approx(4.0)
 
 
-def test_what_others_leave_idle_may_be_used(place: Path, one: HostPeers) -> None:
+def test_cores_that_others_leave_idle_may_be_used(place: Path, one: HostPeers) -> None:
     with HostPeers(place, CORES) as other:
         other.share(ALL, 0.0, 1.0)
         assert one.share(ALL, 0.0, 7.0).cpu_cores == pytest.approx(7.0)
@@ -113,7 +115,9 @@ def test_a_pid_that_is_used_again_is_another_process(
     assert one.share(ALL, 0.0, 8.0) == ALL
 
 
-def test_who_does_not_train_now_takes_nothing(place: Path, one: HostPeers) -> None:
+def test_a_process_that_is_not_training_takes_nothing(
+    place: Path, one: HostPeers
+) -> None:
     with HostPeers(place, CORES):
         (other,) = (path for path in place.iterdir() if path != one._file)  # noqa: SLF001
         long_ago = time.time() - 2 * SUSPENDED_S
@@ -123,7 +127,7 @@ def test_who_does_not_train_now_takes_nothing(place: Path, one: HostPeers) -> No
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])
-def test_a_file_that_says_nothing_is_nobodys(
+def test_a_file_that_says_nothing_counts_for_nobody(
     place: Path, one: HostPeers, text: str
 ) -> None:
     (place / "1-0.json").write_text(text)
@@ -135,7 +139,9 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(place: Path) -> None:
     assert runtime_folder() is None
 
 
-def test_a_folder_that_is_gone_leaves_it_alone(place: Path, one: HostPeers) -> None:
+def test_a_tuner_whose_folder_is_gone_counts_as_alone(
+    place: Path, one: HostPeers
+) -> None:
     for path in place.iterdir():
         path.unlink()
     place.rmdir()

@@ -1,4 +1,4 @@
-"""Threads or processes, trainer or host process: what follows from measurements."""
+"""The choice of threads or processes, trainer or host process, from measurements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kind(value: str) -> KnobView:
 
 
 def bound(**changes: object) -> Situation:
-    """Pure Python on threads of two cores, and a trainer that waits for it."""
+    """Return pure Python on threads of two cores, and a trainer that waits for it."""
     seen = replace(computing(), gil_held=0.97, used_cores=1.03)
     executor = str(changes.pop("executor", "thread"))
     read, decode = seen.segments
@@ -55,7 +55,7 @@ def tried(case: Situation, known: Kinds = NO_KINDS) -> list[tuple[object, object
     return [(d.new, d.knob) for d in known.other_executor(case)]
 
 
-def test_a_held_gil_idle_cores_and_a_waiting_trainer_ask_for_processes() -> None:
+def test_processes_are_tried_where_the_gil_is_held_and_cores_are_idle() -> None:
     decision, workers = NO_KINDS.other_executor(bound())
     assert (decision.old, decision.new) == ("thread", "process")
     assert decision.reason == (
@@ -76,11 +76,13 @@ def test_a_held_gil_idle_cores_and_a_waiting_trainer_ask_for_processes() -> None
     ],
     ids=["no core is idle", "the GIL is free", "nobody has looked", "nobody waits"],
 )
-def test_where_one_of_these_is_missing_threads_stay(change: dict[str, object]) -> None:
+def test_threads_stay_where_one_of_these_conditions_is_missing(
+    change: dict[str, object],
+) -> None:
     assert tried(bound(**change)) == []
 
 
-def test_what_hardly_computes_is_not_what_holds_the_gil() -> None:
+def test_a_segment_that_hardly_computes_is_not_blamed_for_the_gil() -> None:
     case = bound()
     read, decode = case.observation.segments
     seen = replace(
@@ -90,7 +92,7 @@ def test_what_hardly_computes_is_not_what_holds_the_gil() -> None:
 
 
 @pytest.mark.parametrize(("blocked", "tries"), [(0.05, 0), (0.2, 1), (0.9, 0)])
-def test_threads_that_compute_and_are_blocked_part_of_the_time_may_jostle(
+def test_processes_are_tried_where_threads_compute_and_block_by_turns(
     blocked: float, tries: int
 ) -> None:
     case = bound(gil_held=0.1, used_cores=1.58)
@@ -102,11 +104,11 @@ def test_threads_that_compute_and_are_blocked_part_of_the_time_may_jostle(
     assert [knob for _, knob in found].count("executor") == tries
 
 
-def test_threads_are_tried_where_nothing_is_known_of_them() -> None:
+def test_threads_are_tried_where_they_have_not_been_measured() -> None:
     assert tried(bound(executor="process")) == [("thread", "executor")]
 
 
-def test_a_knob_that_is_pinned_or_not_there_is_left_alone() -> None:
+def test_a_knob_that_is_pinned_or_missing_is_left_alone() -> None:
     case = bound()
     pinned = replace(kind("thread"), tunable=False)
     assert tried(replace(case, knobs={**case.knobs, EXECUTOR: pinned})) == []
@@ -132,7 +134,7 @@ def test_a_trial_is_repeated_after_two_minutes_then_four(executor: str) -> None:
             assert found.count("executor") == tries
 
 
-def test_other_work_makes_what_is_known_worthless() -> None:
+def test_other_work_makes_old_results_worthless() -> None:
     lost = (outcome("thread", "process", 100.0, 70.0),)
     case = bound()
     known = NO_KINDS.learned(lost, case.observation)
@@ -143,14 +145,14 @@ def test_other_work_makes_what_is_known_worthless() -> None:
     assert tried(replace(case, observation=seen), known) != []
 
 
-def test_what_a_kept_trial_says_of_the_kind_left_is_its_reverse() -> None:
+def test_a_kept_trial_says_the_reverse_of_the_kind_it_left() -> None:
     kept = (outcome("thread", "process", 100.0, 200.0),)
     known = NO_KINDS.learned(kept, bound().observation)
     [(_, past)] = known.pasts
     assert past.change == pytest.approx(-0.5)
 
 
-def test_a_past_speaks_of_the_same_work_for_its_time() -> None:
+def test_a_past_result_holds_for_the_same_work_for_a_while() -> None:
     past = Past(-0.3, 1, 50.0, cpu_s=0.01)
     assert past.speaks(169.0, 0.01)
     assert not past.speaks(171.0, 0.01)
@@ -175,7 +177,7 @@ def rated(rows: int) -> Observation:
         ("thread", 550, Verdict.ROLL_BACK),
     ],
 )
-def test_processes_must_gain_and_threads_must_not_lose(
+def test_processes_must_gain_while_threads_only_must_not_lose(
     new: str, rows: int, verdict: Verdict
 ) -> None:
     old = "thread" if new == "process" else "process"
@@ -197,19 +199,19 @@ def contended(loading_s: float, paused_s: float, *, certain: bool = True) -> Sit
     return replace(case, observation=seen, knobs={HOST: kind("trainer")})
 
 
-def test_an_engine_that_is_in_the_trainers_way_is_tried_elsewhere() -> None:
+def test_an_engine_in_the_trainers_way_is_tried_in_another_process() -> None:
     [decision] = NO_KINDS.other_host(contended(0.0072, 0.005))
     assert (decision.key, decision.new) == (HOST, "process")
     assert "takes 7.2 ms while batches are loaded beside it, 5 ms" in decision.reason
     assert decision.expected == pytest.approx(1.44)
 
 
-def test_a_small_or_doubtful_growth_is_not_worth_a_host() -> None:
+def test_small_or_doubtful_growth_is_not_worth_a_host_process() -> None:
     assert list(NO_KINDS.other_host(contended(0.0051, 0.005))) == []
     assert list(NO_KINDS.other_host(contended(0.0072, 0.005, certain=False))) == []
 
 
-def test_a_part_of_a_step_that_is_next_to_nothing_is_not_worth_a_host() -> None:
+def test_a_tiny_share_of_a_step_is_not_worth_a_host_process() -> None:
     case = contended(0.000_04, 0.000_03)
     trainer = replace(case.observation.trainer, wait_s=0.2)
     seen = replace(case.observation, trainer=trainer)
@@ -217,7 +219,7 @@ def test_a_part_of_a_step_that_is_next_to_nothing_is_not_worth_a_host() -> None:
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(0.9, ["process"]), (0.1, [])])
-def test_processes_are_tried_where_the_trainer_collates_most_of_its_wait(
+def test_processes_are_tried_where_collating_is_most_of_the_trainers_wait(
     share: float, kinds: list[str]
 ) -> None:
     case = bound(gil_held=0.0)
@@ -228,7 +230,7 @@ def test_processes_are_tried_where_the_trainer_collates_most_of_its_wait(
 
 
 @pytest.mark.parametrize(("share", "new"), [(0.9, "process"), (0.1, "thread")])
-def test_what_the_trainer_collates_inline_goes_to_processes_first(
+def test_collating_moves_from_the_trainer_to_processes_first(
     share: float, new: str
 ) -> None:
     case = bound(executor="inline")
@@ -265,7 +267,7 @@ PYTHON = Workload(
 """Pure Python of 4 ms a sample: one core's worth on threads, four on processes."""
 
 
-def test_python_that_holds_the_gil_ends_on_processes_in_the_simulator() -> None:
+def test_python_that_holds_the_gil_ends_up_on_processes_in_the_simulator() -> None:
     machine = Machine(4.0, 0)
     plant = Simulated(machine, PYTHON, [1], [2])
     budget = Budget(4.0, 1 << 40, whole_machine=True)
@@ -281,7 +283,7 @@ def test_python_that_holds_the_gil_ends_on_processes_in_the_simulator() -> None:
 
 
 def one(executor: str, step_s: float, alone_s: float) -> Situation:
-    """One segment; a step takes so long, and took the trainer alone so long."""
+    """Return one segment: steps take `step_s`, and `alone_s` for the trainer alone."""
     seen = bound(executor=executor).observation
     rows = seen.trainer.rows / seen.trainer.steps
     trainer = replace(seen.trainer, gap_s=0.0, wait_s=step_s * seen.trainer.steps)
@@ -290,7 +292,7 @@ def one(executor: str, step_s: float, alone_s: float) -> Situation:
     return replace(bound(executor=executor), observation=seen)
 
 
-def test_workers_that_are_slower_than_the_trainer_was_alone_are_let_go() -> None:
+def test_workers_slower_than_the_trainer_was_alone_are_stopped() -> None:
     (decision,) = NO_KINDS.alone(one("process", 0.010, 0.005), 1.3)
     assert (decision.old, decision.new, decision.frees) == ("process", "inline", True)
     assert decision.reason == (
@@ -299,7 +301,7 @@ def test_workers_that_are_slower_than_the_trainer_was_alone_are_let_go() -> None
     )
     for stays in (
         one("process", 0.010, 0.009),
-        one("process", 0.010, 0.0),  # nobody knows
+        one("process", 0.010, 0.0),  # not measured
         one("inline", 0.010, 0.005),
         bound(executor="process", inline_s_per_row=1e-6),  # several segments
     ):

@@ -1,4 +1,4 @@
-"""The log: sentences word for word, rows, and the result's file."""
+"""The log: its sentences word for word, its rows, and the file of results."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ LOGGER = logging.getLogger("penstock.autotune")
 
 @contextmanager
 def bare_logging() -> Iterator[logging.Logger]:
-    """Logging as in a fresh process: nobody has set anything up."""
+    """Reset logging to that of a fresh process, where nobody has configured it."""
     root, kept = logging.getLogger(), (LOGGER.handlers[:], LOGGER.level)
     root_handlers = root.handlers[:]
     root.handlers.clear()
@@ -54,7 +54,7 @@ def rows(path: Path, *events: str) -> list[dict[str, object]]:
     return [row for row in found if row["event"] in events]
 
 
-def test_sentences_stand_word_for_word() -> None:
+def test_sentences_are_logged_word_for_word() -> None:
     assert phrases.slow("Map(ID:2) decode", 0.975806, 0.298387, 0.35) == (
         "Op (Map(ID:2) decode) is slow, input connector utilization=0.975806, output"
         " connector utilization=0.298387, diff=0.677419 > 0.35 threshold."
@@ -83,7 +83,7 @@ def test_sentences_stand_word_for_word() -> None:
     )
 
 
-def test_rows_are_written_as_they_fall(tmp_path: Path) -> None:
+def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run"), rank=3) as log:
         log.decision(DECISION, 1.5)
         log.outcome(OUTCOME, 2.5)
@@ -145,7 +145,7 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
     ]
 
 
-def test_the_files_have_each_pipeline_under_its_own_name(tmp_path: Path) -> None:
+def test_each_pipeline_is_in_the_files_under_its_own_name(tmp_path: Path) -> None:
     saved = Saved({(READ, "prefetch_size"): 2}, {})
     prefix = str(tmp_path / "run")
     with AutotuneLog(prefix, name="train") as train:
@@ -163,21 +163,21 @@ def test_the_files_have_each_pipeline_under_its_own_name(tmp_path: Path) -> None
     assert decision["pipeline"] == "val"
 
 
-def test_each_line_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_line_names_its_pipeline(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
     with AutotuneLog(name="100% train") as log:
         log.say("seen")
     assert caplog.messages == ["100% train: seen"]
 
 
-def test_the_result_says_where_nothing_was_changed(tmp_path: Path) -> None:
+def test_the_result_says_so_where_nothing_was_changed(tmp_path: Path) -> None:
     with AutotuneLog(str(tmp_path / "run")) as log:
         log.result(Saved({}, {}))
     remark = json.loads((tmp_path / "run_0.json").read_text())["remark"]
     assert remark.endswith("nothing was changed.")
 
 
-def test_a_disk_that_takes_nothing_ends_the_files_with_one_warning(
+def test_a_full_disk_ends_the_files_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with AutotuneLog(str(tmp_path / "missing" / "run")) as log:
@@ -197,7 +197,7 @@ def test_without_a_prefix_there_are_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_log_is_shown_once_where_nobody_set_logging_up(
+def test_the_log_is_shown_once_where_nobody_configured_logging(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with bare_logging() as logger:
@@ -208,11 +208,13 @@ def test_the_log_is_shown_once_where_nobody_set_logging_up(
     assert capsys.readouterr().err == "[autotune] seen\n"
 
 
-def test_a_line_stands_above_a_bar_of_tqdm(
+def test_a_line_appears_above_a_tqdm_bar(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
-    tqdm.monitor_interval = 0  # it would leave a thread behind, and a semaphore
+    tqdm.monitor_interval = (
+        0  # tqdm's monitor would leave a thread and a semaphore behind
+    )
     tqdm.set_lock(threading.RLock())
     with bare_logging():
         show_by_default(rank=0)
@@ -227,7 +229,7 @@ def test_a_line_stands_above_a_bar_of_tqdm(
     assert "100%" in behind
 
 
-def test_a_line_stands_above_a_bar_of_rich(
+def test_a_line_appears_above_a_rich_bar(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with bare_logging():
@@ -246,7 +248,7 @@ def test_a_line_stands_above_a_bar_of_rich(
     assert "100%" in behind
 
 
-def test_other_ranks_and_those_who_set_logging_up_are_left_alone() -> None:
+def test_logging_is_left_alone_on_other_ranks_and_where_it_is_configured() -> None:
     with bare_logging() as logger:
         show_by_default(rank=1)
         assert logger.handlers == []
@@ -259,11 +261,13 @@ def test_other_ranks_and_those_who_set_logging_up_are_left_alone() -> None:
     ("number", "text"),
     [(3.57, "3.6"), (19.9, "19.9"), (52.4, "about 52"), (1234.0, "about 1,200")],
 )
-def test_numbers_are_those_a_person_would_say(number: float, text: str) -> None:
+def test_numbers_are_written_as_a_person_would_say_them(
+    number: float, text: str
+) -> None:
     assert phrases.count(number) == text
 
 
-def test_a_speed_up_that_nobody_can_judge_is_not_given_to_a_digit() -> None:
+def test_a_speedup_that_cannot_be_judged_is_not_given_as_a_number() -> None:
     assert phrases.speedup(1.7) == "at most 1.7x faster"
     assert phrases.speedup(1000.0) == "more than 100x faster"
 

@@ -1,4 +1,4 @@
-"""Noise: how many windows it takes to know what is seen."""
+"""Noise: how many windows it takes before a measurement counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.windows import starved
 
 
 def after(*rows: int) -> Noise:
-    """The noise of windows that finished so many rows each."""
+    """Return the noise of windows that finished these numbers of rows."""
     noise = Noise()
     for count in rows:
         see(noise, count)
@@ -31,13 +31,13 @@ def test_a_steady_pipeline_is_judged_by_one_window() -> None:
     assert after(*[64, 66, 63, 65] * 4).windows == 1
 
 
-def test_the_more_windows_differ_the_more_it_takes() -> None:
-    # Of 60 and 90 in turn, each differs from the next by 40 %: 28 % of noise, aim 10 %.
+def test_the_more_windows_differ_the_more_of_them_it_takes() -> None:
+    # 60 and 90 in turn differ by 40 %, which is 28 % of noise; 10 % are allowed.
     assert after(*[60, 90] * 8).windows == 8
     assert after(*[20, 90] * 8).windows == MAX_NOISE_WINDOWS
 
 
-def test_a_change_of_knobs_is_no_noise() -> None:
+def test_a_change_of_knobs_is_not_noise() -> None:
     noise = after(*[64] * 4)
     noise.cut()
     for _ in range(4):
@@ -51,7 +51,7 @@ def test_another_load_is_told_from_noise() -> None:
     assert not see(noisy, 60)
 
 
-def test_a_window_with_nothing_finished_tells_nothing() -> None:
+def test_a_window_in_which_nothing_finished_says_nothing() -> None:
     noise = after(64, 64)
     see(noise, 0)
     assert noise.windows == 1

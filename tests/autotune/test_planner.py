@@ -1,4 +1,4 @@
-"""What a measured pipeline would do elsewhere, by simulation."""
+"""Predictions of what a measured pipeline would do elsewhere, by simulation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ READS = Workload(
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """The log of a run on one core, tuned."""
+    """Return the log of a tuned run on one core."""
     machine = Machine(1.0)
     plant = Simulated(machine, READS, [1, 1], [2, 2])
     with AutotuneLog(str(tmp_path / "run"), quiet=True) as rows:
@@ -49,7 +49,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "run_0.jsonl"
 
 
-def test_a_log_tells_what_a_sample_takes(log: Path) -> None:
+def test_a_log_says_how_long_a_sample_takes(log: Path) -> None:
     found = measured_workload(log)
     read, decode = found.stages
     assert read.wait_s == pytest.approx(0.02, rel=0.2)
@@ -58,7 +58,7 @@ def test_a_log_tells_what_a_sample_takes(log: Path) -> None:
     assert found.trainer.gap_s == pytest.approx(0.032, rel=0.1)
 
 
-def test_more_cores_bring_what_the_law_says_until_the_trainer_is_fed() -> None:
+def test_more_cores_gain_what_the_law_says_until_the_trainer_is_fed() -> None:
     one, two, four = (plan(READS, cores) for cores in (1.0, 2.0, 4.0))
     assert one.rows_per_s == pytest.approx(1 / 0.0021, rel=0.1)
     assert two.rows_per_s == pytest.approx(2 / 0.0021, rel=0.1)
@@ -73,7 +73,7 @@ def test_the_plan_names_the_workers_of_each_stage() -> None:
     assert "workers" in text
 
 
-def test_the_plan_of_a_log_calls_stages_as_the_log_does(log: Path) -> None:
+def test_the_plan_of_a_log_uses_the_names_in_the_log(log: Path) -> None:
     told = plan(measured_workload(log), 2.0).explanation
     assert [stage.name for stage in told.stages] == [
         "Map(ID:0) read",
@@ -91,7 +91,7 @@ def test_a_file_without_training_is_an_error_that_says_so(
         measured_workload(path)
 
 
-def test_a_plan_for_nodes_says_from_where_on_the_store_binds() -> None:
+def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:
     photos = replace(READS, source_bytes=1e5)
     around = Surroundings(store_bytes_per_s=1e9, spread=0.0)
     found = plan_nodes(photos, 4.0, [1, 8, 64], around)
@@ -121,7 +121,7 @@ def test_a_cache_is_compared_with_data_of_a_known_size() -> None:
         plan_nodes(READS, 4.0, [2], Surroundings(ram_bytes=1e9))
 
 
-def test_trainers_that_take_no_time_are_planned_for_too() -> None:
+def test_a_plan_covers_trainers_that_take_no_time() -> None:
     idle = replace(READS, trainer=Trainer(gap_s=0.0))
     ((first, _),) = plan_nodes(idle, 4.0, [2], Surroundings()).epochs
     assert first.rows_per_s == pytest.approx(2 * idle.best_rows_per_s(4.0))

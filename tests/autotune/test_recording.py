@@ -20,7 +20,7 @@ from penstock.errors import SpecError
 from support.recordings import record
 
 
-def test_what_was_tuned_is_told_from_the_log(tmp_path: Path) -> None:
+def test_what_was_tuned_is_read_from_the_log(tmp_path: Path) -> None:
     (found,) = read_recording(record(tmp_path / "run")).pipelines
     assert (found.name, found.rank) == ("train", 0)
     assert found.windows
@@ -46,7 +46,7 @@ def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
     assert "train (" not in told
 
 
-def test_a_run_that_was_killed_is_told_up_to_any_byte(tmp_path: Path) -> None:
+def test_the_log_of_a_killed_run_is_readable_up_to_any_byte(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     whole = log.read_bytes()
     rows = whole.splitlines(keepends=True)
@@ -60,12 +60,12 @@ def test_a_run_that_was_killed_is_told_up_to_any_byte(tmp_path: Path) -> None:
         report = read_report(cut)
         told = str(report)
         assert told
-        if found.told:  # it always says what to do next, or why nothing
+        if found.told:  # it always says what to do next, or why there is nothing to do
             assert ("\n  try: " in told) != ("\n  next: " in told)
         assert page(report, "run")
 
 
-def test_what_is_not_judged_yet_is_said_as_such(tmp_path: Path) -> None:
+def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     rows = list(map(json.loads, log.read_text().splitlines()))
     at = next(n for n, row in enumerate(rows) if row["event"] == "outcome")
@@ -134,7 +134,7 @@ def test_a_trace_has_a_process_for_each_pipeline_and_rank(tmp_path: Path) -> Non
     assert 0 < least_us / 1e6 - begun["wall_s"] + begun["time_s"] < 20
 
 
-def test_every_text_of_the_users_is_escaped_on_the_page(tmp_path: Path) -> None:
+def test_every_text_from_the_user_is_escaped_on_the_page(tmp_path: Path) -> None:
     log = record(tmp_path / "run", "</script><script>alert(2)</script>")
     text = page(read_report(log), "<b>run</b>")
     assert "alert(1)</script>" not in text
@@ -144,7 +144,7 @@ def test_every_text_of_the_users_is_escaped_on_the_page(tmp_path: Path) -> None:
     assert text.count("<script") == 2
 
 
-def test_the_page_says_what_the_log_said_to_the_digit(tmp_path: Path) -> None:
+def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     (found,) = read_recording(log).pipelines
     said = [row["text"] for row in found.said if "of each step" in row["text"]]
@@ -153,7 +153,7 @@ def test_the_page_says_what_the_log_said_to_the_digit(tmp_path: Path) -> None:
     assert said[-1] in str(read_report(log))
 
 
-def test_a_long_run_leaves_quiet_windows_out_and_none_that_was_decided_on(
+def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = record(tmp_path / "whole", seconds=150.0)
@@ -172,7 +172,7 @@ def test_a_long_run_leaves_quiet_windows_out_and_none_that_was_decided_on(
     assert found.latest == full.latest
 
 
-def test_a_large_log_is_thinned_by_windows_that_nothing_depends_on(
+def test_a_large_log_loses_only_windows_that_nothing_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path / "run", "train", seconds=150.0)

@@ -1,4 +1,4 @@
-"""What was found for one batch or image size is in force when that comes back."""
+"""Settings found for one batch or image size take effect again when it comes back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUND_S = 20.0
 
 
 def loading(wait_s: float, regime: str) -> Workload:
-    """A store whose rows take so long, for a trainer of 640 rows a second."""
+    """Return a store with this time a row, for a trainer of 640 rows a second."""
     read = SimulatedStage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
     return Workload((read,), Trainer(gap_s=0.05), regime=regime)
 
@@ -57,7 +57,7 @@ class Course:
         )
 
     def run(self, workload: Workload, seconds: float) -> float:
-        """Go over to a workload; return its rate as a share of the trainer's own."""
+        """Switch to a workload; return its rate as a share of the trainer's own."""
         self.plant.change(workload)
         steps, end_s = self.plant.steps, self.machine.now_s + seconds
         while self.machine.now_s < end_s:
@@ -88,7 +88,7 @@ def test_an_unknown_regime_is_tuned_in_seconds() -> None:
     assert course.run(HEAVY, 8.0) >= 0.95
 
 
-def test_what_a_run_found_for_each_regime_the_next_one_begins_with(
+def test_a_run_begins_each_regime_with_what_the_previous_run_found(
     tmp_path: Path,
 ) -> None:
     with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
@@ -129,7 +129,7 @@ def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
 POLICY: PerRegime[LawMemory] = PerRegime(BottleneckLaw())
 
 
-def test_what_is_restored_keeps_to_the_bounds_and_pins_of_the_user() -> None:
+def test_restored_settings_respect_the_bounds_and_pins_of_the_user() -> None:
     key = (READ, "num_parallel_workers")
     first = situation(replace(at_ease(), regime=SMALL))
     _, memory = POLICY.decide(first, POLICY.start())

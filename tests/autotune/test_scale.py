@@ -52,7 +52,9 @@ def test_a_step_never_gets_shorter_with_nodes_that_share_a_store(one: Cluster) -
 
 @settings(max_examples=20, deadline=None)
 @given(clusters, st.sampled_from([1, 2, 3, 8]))
-def test_equal_steps_take_what_the_closed_form_says(one: Cluster, nodes: int) -> None:
+def test_equal_steps_take_as_long_as_the_closed_form_says(
+    one: Cluster, nodes: int
+) -> None:
     even = replace(one, steps_s=(one.mean_s,))
     step_s = max(even.step_bounds(nodes).values())
     rows_per_s = nodes * even.batch_rows / step_s
@@ -77,7 +79,7 @@ def test_efficiency_never_rises_with_nodes_that_share_a_store(spread: float) -> 
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8, 64])
-def test_the_slowest_of_uniform_steps_is_where_order_statistics_put_it(
+def test_the_slowest_of_uniform_steps_agrees_with_order_statistics(
     nodes: int,
 ) -> None:
     uniform = [(at + 0.5) / 10_000 for at in range(10_000)]
@@ -86,14 +88,14 @@ def test_the_slowest_of_uniform_steps_is_where_order_statistics_put_it(
     )
 
 
-def test_the_slowest_of_normal_steps_is_what_drawing_them_comes_to() -> None:
+def test_the_slowest_of_normal_steps_agrees_with_random_draws() -> None:
     dice = random.Random(0)
     drawn = [max(dice.gauss(1.0, 0.1) for _ in range(1024)) for _ in range(200)]
     expected = expected_slowest_s(normal_steps(1.0, 0.1), 1024)
     assert expected == pytest.approx(statistics.fmean(drawn), rel=0.01)
 
 
-def test_ranks_wait_for_the_slowest_as_long_as_on_the_simulated_machine() -> None:
+def test_ranks_wait_for_the_slowest_as_long_as_in_the_simulation() -> None:
     machine, ranks = Machine(64.0), Ranks(8)
     read = SimulatedStage("read", wait_s=1e-4)
     work = Workload((read,), Trainer(gap_s=0.1, spread=0.1), batch_rows=8)
@@ -104,7 +106,7 @@ def test_ranks_wait_for_the_slowest_as_long_as_on_the_simulated_machine() -> Non
     assert simulate(one, 8).rows_per_s == pytest.approx(rows_per_s, rel=0.02)
 
 
-def test_a_cache_is_asked_in_a_second_epoch_and_not_before() -> None:
+def test_a_cache_helps_from_the_second_epoch_on() -> None:
     halves = replace(EVEN, data_bytes=1e9, tiers=(Tier(5e8),), own_parts=False)
     assert halves.shares(16, warm=False) == (0.0, 1.0)
     assert halves.shares(16, warm=True) == (0.5, 0.5)
@@ -113,14 +115,14 @@ def test_a_cache_is_asked_in_a_second_epoch_and_not_before() -> None:
     assert warm.rows_per_s == pytest.approx(2 * cold.rows_per_s, rel=0.02)
 
 
-def test_what_ram_cannot_keep_is_on_disk_and_only_the_rest_is_read_again() -> None:
+def test_disk_keeps_what_ram_cannot_and_only_the_rest_is_read_again() -> None:
     tiers = (Tier(2e8), Tier(3e8, bytes_per_s=1e8))
     one = replace(EVEN, data_bytes=1e9, tiers=tiers)
     assert one.shares(1, warm=True) == pytest.approx((0.2, 0.3, 0.5))
     assert one.shares(4, warm=True) == pytest.approx((0.8, 0.2, 0.0))
 
 
-def test_parts_of_their_own_fit_into_the_caches_of_enough_nodes() -> None:
+def test_with_enough_nodes_each_part_fits_into_its_nodes_cache() -> None:
     one = replace(EVEN, data_bytes=1e9, tiers=(Tier(1e8),))
     few, many = (simulate(one, nodes, warm=True) for nodes in (5, 64))
     assert few.rows_per_s <= 5 / 0.1 * 32 * 1.001

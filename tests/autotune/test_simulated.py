@@ -1,4 +1,4 @@
-"""Policies on simulated machines: how near they come to what is possible, and when."""
+"""Policies on simulated machines: how close they come to the optimum, and how soon."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ STORE = Workload(
 
 
 def seconds_to(share: float, policy: Policy[Any]) -> float:
-    """Return when a run first trains at so much of its best rate for two seconds."""
+    """Return when a run first trains at this share of its best rate for two seconds."""
     machine = Machine(4.0, 0)
     plant = Simulated(machine, STORE, [1, 1], [PREFETCH] * 2)
     tuner = Tuner(plant, policy, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
@@ -109,14 +109,14 @@ def seconds_to(share: float, policy: Policy[Any]) -> float:
     return machine.now_s
 
 
-def test_the_law_is_there_three_times_sooner_than_the_rules() -> None:
+def test_the_law_gets_there_three_times_sooner_than_the_rules() -> None:
     law, rules = (seconds_to(0.95, policy) for policy in (LAW, ConnectorRules()))
     assert law <= 6.0
     assert law <= rules / 3.0
 
 
 def rate_between(plant: Simulated, tuner: Tuner[Any], until_s: float) -> float:
-    """Go on until then; return samples a second of that time."""
+    """Go on until `until_s`; return the samples a second of that time."""
     machine, steps = plant.machine, plant.steps
     began_s = machine.now_s
     run_until(tuner, machine, until_s)
@@ -143,7 +143,7 @@ def test_a_store_that_gets_slower_is_noticed(wait_s: float, at_s: float) -> None
 def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
     started: int, gap_s: float
 ) -> None:
-    # A read takes 20 ms, and one of 1,000 a second: more in flight wait for each other.
+    # A read takes 20 ms, of 1,000 a second: any more in flight wait for each other.
     read = SimulatedStage("read", wait_s=0.02, transfer_s=0.001, most_workers=4096)
     work = Workload((read,), Trainer(gap_s), batch_rows=32)
     machine = Machine(4.0)
@@ -155,7 +155,7 @@ def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
     assert seen.num_parallel_workers <= 2 * 21
 
 
-def test_a_neighbour_that_takes_most_cores_leaves_what_there_is_in_use() -> None:
+def test_cores_that_another_process_leaves_free_stay_in_use() -> None:
     work = Workload(
         (SimulatedStage("decode", cpu_s=0.002),), Trainer(0.0), batch_rows=32
     )
@@ -178,7 +178,7 @@ HOST_CORES = frozenset(range(64))
     ("batch", "seed"),
     [*(pytest.param(16, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)), (8, 2)],
 )
-def test_eight_ranks_share_64_cores_and_the_straggler_has_enough(
+def test_eight_ranks_share_64_cores_and_the_straggler_gets_enough(
     batch: int, seed: int, tmp_path: Path
 ) -> None:
     """All step together, so the best is where all ranks are equally fast."""

@@ -1,4 +1,4 @@
-"""Trials: kept, rolled back, or not yet to be told."""
+"""Trials are kept, rolled back, or not judged yet."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_a_clear_gain_is_kept_after_one_window() -> None:
     assert verdict(GROWTH, [rate(64)], [rate(128)]) is Verdict.KEEP
 
 
-def test_growth_that_gains_nothing_is_taken_back_in_the_end() -> None:
+def test_growth_that_gains_nothing_is_rolled_back_in_the_end() -> None:
     same = [rate(100)]
     assert verdict(GROWTH, same, same * 3) is Verdict.MORE
     assert verdict(GROWTH, same, same * 4) is Verdict.ROLL_BACK
@@ -46,12 +46,12 @@ def test_what_growth_must_gain_depends_on_what_it_promised(
     assert verdict(growth, [rate(100)], [rate(rows)] * 4) is expected
 
 
-def test_harm_is_taken_back_after_two_windows_not_one() -> None:
+def test_harm_is_rolled_back_after_two_windows_not_one() -> None:
     assert verdict(GROWTH, [rate(100)], [rate(60)]) is Verdict.MORE
     assert verdict(GROWTH, [rate(100)], [rate(60)] * 2) is Verdict.ROLL_BACK
 
 
-def test_harm_within_the_noise_is_no_harm_yet() -> None:
+def test_harm_within_the_noise_does_not_count_yet() -> None:
     noisy = [rate(60), rate(100), rate(140)]
     assert verdict(GROWTH, noisy, [rate(60), rate(120)]) is Verdict.MORE
 
@@ -61,7 +61,7 @@ def test_a_release_that_costs_nothing_is_kept() -> None:
     assert verdict(RELEASE, [eased(0.0)], [eased(0.0)] * 3) is Verdict.KEEP
 
 
-def test_a_release_that_makes_the_trainer_wait_is_taken_back() -> None:
+def test_a_release_that_makes_the_trainer_wait_is_rolled_back() -> None:
     after = [eased(0.0), eased(0.0), eased(0.04)]
     assert verdict(RELEASE, [eased(0.0)], after) is Verdict.ROLL_BACK
 
@@ -80,22 +80,22 @@ def test_growth_is_not_judged_while_connectors_fill() -> None:
 
 
 def in_step(decision: Decision, before: float, after: float) -> Verdict:
-    """The verdict where the step stays as long, however long the trainer waits."""
+    """Return the verdict where steps take as long as before, whatever the wait."""
     waits = [eased(share) for share in (before, after)]
     return Trial((decision,), (waits[0],) * 4, (waits[1],) * 4, in_step=True).verdict()
 
 
-def test_who_steps_with_others_gains_what_the_others_are_waited_for() -> None:
+def test_a_rank_in_step_gains_by_the_time_it_waits_for_others() -> None:
     assert in_step(GROWTH, before=0.5, after=0.0) is Verdict.KEEP
     assert in_step(GROWTH, before=0.5, after=0.5) is Verdict.ROLL_BACK
 
 
-def test_who_steps_with_others_does_not_give_back_what_they_would_wait_for() -> None:
+def test_a_rank_in_step_releases_nothing_that_others_would_wait_for() -> None:
     assert in_step(RELEASE, before=0.1, after=0.4) is Verdict.ROLL_BACK
     assert in_step(RELEASE, before=0.1, after=0.1) is Verdict.KEEP
 
 
-def test_what_a_budget_demands_is_never_taken_back() -> None:
+def test_a_change_that_a_budget_demands_is_never_rolled_back() -> None:
     forced = replace(RELEASE, forced=True)
     assert verdict(forced, [rate(100)], [rate(50)]) is Verdict.KEEP
 
@@ -114,12 +114,12 @@ def test_a_starving_window_is_evidence_by_its_rows_and_any_other_by_its_steps() 
     assert not enough(replace(eased(0.0), trainer=TrainerObservation(1, 64, 0.0, 0.2)))
 
 
-def test_two_seconds_make_one_row_evidence() -> None:
+def test_one_row_is_evidence_after_two_seconds() -> None:
     assert enough(replace(rate(1), window_s=2.0))
     assert not enough(replace(rate(0), window_s=2.0))
 
 
-def test_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
+def test_the_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
     assert cost_s(eased(0.0)) == pytest.approx(1 / 320)
     assert cost_s(rate(50)) == pytest.approx(1 / 50)
 

@@ -1,4 +1,4 @@
-"""The loop, on a fluid pipeline and a virtual clock."""
+"""The tuner's loop, on a simulated pipeline and a virtual clock."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ RULES = ConnectorRules()
 
 @pytest.fixture(params=[RULES, BottleneckLaw()], ids=lambda policy: policy.name)
 def policy(request: pytest.FixtureRequest) -> Policy[Any]:
-    """Each policy in turn."""
+    """Return each policy in turn."""
     found: Policy[Any] = request.param
     return found
 
@@ -85,7 +85,7 @@ def test_the_first_decision_falls_within_two_seconds_of_slow_steps(
 
 
 class SlowStart(FluidPlant):
-    """Workers take five seconds to begin, and nearly all there is meanwhile."""
+    """Workers take five seconds to begin, and use nearly every core meanwhile."""
 
     begins_s = 5.0
 
@@ -104,7 +104,7 @@ class SlowStart(FluidPlant):
         return replace(seen, segments=tuple(segments))
 
 
-def test_what_workers_do_before_all_have_begun_is_not_taken_for_their_rate(
+def test_no_rate_is_measured_before_all_workers_have_begun(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plant = SlowStart(STORE, gap_s=64 / 600, cores=2.0)
@@ -115,7 +115,7 @@ def test_what_workers_do_before_all_have_begun_is_not_taken_for_their_rate(
     assert not re.search("num_parallel_workers 1 -> . rolled back", caplog.text)
 
 
-def test_a_worker_that_never_begins_is_not_waited_for_for_good() -> None:
+def test_the_tuner_does_not_wait_endlessly_for_a_worker_to_begin() -> None:
     plant = SlowStart(STORE, gap_s=64 / 600, cores=2.0)
     plant.begins_s = float("inf")
     run(plant, 200.0, policy=BottleneckLaw())
@@ -123,7 +123,7 @@ def test_a_worker_that_never_begins_is_not_waited_for_for_good() -> None:
 
 
 class GoesAway(FluidPlant):
-    """Its trainer is away for seven seconds, now and then, and the window lies."""
+    """A pipeline whose trainer is away for seven seconds now and then."""
 
     def observe(self) -> Observation | None:
         seen = super().observe()
@@ -134,7 +134,7 @@ class GoesAway(FluidPlant):
         return replace(seen, trainer=trainer, segments=tuple(segments))
 
 
-def test_what_is_seen_while_the_trainer_is_away_is_no_evidence() -> None:
+def test_measurements_taken_while_the_trainer_is_away_are_no_evidence() -> None:
     plant = GoesAway(STORE, gap_s=64 / 600, cores=2.0)
     run(plant, 60.0, policy=BottleneckLaw())
     assert plant.rows_per_s(1.0) >= 0.9 * 600
@@ -142,7 +142,7 @@ def test_what_is_seen_while_the_trainer_is_away_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_from_the_maximum_it_gives_back_what_the_trainer_does_not_need(
+def test_a_start_at_the_maximum_is_cut_to_what_the_trainer_needs(
     noise: float,
 ) -> None:
     plant = FluidPlant(
@@ -156,7 +156,7 @@ def test_from_the_maximum_it_gives_back_what_the_trainer_does_not_need(
 
 
 @pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (1, 0.3), (32, 0.3)])
-def test_in_the_last_half_of_a_steady_run_nothing_is_changed(
+def test_nothing_changes_in_the_second_half_of_a_steady_run(
     policy: Policy[Any], workers: int, noise: float
 ) -> None:
     plant = FluidPlant(STORE, gap_s=64 / 500, cores=2.0, workers=workers, noise=noise)
@@ -165,7 +165,9 @@ def test_in_the_last_half_of_a_steady_run_nothing_is_changed(
 
 
 @pytest.mark.parametrize("workers", [1, 4, 32])
-def test_it_never_falls_far_behind_the_start(policy: Policy[Any], workers: int) -> None:
+def test_tuning_never_falls_far_behind_the_start(
+    policy: Policy[Any], workers: int
+) -> None:
     def plant() -> FluidPlant:
         return FluidPlant(STORE, gap_s=0.1, cores=2.0, workers=workers, noise=0.3)
 
@@ -190,7 +192,7 @@ def test_workers_that_slow_each_other_down_are_rolled_back(
     assert f"{READ}: num_parallel_workers 3 -> 5 rolled back: 230 -> 1" in caplog.text
 
 
-def test_workers_that_gain_nothing_are_taken_back(policy: Policy[Any]) -> None:
+def test_workers_that_gain_nothing_are_removed_again(policy: Policy[Any]) -> None:
     sequential = Work(READ, lambda workers: 0.01 * workers)
     plant = FluidPlant((sequential,), gap_s=0.05)
     run(plant, 50.0, policy=policy)
@@ -213,7 +215,7 @@ def test_the_cpu_budget_bounds_workers_that_compute(
     assert plant.workers() == expected
 
 
-def test_a_start_beyond_the_cpu_budget_is_mended_and_stays_so() -> None:
+def test_a_start_beyond_the_cpu_budget_is_cut_to_it_for_good() -> None:
     works = (Work(DECODE, steady(0.002), cpu_s=0.002),)
     plant = FluidPlant(works, gap_s=0.001, cores=16.0, workers=6)
     run(plant, 30.0, budget=Budget(2.0, 10**9))
@@ -234,7 +236,7 @@ def test_a_pinned_stage_is_never_touched(policy: Policy[Any]) -> None:
     assert plant.changes == []
 
 
-def test_an_interval_keeps_decisions_so_many_steps_apart(policy: Policy[Any]) -> None:
+def test_an_interval_keeps_decisions_that_many_steps_apart(policy: Policy[Any]) -> None:
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     run(plant, 40.0, policy=policy, interval_steps=10)
     turned = [when for when, _, _ in plant.changes]
@@ -245,7 +247,7 @@ def test_an_interval_keeps_decisions_so_many_steps_apart(policy: Policy[Any]) ->
     assert min(between) >= 10
 
 
-def test_the_log_tells_the_evidence_the_change_and_what_it_did(
+def test_the_log_gives_the_evidence_the_change_and_its_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
@@ -269,7 +271,7 @@ def test_the_log_tells_the_evidence_the_change_and_what_it_did(
     ]
 
 
-def test_what_was_given_back_is_told_in_one_line(
+def test_everything_given_back_is_logged_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
@@ -277,7 +279,7 @@ def test_what_was_given_back_is_told_in_one_line(
     assert "not input-bound (wait 0.0%): released 55 workers" in caplog.text
 
 
-def test_a_runs_rows_put_to_the_policy_again_give_the_same_decisions(
+def test_replaying_a_runs_rows_gives_the_same_decisions(
     policy: Policy[Any], tmp_path: Path
 ) -> None:
     plant = FluidPlant(STORE, gap_s=64 / 400, cores=2.0, workers=2, noise=0.3)
@@ -296,7 +298,7 @@ def test_a_runs_rows_put_to_the_policy_again_give_the_same_decisions(
 
 
 class PausedPlant:
-    """A plant in which nothing moves; `looked` is set at each look."""
+    """A pipeline in which nothing moves; each look sets `looked`."""
 
     steps = 0
     calm = False
@@ -328,7 +330,7 @@ def test_the_thread_is_gone_after_close() -> None:
     assert "penstock-autotune" not in [t.name for t in threading.enumerate()]
 
 
-def test_a_tuner_that_breaks_ends_tuning_with_one_warning(
+def test_a_tuner_that_fails_ends_tuning_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken() -> Observation | None:
@@ -344,7 +346,7 @@ def test_a_tuner_that_breaks_ends_tuning_with_one_warning(
     assert "LookupError: no such counter" in caplog.text
 
 
-def test_a_change_of_executor_that_nobody_decided_ends_a_trial_unjudged(
+def test_a_change_of_executor_from_outside_ends_a_trial_unjudged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "penstock.autotune")
@@ -365,7 +367,7 @@ def test_a_change_of_executor_that_nobody_decided_ends_a_trial_unjudged(
     assert not any("kept" in line or "rolled back" in line for line in told[:3])
 
 
-def test_between_two_loops_others_may_have_the_cores(tmp_path: Path) -> None:
+def test_other_processes_may_have_the_cores_between_two_loops(tmp_path: Path) -> None:
     with HostPeers(tmp_path) as own, HostPeers(tmp_path) as other:
         plant = PausedPlant()
         tuner = Tuner(plant, ConnectorRules(), TWO_CORES, AutotuneLog(), host_peers=own)
@@ -430,7 +432,7 @@ def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
     assert spoken.due(replace(later, window_s=FEW_STEPS_S))
 
 
-def test_a_verdict_that_goes_to_and_fro_is_told_less_and_less_often() -> None:
+def test_a_verdict_that_alternates_is_logged_less_and_less_often() -> None:
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     plant.advance(10.0)
     seen = plant.observe()
