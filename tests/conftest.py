@@ -1,4 +1,4 @@
-"""What holds around every test: nothing stays behind, nothing is left to chance."""
+"""Fixtures around every test: nothing stays behind, and nothing is left to chance."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ hypothesis.settings.register_profile(
     "penstock",
     database=None,
     deadline=None,  # the machine is shared
-    derandomize="CI" in os.environ,  # by hand new examples are looked for
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # as for the deadline
+    derandomize="CI" in os.environ,  # new examples are sought by hand
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # for the reason above
 )
 hypothesis.settings.load_profile("penstock")
 
 ROOT = Path(__file__).parents[1]
 BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "examples", "tests"}
 
-# A shell that starts this in the background has it, and all it starts, ignore Ctrl-C.
+# A shell makes what it starts in the background, and all its children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 broke_off = pytest.StashKey[bool]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU if none is here; else wake it before the guard looks."""
+    """Skip what needs a GPU if there is none; else wake it before the guard looks."""
     if item.get_closest_marker("gpu") is None:
         return
     if not torch.cuda.is_available():
@@ -46,7 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was collected out of the collections that the guard makes."""
+    """Exempt what was collected from the collections that the guard makes."""
     gc.collect()
     gc.freeze()
 
@@ -72,7 +72,7 @@ def tuners_of_others_are_not_met(
 
 @pytest.fixture
 def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the test find no arena in RAM that another has left."""
+    """Hide from the test any arena in RAM that another has left."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -91,21 +91,21 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Generator[None]:
 def warm_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the interpreters that `spawn` and `forkserver` start from one with torch.
 
-    They hold nothing of the test's process. What a new interpreter cannot import, and
-    how it is started, is for tests that do without.
+    They inherit nothing from the test's process. A test of what a new interpreter
+    cannot import, or of how it is started, does without this fixture.
     """
     monkeypatch.setattr(util, "spawnv_passfds", spawnv_passfds)
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The root of the repository, which is the package."""
+    """Return the root of the repository, which is the package."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def packages() -> dict[str, Path]:
-    """Dotted name and folder of the package and of every folder of code below it."""
+    """Return the dotted names and folders of the package and its subpackages."""
     folders = {"penstock": ROOT}
     for path in sorted(ROOT.glob("[!.]*/**/*.py")):
         parts = path.relative_to(ROOT).parts[:-1]
@@ -116,7 +116,7 @@ def packages() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def modules(packages: dict[str, Path]) -> dict[str, Path]:
-    """Dotted name and file of every module; a package goes by its `__init__.py`."""
+    """Return the dotted name and file of every module, `__init__.py` for a package."""
     return {
         package if path.stem == "__init__" else f"{package}.{path.stem}": path
         for package, folder in packages.items()
@@ -126,8 +126,8 @@ def modules(packages: dict[str, Path]) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test see what another has set for the whole process."""
-    import penstock  # here, so that a test of importing it can be the first to
+    """Hide from the test what another has set for the whole process."""
+    import penstock  # late, so that a test of the import can be first
     from penstock.engine.core import byte_budget
 
     monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())

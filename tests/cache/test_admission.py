@@ -1,4 +1,4 @@
-"""What is in use stays; what nobody asks for goes, the longest unused first."""
+"""Namespaces in use stay; others go, the longest unused first."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ HELD = st.dictionaries(
 @pytest.mark.parametrize(
     ("others", "lookups", "idle"),
     [
-        ([], 100, False),  # nothing would be gained
-        ([(10, 90)], 100, False),  # may be an epoch that has just begun
+        ([], 100, False),  # there is nothing to gain
+        ([(10, 90)], 100, False),  # an epoch may just have begun
         ([(10, 89)], 100, True),
         ([(10, 0), (10, 95)], 100, False),
         ([(10, 0), (10, 5)], 100, True),
     ],
 )
-def test_others_are_idle_an_epoch_after_they_were_asked_for(
+def test_other_namespaces_are_idle_an_epoch_after_their_last_lookup(
     others: list[tuple[int, int]], lookups: int, *, idle: bool
 ) -> None:
     assert all_idle(others, lookups) is idle
 
 
 @given(held=HELD, wanted=st.integers(-9, 999))
-def test_no_more_goes_than_is_wanted_and_none_that_may_be_in_use(
+def test_only_as_much_goes_as_is_wanted_and_nothing_that_may_be_in_use(
     held: dict[bytes, tuple[float, int]], wanted: int
 ) -> None:
     gone = victims(held, NOW_S, wanted)

@@ -1,4 +1,4 @@
-"""Processes find an arena by a list of its holders, which nobody needs to maintain."""
+"""Processes find an arena by a list of its holders that needs no upkeep."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_second_process_finds_the_arena_of_the_first() -> None:
             assert child.hear() == "of the first"
 
 
-def test_it_lives_on_when_the_first_has_left() -> None:
+def test_an_arena_lives_on_after_its_first_process_has_left() -> None:
     arena, holder = join(NAME, 4096, 0)
     arena.put(KEY, b"of the first")
     with forked(joins) as child:
@@ -61,7 +61,7 @@ def test_it_lives_on_when_the_first_has_left() -> None:
             assert bytes(again.get(KEY) or b"") == b"of the first"
 
 
-def test_nothing_is_left_when_the_last_has_left() -> None:
+def test_nothing_is_left_after_the_last_process_has_left() -> None:
     arena, holder = join(NAME, 4096, 0)
     assert the_list().exists()
     leave(NAME, holder)
@@ -70,7 +70,7 @@ def test_nothing_is_left_when_the_last_has_left() -> None:
     assert not the_list().exists()
 
 
-def test_after_a_killed_holder_there_is_a_new_arena() -> None:
+def test_a_killed_holder_is_followed_by_a_new_arena() -> None:
     def work(end: End) -> None:
         arena, _ = join(NAME, 4096, 0)
         arena.put(KEY, b"of one who is gone")
@@ -99,7 +99,7 @@ def test_after_a_killed_holder_there_is_a_new_arena() -> None:
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_a_list_that_is_none_is_written_anew(text: bytes) -> None:
+def test_a_file_that_is_not_a_list_is_rewritten(text: bytes) -> None:
     the_list().write_bytes(text)
     with joined():
         assert len(json.loads(the_list().read_text())) == 1
@@ -133,7 +133,7 @@ def test_where_the_runtime_folder_is_missing_processes_still_find_one_another(
             assert child.hear() == "of the first"
 
 
-def test_a_list_that_a_stopped_process_holds_is_not_waited_for(
+def test_nobody_waits_for_a_list_that_a_stopped_process_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stops(end: End) -> None:

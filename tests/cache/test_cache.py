@@ -1,4 +1,4 @@
-"""Each sample's turn: found, computed or compared, and nobody is left waiting."""
+"""Each sample is found, computed or compared, and nobody is left waiting."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 
@@ -46,13 +46,13 @@ def totals(cache: Cache) -> Any:
 
 
 def free(cache: Cache) -> bool:
-    """Whether nobody of this process has a claim."""
+    """Return whether nobody in this process has a claim."""
     assert cache._here is not None
     assert cache._here.claims is not None
     return not cache._here.claims._mine
 
 
-def test_the_first_are_computed_twice_and_the_others_once() -> None:
+def test_the_first_samples_are_computed_twice_and_the_others_once() -> None:
     numbers: list[int] = []
 
     def compute(index: int) -> Callable[[int], Any]:
@@ -65,7 +65,7 @@ def test_the_first_are_computed_twice_and_the_others_once() -> None:
         assert totals(cache).misses == 6
 
 
-def test_what_is_random_is_refused_each_time_that_it_is_asked_for() -> None:
+def test_random_samples_are_refused_at_every_lookup() -> None:
     with opened() as cache:
         for index in range(2 * REPEATED):
             with pytest.raises(RandomUpstreamError, match=f"index {index} differed"):
@@ -75,7 +75,7 @@ def test_what_is_random_is_refused_each_time_that_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("has_ram", [True, False])
-def test_a_later_run_compares_some_and_then_trusts(
+def test_a_later_run_compares_some_samples_and_then_trusts_the_rest(
     tmp_path: Path, *, has_ram: bool
 ) -> None:
     ram = RAM if has_ram else 0
@@ -89,7 +89,7 @@ def test_a_later_run_compares_some_and_then_trusts(
         assert totals(cache).disk_hits == COMPARED + 9
 
 
-def test_changed_data_is_told_of_once_and_computed_anew(
+def test_changed_data_is_reported_once_and_computed_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(tmp_path / "disk") as cache:
@@ -97,8 +97,7 @@ def test_changed_data_is_told_of_once_and_computed_anew(
     with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path / "disk") as it:
         changed = Computing(it, version=1)
         assert all(changed.right(index) for index in [*range(9), *range(9)])
-        # all was dropped, and what that run may store meanwhile is doubted like the
-        # rest
+        # All was dropped, and what that run may store meanwhile is doubted too.
         assert changed.computed == 9 + 9
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 1
@@ -106,7 +105,7 @@ def test_changed_data_is_told_of_once_and_computed_anew(
 
 
 @pytest.mark.parametrize("ram", [0, RAM])
-def test_a_run_compares_what_another_that_goes_on_has_stored(
+def test_a_run_compares_what_another_running_one_has_stored(
     tmp_path: Path, ram: int
 ) -> None:
     """Each run has its own processes, as ranks and notebooks do, and one arena."""
@@ -119,12 +118,12 @@ def test_a_run_compares_what_another_that_goes_on_has_stored(
     with opened(tmp_path / "disk", ram=ram) as cache:
         assert all(map(Computing(cache).right, range(2 * COMPARED)))
         cache.flush()
-        assert Computing(cache).right(0)  # it has the folder open again
+        assert Computing(cache).right(0)  # it opens the folder again
         with forked(work) as child:
             assert child.hear() == str(2 * COMPARED)
 
 
-def test_no_thread_is_served_a_record_before_one_has_looked(
+def test_no_thread_gets_a_record_before_one_thread_has_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path / "disk") as cache:
@@ -134,7 +133,7 @@ def test_no_thread_is_served_a_record_before_one_has_looked(
 
     def slow(disk: Disk, *about: Any) -> Any:
         looking.set()
-        assert not others.wait(0.2), "another was served meanwhile"
+        assert not others.wait(0.2), "another thread got a record meanwhile"
         return look(disk, *about)
 
     monkeypatch.setattr(Disk, "open_namespace", slow)
@@ -152,7 +151,7 @@ def test_no_thread_is_served_a_record_before_one_has_looked(
         assert first.result()
 
 
-def test_what_is_dropped_is_not_put_into_ram_by_who_read_it_before(
+def test_a_reader_does_not_put_a_dropped_record_into_ram(
     tmp_path: Path,
 ) -> None:
     with opened(tmp_path / "disk") as cache:
@@ -177,7 +176,7 @@ def test_a_computation_that_fails_frees_its_claim() -> None:
         assert Computing(cache).right(1)
 
 
-def test_what_cannot_be_stored_frees_its_claim() -> None:
+def test_a_sample_that_cannot_be_stored_frees_its_claim() -> None:
     with opened() as cache:
         for _ in range(2):
             with pytest.raises(UnstorableError):
@@ -186,7 +185,7 @@ def test_what_cannot_be_stored_frees_its_claim() -> None:
         assert Computing(cache).right(1)
 
 
-def test_in_a_loop_it_is_the_same() -> None:
+def test_an_event_loop_gets_the_same_as_threads() -> None:
     async def compute(number: int) -> Any:
         await asyncio.sleep(0)
         return sample_of(1, None)
@@ -207,7 +206,7 @@ def test_in_a_loop_it_is_the_same() -> None:
         assert free(cache)
 
 
-def test_processes_compute_a_sample_once_between_them(tmp_path: Path) -> None:
+def test_processes_together_compute_a_sample_once(tmp_path: Path) -> None:
     with opened(tmp_path / "disk") as cache:
 
         def work(end: End) -> None:
@@ -240,7 +239,7 @@ def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records]
 
 
-def test_a_second_cache_of_the_same_samples_with_other_ram_is_told_so(
+def test_a_second_cache_with_other_ram_for_the_same_samples_logs_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "penstock"), opened():
@@ -252,7 +251,7 @@ def test_a_second_cache_of_the_same_samples_with_other_ram_is_told_so(
     assert f"its RAM holds {RAM} bytes, not the {2 * RAM}" in told
 
 
-def test_ram_that_other_processes_cannot_find_is_told_so_once(
+def test_ram_that_other_processes_cannot_find_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = runtime_folder()
@@ -269,7 +268,7 @@ def test_ram_that_other_processes_cannot_find_is_told_so_once(
 def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There pids say nothing, and LMDB tells readers apart by them."""
+    """LMDB identifies readers by their pids, which mean nothing across namespaces."""
 
     def contained(end: End) -> None:
         monkeypatch.setattr(folder_module, "pid_namespace", lambda: 42)
@@ -286,7 +285,7 @@ def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
             assert child.hear() == "beside-1"
             assert child.ended() == 0
     with forked(contained) as child:
-        assert child.hear() == FOLDER  # it is nobody's now
+        assert child.hear() == FOLDER  # nobody uses it now
         assert child.ended() == 0
     entries_of = {
         entry.name: entry.held.records for entry in entries(tmp_path / "disk")

@@ -1,4 +1,4 @@
-"""Of all who want a key one has it, and nobody waits forever."""
+"""One of all who want a key gets it, and nobody waits forever."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 
@@ -34,7 +34,7 @@ def claims(path: Path) -> Iterator[Claims]:
 
 
 def holder(path: Path) -> Claims:
-    """Return a child's own, to be ended with it."""
+    """Return the child's own claims, which end with it."""
     return Claims(os.open(path, os.O_RDWR))
 
 
@@ -58,7 +58,7 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_a_key_that_is_freed_goes_to_who_waits(claims: Claims) -> None:
+def test_a_key_that_is_freed_goes_to_a_waiter(claims: Claims) -> None:
     assert claims.claim(KEY) == Claim(ours=True, waited=False)
     assert claims.claim(OTHER) == Claim(ours=True, waited=False)
     got: list[Claim] = []
@@ -71,7 +71,7 @@ def test_a_key_that_is_freed_goes_to_who_waits(claims: Claims) -> None:
     claims.free(OTHER)
 
 
-def test_what_another_cache_computes_is_not_waited_for(
+def test_a_cache_does_not_wait_for_what_another_computes(
     claims: Claims, path: Path
 ) -> None:
     def work(end: End) -> None:
@@ -117,7 +117,7 @@ def test_the_claim_of_a_killed_process_is_free(claims: Claims, path: Path) -> No
     claims.free(KEY)
 
 
-def test_a_stopped_process_delays_and_holds_up_none(
+def test_a_stopped_process_delays_others_only_for_a_while(
     claims: Claims, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(end: End) -> None:
@@ -135,7 +135,7 @@ def test_a_stopped_process_delays_and_holds_up_none(
         assert late == Claim(ours=False, waited=True)
 
 
-def test_a_thread_that_is_long_at_it_holds_up_none(
+def test_a_thread_that_takes_long_blocks_nobody(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.02)

@@ -26,7 +26,7 @@ BLOCK_BYTES = 128 << 10
 
 
 def photograph(height: int = 64, width: int = 80) -> Image:
-    """Return [H, W, 3]: slopes and noise, as photographs are; the colours alike."""
+    """Return [H, W, 3]: slopes and noise as in photographs, all colours alike."""
     generator = np.random.default_rng(0)
     slope = np.add.outer(np.arange(height) * 2, np.arange(width))[..., None]
     light = slope + generator.integers(0, 12, (height, width, 1))
@@ -36,7 +36,7 @@ def photograph(height: int = 64, width: int = 80) -> Image:
 
 @EACH
 @given(body=st.binary(max_size=500).flatmap(lambda b: st.sampled_from([b, b * 50])))
-def test_what_is_packed_is_unpacked(each: Codec, body: bytes) -> None:
+def test_packed_bytes_are_unpacked_exactly(each: Codec, body: bytes) -> None:
     packed = memoryview(each.pack(body))
     assert bytes(each.unpack(packed, len(body))) == body
 
@@ -85,7 +85,9 @@ def test_a_frame_that_tells_the_truth_is_read() -> None:
     ],
     ids=["beyond", "later", "short", "large", "larger", "second frame"],
 )
-def test_a_frame_makes_no_more_than_was_declared(stored: bytes, declared: int) -> None:
+def test_a_frame_expands_to_no_more_than_it_declares(
+    stored: bytes, declared: int
+) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CodecError):
@@ -102,7 +104,7 @@ def test_a_frame_may_not_ask_for_a_large_window() -> None:
         codec("zstd").unpack(memoryview(asks), 2 * BLOCK_BYTES)
 
 
-def test_lz4_allocates_nothing_for_what_cannot_be_in_it() -> None:
+def test_lz4_allocates_nothing_for_an_impossible_length() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CodecError, match="cannot hold"):
@@ -118,7 +120,7 @@ shapes = arrays.array_shapes(min_dims=2, max_dims=4, max_side=24) | st.sampled_f
 
 
 @given(arrays.arrays(np.uint8, shapes))
-def test_what_is_left_of_an_image_restores_it(image: Image) -> None:
+def test_an_image_is_restored_from_its_residuals(image: Image) -> None:
     before = image.copy()
     left = predicted(image)
     kept = left.copy()
@@ -147,6 +149,6 @@ def test_every_name_but_auto_is_a_codec() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "gzip"])
-def test_what_is_no_codec_is_told_with_those_that_are(name: str) -> None:
+def test_a_name_that_is_no_codec_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}'.*'raw', 'lz4', 'zstd'"):
         codec(name)

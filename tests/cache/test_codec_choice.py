@@ -1,4 +1,4 @@
-"""The codec is that of the least expected cost, and every cost is on the table."""
+"""The codec with the least expected cost is chosen, and every cost is shown."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ SLOW_DISK, FAST_DISK, MEMORY = 100e6, 3e9, math.inf
 
 
 def facts(measured: tuple[Measured, ...] = PHOTOGRAPHS, **others: Any) -> Facts:
-    """Return those of photographs in memory, all of which fit, unless told else."""
+    """Return the facts of photographs that all fit into memory, changed by `others`."""
     given = {
         "sample_bytes": 150_000,
         "samples": 100_000,
@@ -50,7 +50,7 @@ def facts(measured: tuple[Measured, ...] = PHOTOGRAPHS, **others: Any) -> Facts:
 
 
 HALF = 7.5e9
-"""Bytes: what half of the photographs take, raw."""
+"""The bytes of half of the photographs, raw."""
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ HALF = 7.5e9
         "nothing fits",
     ],
 )
-def test_the_codec_is_what_the_place_calls_for(case: Facts, name: str) -> None:
+def test_the_codec_suits_the_tier(case: Facts, name: str) -> None:
     assert choose(case).name == name
 
 
-def test_a_cost_is_what_a_hit_and_a_miss_cost() -> None:
+def test_a_cost_is_the_expected_cost_of_hits_and_misses() -> None:
     half = facts(capacity_bytes=HALF * 0.49, read_bytes_per_s=1e9)
     found = expected(half, PHOTOGRAPHS[3])
     read_ns = 290_000 + 0.49 * 150_000
@@ -120,7 +120,7 @@ measurements = st.lists(
         read_bytes_per_s=st.floats(1e3, 1e11),
     ),
 )
-def test_none_before_it_is_as_good_and_none_is_much_better(
+def test_no_earlier_codec_is_as_good_and_no_other_is_much_better(
     measured: list[Measured], others: dict[str, float]
 ) -> None:
     choice = choose(facts(tuple(measured), **others))
@@ -133,12 +133,12 @@ def test_none_before_it_is_as_good_and_none_is_much_better(
     assert all(0 <= each.hit <= 1 for each in choice.expected)
 
 
-def test_a_choice_tells_what_it_rests_on() -> None:
+def test_a_choice_shows_what_it_rests_on() -> None:
     text = str(choose(facts(capacity_bytes=HALF)))
     assert text.startswith('codec "filter"; expected per sample: raw 0.758 ms (50%')
 
 
-def test_codecs_are_measured_by_the_clock_that_is_given() -> None:
+def test_codecs_are_timed_with_the_clock_that_is_given() -> None:
     image = np.add.outer(np.arange(60), np.arange(60)).astype(np.uint8)
     ticks = itertools.count(0, 7)
     found = measure([image, image], clock=lambda: next(ticks))

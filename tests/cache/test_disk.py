@@ -48,7 +48,7 @@ def disk(folder: Path) -> Iterator[Disk]:
     made.close()
 
 
-def test_records_survive_what_opens_and_closes(folder: Path) -> None:
+def test_records_survive_closing_and_opening(folder: Path) -> None:
     first = Disk(folder, 1 << 20)
     assert first.put(records(range(9)), "nine") == 9
     first.close()
@@ -125,7 +125,7 @@ def test_each_of_two_caches_keeps_to_its_own_limit(folder: Path) -> None:
     disk.close()
 
 
-def test_what_rests_makes_room_and_what_may_be_in_use_does_not(
+def test_namespaces_at_rest_make_room_and_those_in_use_do_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(folder, 2 << 20)
@@ -139,7 +139,7 @@ def test_what_rests_makes_room_and_what_may_be_in_use_does_not(
     disk.close()
 
 
-def test_what_a_process_has_open_is_not_evicted_however_long_it_only_reads(
+def test_a_namespace_that_a_process_has_open_is_not_evicted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reads(end: End) -> None:
@@ -160,7 +160,7 @@ def test_what_a_process_has_open_is_not_evicted_however_long_it_only_reads(
         with pytest.raises(Full):
             other.put(records(range(1), 2, 3000), "y")
         assert other.namespaces()[name(1)].records == count
-    assert other.put(records(range(1), 2, 3000), "y") == 1  # it has ended
+    assert other.put(records(range(1), 2, 3000), "y") == 1  # the reader has ended
     let_go(other)
 
 
@@ -169,7 +169,9 @@ def state(folder: Path) -> dict[str, object]:
     return text
 
 
-def test_it_is_clean_once_synced_and_not_before(disk: Disk, folder: Path) -> None:
+def test_the_disk_is_clean_once_it_is_synced_and_not_before(
+    disk: Disk, folder: Path
+) -> None:
     assert state(folder)["clean"] is True
     disk.put(records(range(1)), "x")
     assert state(folder)["clean"] is False
@@ -177,7 +179,7 @@ def test_it_is_clean_once_synced_and_not_before(disk: Disk, folder: Path) -> Non
     assert state(folder)["clean"] is True
 
 
-def test_what_a_power_cut_may_have_torn_is_emptied(folder: Path) -> None:
+def test_a_database_that_a_power_cut_may_have_torn_is_emptied(folder: Path) -> None:
     disk = Disk(folder, 1 << 20)
     disk.put(records(range(1)), "x")
     disk.close()
@@ -209,7 +211,7 @@ def test_parent_and_forked_child_both_use_it(folder: Path) -> None:
     let_go(disk)
 
 
-def test_a_child_forked_while_one_writes_holds_up_neither(folder: Path) -> None:
+def test_a_child_forked_during_a_write_blocks_nobody(folder: Path) -> None:
     def work(end: End) -> None:
         mine = shared_disk(folder, 1 << 20)
         end.tell("opened")
@@ -221,11 +223,13 @@ def test_a_child_forked_while_one_writes_holds_up_neither(folder: Path) -> None:
         with leased(disk.folder):
             child = stack.enter_context(forked(work))
         assert child.hear() == "opened"
-        disk.put(records(range(1)), "x")  # though the child has the lease's file open
+        disk.put(
+            records(range(1)), "x"
+        )  # although the child has the file of the lease open
     let_go(disk)
 
 
-def test_who_forks_waits_for_calls_of_lmdb_in_flight(folder: Path) -> None:
+def test_a_fork_waits_for_calls_to_lmdb_that_are_under_way(folder: Path) -> None:
     def work(end: End) -> None:
         mine = shared_disk(folder, 1 << 20)
         end.tell(str(mine.namespaces()[name(1)].records > 0))
@@ -252,21 +256,21 @@ def test_who_forks_waits_for_calls_of_lmdb_in_flight(folder: Path) -> None:
     let_go(disk)
 
 
-def test_what_is_closed_cannot_be_used(folder: Path) -> None:
+def test_a_closed_disk_cannot_be_used(folder: Path) -> None:
     disk = Disk(folder, 1 << 20)
     disk.close()
     with pytest.raises(DiskError, match="cannot be read"):
         disk.get(key(0))
 
 
-def test_the_limit_is_four_fifths_of_what_is_free(folder: Path) -> None:
+def test_the_default_limit_is_four_fifths_of_the_free_space(folder: Path) -> None:
     disk = Disk(folder)
     free = os.statvfs(folder)
     assert disk.limit == pytest.approx(free.f_bavail * free.f_frsize * 0.8, rel=0.05)
     disk.close()
 
 
-def test_pages_are_read_again_only_if_the_file_is_not_as_it_was_left(
+def test_pages_are_checked_only_if_the_file_has_changed_since_it_was_closed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Path] = []
@@ -288,7 +292,7 @@ def test_pages_are_read_again_only_if_the_file_is_not_as_it_was_left(
     assert reopened(sync=True) == 2
 
 
-def test_what_takes_long_to_open_is_said(
+def test_a_database_that_takes_long_to_open_is_logged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = threading.Event()

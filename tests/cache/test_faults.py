@@ -1,4 +1,4 @@
-"""Killed, cut short, flipped: a record is returned whole and right, or not at all."""
+"""Despite kills, cuts and bit flips a record is returned right, or not at all."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:
 
 
 def slow(*values: object) -> Any:
-    """A case that is like its sisters, for `make test-all`."""
+    """Return a case like the others, for `make test-all` alone."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("tiers", ["ram+disk"])
-def test_after_some_kills_all_that_is_there_is_right_and_what_was_synced_is_there(
+def test_kills_leave_right_records_and_lose_none_that_was_synced(
     tiers: str, tmp_path: Path
 ) -> None:
     happens(KILLS, "kills", 12, tmp_path, tiers)
@@ -51,25 +51,27 @@ def test_after_some_kills_all_that_is_there_is_right_and_what_was_synced_is_ther
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tiers", ["disk", "ram", "ram+disk"])
-def test_so_it_is_after_1000_kills(tiers: str, tmp_path: Path) -> None:
+def test_this_holds_after_1000_kills(tiers: str, tmp_path: Path) -> None:
     happens(KILLS, "kills", 1000, tmp_path, tiers, timeout_s=550)
 
 
 @pytest.mark.parametrize("kind", ["writer", slow("reader")])
-def test_who_is_killed_within_a_transaction_holds_up_nobody_and_leaves_nothing(
+def test_a_process_killed_in_a_transaction_blocks_nobody_and_leaves_nothing(
     kind: str, tmp_path: Path
 ) -> None:
     happens(KILLS, "transactions", 12, tmp_path, kind)
 
 
-def test_processes_that_come_and_go_all_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_processes_that_come_and_go_at_the_same_time_lose_nothing(
+    tmp_path: Path,
+) -> None:
     happens(KILLS, "churn", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("step", "first"), [(1999, 864), *(slow(SHARES, each) for each in range(SHARES))]
 )
-def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowhere(
+def test_a_flip_or_cut_of_the_database_crashes_nothing_and_shows_nowhere(
     step: int, first: int, tmp_path: Path
 ) -> None:
     happens(DAMAGE, "harm", tmp_path, "data.mdb", step, first, timeout_s=1100)
@@ -83,19 +85,19 @@ def test_a_flipped_bit_or_a_cut_of_the_database_crashes_nothing_and_shows_nowher
         *(slow(name, 4999 if name == "lock.mdb" else 1) for name in FILES),
     ],
 )
-def test_so_it_is_with_the_files_beside_the_database(
+def test_flips_in_the_files_beside_the_database_do_no_harm_either(
     name: str, step: int, tmp_path: Path
 ) -> None:
     happens(DAMAGE, "harm", tmp_path, name, step, step // 2)
 
 
-def test_a_list_of_arenas_that_is_wrong_shows_nowhere(
+def test_a_wrong_list_of_arenas_shows_nowhere(
     tmp_path: Path,
 ) -> None:
     happens(DAMAGE, "lists", tmp_path)
 
 
-@pytest.mark.parametrize("step", [4096, slow(1024)])  # a page of the database
+@pytest.mark.parametrize("step", [4096, slow(1024)])  # 4096: a page of the database
 def test_each_write_that_fails_turns_the_disk_off_with_one_warning(
     step: int, tmp_path: Path
 ) -> None:

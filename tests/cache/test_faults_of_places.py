@@ -1,4 +1,4 @@
-"""Full, foreign, torn or forbidden places: training goes on after one warning."""
+"""In full, foreign, torn or forbidden places training goes on after one warning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begun(**described: Any) -> subprocess.Popen[str]:
 
 
 def ended(training: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for it; return what it said, and all warnings of its processes."""
+    """Wait for a training; return what it said, and all warnings of its processes."""
     with training:
         out, err = training.communicate(timeout=60)
     assert training.returncode == 0, (training.returncode, err[-2000:])
@@ -52,7 +52,7 @@ def ended(training: subprocess.Popen[str]) -> dict[str, Any]:
 def in_a_file_system(
     options: str, place: Path, then: str = "true", **described: Any
 ) -> dict[str, Any]:
-    """Train with a tmpfs of its own, which is gone with the process."""
+    """Train with a tmpfs of its own, which ends with the process."""
     user = [] if os.getuid() == 0 else ["--map-root-user"]
     tried = ["unshare", "--mount", *user, "true"]
     if subprocess.run(tried, capture_output=True, check=False).returncode:
@@ -63,7 +63,7 @@ def in_a_file_system(
 
 
 @pytest.mark.parametrize("executor", KINDS)
-def test_on_a_disk_with_hardly_any_room_nothing_is_stored_and_that_is_told_once(
+def test_a_disk_with_hardly_any_room_stores_nothing_and_warns_once(
     executor: str, tmp_path: Path
 ) -> None:
     said = in_a_file_system("size=2m", tmp_path / "full", executor=executor)
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_under_the_cache_is_given_up_with_one_warning(
     assert str(tmp_path / "full") in said["told"][0]
 
 
-def test_a_file_system_that_may_only_be_read_is_told_once(tmp_path: Path) -> None:
+def test_a_read_only_file_system_is_reported_once(tmp_path: Path) -> None:
     place = tmp_path / "only read"
     said = in_a_file_system("size=2m", place, then='mount -o remount,ro "$0"')
     assert len(said["told"]) == 1
@@ -106,7 +106,7 @@ def test_a_file_system_that_may_only_be_read_is_told_once(tmp_path: Path) -> Non
     "file_bytes",
     [40_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 300_000))],
 )
-def test_where_no_file_may_be_large_each_tier_is_given_up_with_one_warning(
+def test_a_limit_on_file_sizes_ends_each_tier_with_one_warning(
     file_bytes: int, tmp_path: Path
 ) -> None:
     cache = {"disk": str(tmp_path), "ram": "2MB"}
@@ -117,7 +117,7 @@ def test_where_no_file_may_be_large_each_tier_is_given_up_with_one_warning(
 
 
 def one_warning(place: Path, *words: str, stored: bool = False, **cache: Any) -> None:
-    """Train; assert that it was told once of the place, in these words."""
+    """Train; assert that one warning names the place and says these words."""
     said = train(disk=str(place), **cache)
     assert len(said["told"]) == 1, said["told"]
     for word in (str(place), *words):
@@ -127,7 +127,7 @@ def one_warning(place: Path, *words: str, stored: bool = False, **cache: Any) ->
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A cache that a run has left."""
+    """Return the folder of a cache that a run has left."""
     assert train(disk=str(tmp_path))["told"] == []
     return tmp_path
 
@@ -172,7 +172,7 @@ def test_a_link_where_the_folder_should_be_is_not_followed(tmp_path: Path) -> No
         ({"clean": False, "boot": "of yesterday"}, "before a power cut"),
     ],
 )
-def test_what_damage_or_a_power_cut_left_is_emptied_and_filled_anew(
+def test_a_cache_after_damage_or_a_power_cut_is_emptied_and_refilled(
     filled: Path, state: dict[str, Any], words: str
 ) -> None:
     path = filled / FOLDER / "state.json"
@@ -183,7 +183,7 @@ def test_what_damage_or_a_power_cut_left_is_emptied_and_filled_anew(
     assert again["records"]["disk"] == SAMPLES
 
 
-def test_what_another_version_left_is_refused_by_name_and_stays(filled: Path) -> None:
+def test_a_cache_of_another_version_is_refused_by_name_and_stays(filled: Path) -> None:
     path = filled / FOLDER / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
     before = contents(filled)
@@ -209,14 +209,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_torn_database_is_emptied_and_filled_anew(filled: Path) -> None:
+def test_a_torn_database_is_emptied_and_refilled(filled: Path) -> None:
     path = filled / FOLDER / "data.mdb"
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     one_warning(filled, "filled again", stored=True)
 
 
-def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> None:
+def test_network_file_systems_are_recognised_whatever_their_path(
+    tmp_path: Path,
+) -> None:
     mounts = tmp_path / "mounts"
     inner = tmp_path / "of all" / "jobs"
     inner.mkdir(parents=True)
@@ -233,11 +235,11 @@ def test_network_file_systems_are_known_whatever_their_path(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "kind", ["fuse.ceph-fuse", "panfs", "fuse.anything-new", "davfs", "pvfs2", "smb3"]
 )
-def test_only_file_systems_that_are_known_to_be_local_are(kind: str) -> None:
+def test_only_file_systems_known_to_be_local_count_as_local(kind: str) -> None:
     assert kind not in LOCAL
 
 
-def test_a_mount_whose_name_is_not_utf_8_is_read_over(tmp_path: Path) -> None:
+def test_a_mount_whose_name_is_not_utf_8_is_skipped(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/B\xfccher")
     lines = [b"none / ext4 rw 0 0", b"/dev/sdb1 " + os.fsencode(odd) + b" vfat rw 0 0"]
@@ -256,7 +258,7 @@ def test_a_folder_on_a_network_file_system_is_not_used(
 
 
 @pytest.mark.long
-def test_of_two_jobs_on_one_folder_the_stricter_stops_at_its_limit(
+def test_the_stricter_of_two_jobs_on_one_folder_stops_at_its_limit(
     tmp_path: Path,
 ) -> None:
     few = 10 * WIDTH
@@ -265,13 +267,13 @@ def test_of_two_jobs_on_one_folder_the_stricter_stops_at_its_limit(
     for training in (strict, loose):
         assert ended(training)["told"] == []
     alone = tmp_path / "alone"
-    for _ in range(2):  # the second sees all that the first has written
+    for _ in range(2):  # the second job sees all that the first has written
         said = ended(begun(disk=str(alone), disk_limit=few))
         assert said["told"] == []
     assert 0 < said["nbytes"]["disk"] <= few
 
 
-def test_without_memory_to_share_training_goes_on_after_one_warning(
+def test_without_shared_memory_training_goes_on_after_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object, **__: object) -> int:
@@ -314,5 +316,5 @@ def arenas(processes: Any) -> set[tuple[int, int]]:
                 if "memfd:penstock" in os.readlink(link):
                     found.add((link.stat().st_dev, link.stat().st_ino))
             except OSError:
-                continue  # it is closed by now
+                continue  # closed meanwhile
     return found

@@ -1,4 +1,4 @@
-"""The arena gives back what was put, or nothing, and empties itself for the living."""
+"""The arena gives back what was put or nothing, and makes room for what is in use."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 
@@ -37,7 +37,9 @@ def an_arena(capacity: int = 4096, samples: int = 0) -> Iterator[Arena]:
     arena.close()
 
 
-def test_it_grows_only_while_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_grows_only_while_memory_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others = [0]
     arenas: list[Arena] = []
     monkeypatch.setattr(
@@ -49,19 +51,19 @@ def test_it_grows_only_while_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     with an_arena(600 << 20) as arena:
         arenas.append(arena)
-        others[0] = 660 << 20  # 100 MiB of the 800 are left to others, in any case
+        others[0] = 660 << 20  # 100 MiB of the 800 are always left to others
         for number in range(1, 60):
             with suppress(Full):
                 arena.put(key(number), bytes(1 << 20))
         assert 30 << 20 < arena.used <= 40 << 20
         others[0] = 0
-        with pytest.raises(Full):  # it does not look again at once
+        with pytest.raises(Full):  # the arena does not look again at once
             arena.put(key(60), bytes(1 << 20))
         clock[0] += 2 * module.SHORT_S
         arena.put(key(60), bytes(1 << 20))
 
 
-def test_where_memory_is_short_it_says_so_once_in_a_while(
+def test_an_arena_short_of_memory_says_so_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "effective_memory_bytes", lambda: 0)
@@ -72,7 +74,7 @@ def test_where_memory_is_short_it_says_so_once_in_a_while(
             arena.put(key(1), b"one")
 
 
-def test_a_process_that_is_stopped_while_it_stores_holds_up_nobody(
+def test_a_process_stopped_while_it_stores_blocks_nobody(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(end: End) -> None:
@@ -123,7 +125,7 @@ def test_a_full_arena_keeps_what_it_has(arena: Arena) -> None:
     with pytest.raises(Full):
         arena.put(key(2), bytes(97))
     arena.put(key(2), bytes(96))
-    arena.put(key(1), bytes(97))  # is there, so needs no room
+    arena.put(key(1), bytes(97))  # is there already, so it needs no room
     assert (arena.records, arena.used, arena.evicted) == (2, 4096, 0)
 
 
@@ -137,12 +139,14 @@ def test_a_full_table_refuses_what_hashes_there(arena: Arena) -> None:
     assert arena.records == MAX_PROBES + 1
 
 
-def test_it_is_emptied_for_others_only_when_nobody_asks_any_more(arena: Arena) -> None:
+def test_an_arena_is_emptied_for_others_only_when_nobody_uses_it_any_more(
+    arena: Arena,
+) -> None:
     one, other = key(0)[:8], key(0, 2)[:8]
     for number in range(4):
         arena.put(key(number), bytes(1024))
     arena.note_use(one)
-    arena.note_use(other, lookups=4)  # one epoch's
+    arena.note_use(other, lookups=4)  # those of one epoch
     with pytest.raises(Full):
         arena.put(key(0, 2), bytes(1024))
     arena.note_use(other)
@@ -168,7 +172,7 @@ def test_a_record_larger_than_the_arena_empties_nothing(arena: Arena) -> None:
     assert arena.records == 1
 
 
-def test_a_damaged_record_is_forgotten_and_stored_anew(arena: Arena) -> None:
+def test_a_damaged_record_is_dropped_and_stored_again(arena: Arena) -> None:
     arena.put(key(1), b"one")
     arena.forget(key(1))
     arena.forget(key(2))
@@ -180,7 +184,7 @@ def test_a_damaged_record_is_forgotten_and_stored_anew(arena: Arena) -> None:
 @pytest.mark.parametrize(
     "place", [(1 << 63, 3), (0, 3), (PAGE, 0), (PAGE + 32 * MIN_SLOTS, 4097)]
 )
-def test_a_torn_slot_is_none_and_is_stored_anew(
+def test_a_torn_slot_counts_as_empty_and_is_stored_again(
     arena: Arena, place: tuple[int, int]
 ) -> None:
     arena.put(key(1), b"one")
@@ -190,7 +194,7 @@ def test_a_torn_slot_is_none_and_is_stored_anew(
     assert bytes(arena.get(key(1)) or b"") == b"two"
 
 
-def test_namespaces_beyond_those_counted_are_stored_all_the_same(arena: Arena) -> None:
+def test_namespaces_beyond_those_counted_are_stored_too(arena: Arena) -> None:
     for namespace in range(1, GROUPS + 9):
         arena.note_use(key(0, namespace)[:8])
         arena.put(key(namespace, namespace), b"x")
@@ -212,7 +216,7 @@ def test_two_processes_see_one_arena(arena: Arena) -> None:
         assert bytes(arena.get(key(2)) or b"") == b"from the child"
 
 
-def test_what_others_read_without_a_lock_is_never_half_written(arena: Arena) -> None:
+def test_readers_without_a_lock_never_see_a_half_written_record(arena: Arena) -> None:
     def work(end: End) -> None:
         mine = Arena(arena.reopened())
         end.tell("begun")
@@ -241,7 +245,7 @@ def test_a_writer_that_is_killed_locks_nobody_out(arena: Arena) -> None:
     assert arena.records == 1
 
 
-def test_what_is_no_arena_is_refused() -> None:
+def test_memory_that_is_no_arena_is_refused() -> None:
     short, other = nameless("short"), nameless("other")
     os.ftruncate(other, 1 << 16)
     with pytest.raises(ValueError, match="too short"):

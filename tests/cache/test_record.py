@@ -37,7 +37,7 @@ LENGTHS = (8, 16, 24)
 
 
 def sample() -> tuple[Any, ...]:
-    """Return one that every codec makes smaller, with one of each kind in it."""
+    """Return a sample that every codec makes smaller, with a value of each kind."""
     slope = np.add.outer(np.arange(24), np.arange(24))[..., None] + np.arange(3)
     image = slope.astype(np.uint8)
     words = {"caption": "a pipe, " * 10, "n": 2**70, 0.5: [None, True, np.float32(2)]}
@@ -84,7 +84,7 @@ def test_a_record_that_is_cut_or_longer_is_refused(each: Codec) -> None:
 
 
 def refused(record: bytes | bytearray) -> None:
-    """See that neither face takes it."""
+    """Assert that both ways of reading refuse it."""
     with pytest.raises(RecordError):
         decode(record, KEY)
     with pytest.raises(RecordError):
@@ -92,7 +92,7 @@ def refused(record: bytes | bytearray) -> None:
 
 
 def resealed(record: bytes | bytearray) -> bytearray:
-    """Return a record with a checksum that is right for what it has become."""
+    """Return a record with a checksum that fits its changed content."""
     record = bytearray(record)
     whole = xxh3_64_intdigest(record[: -CHECKSUM.size])
     record[-CHECKSUM.size :] = CHECKSUM.pack(whole)
@@ -100,7 +100,7 @@ def resealed(record: bytes | bytearray) -> bytearray:
 
 
 @EACH
-def test_a_forged_record_raises_nothing_else(each: Codec) -> None:
+def test_a_forged_record_raises_only_a_record_error(each: Codec) -> None:
     record = bytearray(encode(sample(), KEY, each))
     outcomes = set()
     for place, change in itertools.product(range(len(record)), (0x01, 0x80, 0xFF)):
@@ -111,7 +111,7 @@ def test_a_forged_record_raises_nothing_else(each: Codec) -> None:
 
 
 def outcome(record: bytes | bytearray) -> str:
-    """Return what came of reading it, if nothing but a `RecordError` was raised."""
+    """Return whether it was read or refused; pass on any error but a `RecordError`."""
     try:
         decode(record, KEY)
     except RecordError:
@@ -138,7 +138,7 @@ trees = st.recursive(
 @example(b"[]  []")
 @example(b"\xff")
 @example(b"")
-def test_any_structure_is_read_or_refused(structure: bytes) -> None:
+def test_every_structure_is_read_or_refused(structure: bytes) -> None:
     for each in CODECS.values():
         stored = each.pack(bytes(range(32)))
         outcome(b"".join(sealed(each.number, structure, 32, [stored], KEY)))
@@ -186,7 +186,7 @@ def test_a_record_expands_to_no_more_than_it_may(name: str, declared: int) -> No
 
 @contextmanager
 def within(most_bytes: int) -> Iterator[None]:
-    """See that no more was allocated at any time."""
+    """Assert that no more than this is ever allocated."""
     tracemalloc.start()
     try:
         yield
@@ -196,14 +196,14 @@ def within(most_bytes: int) -> Iterator[None]:
 
 
 @EACH
-def test_what_does_not_get_smaller_is_stored_raw(each: Codec) -> None:
+def test_a_sample_that_no_codec_makes_smaller_is_stored_raw(each: Codec) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)
     for value in (noise, noise.tobytes(), 3, ()):
         assert codec_of(encode(value, KEY, each)) == "raw"
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_record_is_read_from_any_bytes(kind: Any) -> None:
+def test_a_record_is_read_from_any_bytes_like_object(kind: Any) -> None:
     for each in CODECS.values():
         record = kind(encode(sample(), KEY, each))
         assert shown(decode(record, KEY)) == shown(sample())
@@ -230,13 +230,13 @@ def test_a_sample_of_too_many_values_is_refused() -> None:
         encode([0.123456] * 1_000_000, KEY, CODECS[0])
 
 
-def test_the_body_of_a_record_starts_where_any_array_may() -> None:
+def test_the_body_of_a_record_is_aligned_for_any_array() -> None:
     for length in range(40):
         record = encode(("x" * length, np.arange(3.0)), KEY, CODECS[0])
         structure = HEADER.unpack_from(record)[4]
         assert (HEADER.size + structure) % 16 == 0
 
 
-def test_a_record_is_the_same_every_time() -> None:
+def test_the_same_sample_makes_the_same_record_every_time() -> None:
     for each in CODECS.values():
         assert encode(sample(), KEY, each) == encode(sample(), KEY, each)

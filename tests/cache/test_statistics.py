@@ -1,4 +1,4 @@
-"""Sums over processes: those that run, and those that are gone."""
+"""Sums over processes, both those that run and those that are gone."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 
@@ -61,7 +61,7 @@ def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, Holder]) -
     assert counters.total("misses") == 11
 
 
-def test_who_is_killed_leaves_counts_and_row_to_others(
+def test_a_killed_process_leaves_its_counts_and_its_row_to_others(
     shared: tuple[Counters, Holder],
 ) -> None:
     counters, holder = shared

@@ -1,4 +1,4 @@
-"""What can be stored comes back exactly; what cannot is named, with its place."""
+"""A sample comes back exactly; what cannot be stored is named with its place."""
 
 import struct
 from collections import OrderedDict, namedtuple
@@ -73,7 +73,7 @@ samples = st.recursive(
 
 
 def anatomy(value: Any) -> object:
-    """Return all that there is to a value: what `==` does not compare, too."""
+    """Return everything about a value, including what `==` does not compare."""
     kind = type(value)
     if kind in (tuple, list):
         return kind, [anatomy(each) for each in value]
@@ -83,11 +83,11 @@ def anatomy(value: Any) -> object:
 
 
 def parts(value: Any) -> tuple[object, ...]:
-    """Return what there is to a value that holds no others, without its type."""
+    """Return everything but the type of a value that holds no others."""
     if type(value) is float:
         return (struct.pack("<d", value),)
     if isinstance(value, np.str_ | np.bytes_):
-        return tuple(value)  # for `==` of numpy, zeros at the end are nothing
+        return tuple(value)  # numpy's `==` ignores zeros at the end
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.str, value.dtype.char, value.shape, value.tobytes()
     if isinstance(value, torch.Tensor):
@@ -127,7 +127,7 @@ def test_a_sample_comes_back_exactly(
 
 
 @given(samples, st.sampled_from(list(CODECS.values())), st.booleans())
-def test_arrays_come_back_in_memory_that_is_theirs(
+def test_arrays_come_back_in_memory_of_their_own(
     sample: Any,
     codec: Any,
     is_copy: bool,  # noqa: FBT001 - drawn
@@ -151,7 +151,7 @@ def test_arrays_come_back_in_memory_that_is_theirs(
     assert anatomy(decode(record, KEY)) == original
 
 
-def test_a_large_array_of_a_copy_is_a_view_of_it_and_a_small_one_is_not() -> None:
+def test_only_a_large_array_is_a_view_of_the_copy_it_is_read_from() -> None:
     sample = (np.zeros((64, 64, 3), np.uint8), np.zeros(3))
     record = bytearray(encode(sample, KEY, CODECS[0]))
     whole = np.frombuffer(record, np.uint8)
@@ -160,7 +160,7 @@ def test_a_large_array_of_a_copy_is_a_view_of_it_and_a_small_one_is_not() -> Non
     assert not np.shares_memory(small, whole)
 
 
-def test_a_copy_that_starts_at_an_odd_place_is_copied_once_more() -> None:
+def test_a_copy_that_is_not_aligned_is_copied_once_more() -> None:
     sample = torch.arange(2000.0)
     record = bytearray(b"x" + encode(sample, KEY, CODECS[0]))
     del record[:1]
@@ -238,7 +238,9 @@ Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - what datasets yield
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_stored_is_named_with_its_place(value: Any, name: str) -> None:
+def test_a_value_that_cannot_be_stored_is_named_with_its_place(
+    value: Any, name: str
+) -> None:
     with pytest.raises(UnstorableError) as caught:
         encode((1, {"mask": [0, {None: value}]}), KEY, CODECS[0])
     text = str(caught.value)
@@ -254,7 +256,7 @@ def test_a_key_that_cannot_be_stored_is_named_with_its_dict() -> None:
         encode([{(1, 2): 3}], KEY, CODECS[0])
 
 
-def test_a_place_may_be_a_number_too_long_to_be_written() -> None:
+def test_a_key_may_be_a_number_too_long_to_print() -> None:
     with pytest.raises(UnstorableError, match=r"sample\[0x1000*\] is a complex"):
         encode({16**5000: 1j}, KEY, CODECS[0])
 
@@ -267,14 +269,14 @@ def test_a_sample_that_holds_itself_is_refused() -> None:
 
 
 def nested(depth: int) -> Any:
-    """Return a number in so many lists."""
+    """Return a number nested in `depth` lists."""
     value: Any = [np.arange(3)]
     for _ in range(depth - 1):
         value = [value]
     return value
 
 
-def test_the_deepest_that_is_stored_is_read() -> None:
+def test_the_deepest_sample_that_can_be_stored_can_be_read() -> None:
     again = decode(encode(nested(64), KEY, CODECS[0]), KEY)
     assert anatomy(again) == anatomy(nested(64))
     with pytest.raises(UnstorableError):

@@ -1,4 +1,4 @@
-"""Whatever happens to the tiers, what comes back is what would be computed."""
+"""Whatever happens to the tiers, they return what would be computed."""
 
 # ruff: noqa: SLF001 what cannot be brought about from outside is done inside
 
@@ -44,11 +44,11 @@ EMPTY_BYTES = 2 * 4096
 
 @pytest.fixture(autouse=True)
 def _alone(own_runtime_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "RESTING_S", -1.0)  # what rests may go at once
+    monkeypatch.setattr(admission, "RESTING_S", -1.0)  # idle namespaces may go at once
 
 
 def whole(record: bytes | memoryview | None, key: bytes) -> bool:
-    """Whether that is a record, and undamaged."""
+    """Return whether that is an undamaged record."""
     try:
         check(record or b"", key)
     except RecordError:
@@ -57,7 +57,7 @@ def whole(record: bytes | memoryview | None, key: bytes) -> bool:
 
 
 class TiersMachine(RuleBasedStateMachine):
-    """One job's cache; its workers, and other jobs, come and are killed."""
+    """One job's cache, with workers and other jobs that come and are killed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class TiersMachine(RuleBasedStateMachine):
             self.on_disk.add(asked)
 
     def is_held(self, asked: Asked) -> bool:
-        """Whether it is there now, and is not one to be computed once more."""
+        """Return whether it is stored now, and is not to be computed once more."""
         key = self.ask.cache.fingerprint.key(*asked)
         if self.here.doubts(key[:8]):
             return False
@@ -123,8 +123,8 @@ class TiersMachine(RuleBasedStateMachine):
         before = self.ask.computed
         assert self.ask.right(*asked)
         times = self.ask.computed - before
-        assert not (held and times), f"{asked} was held, and was computed"
-        assert not (must and not times), f"{asked} was nowhere, and was found"
+        assert not (held and times), f"{asked} was stored, and was computed"
+        assert not (must and not times), f"{asked} was not stored, and was found"
         self.asked += 1
         self.may_be_stored(asked)
 
@@ -153,7 +153,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule(some=SOME, told=st.integers(0, 8))
     def a_worker_is_killed(self, some: list[Asked], told: int) -> None:
-        """It shares the counters, too."""
+        """The child shares the counters, too."""
         assert self.cache is not None
         self.kill(Computing(self.cache), some, told)
         told = min(told, len(some))
@@ -172,7 +172,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.open()
 
     def kill(self, ask: Computing, some: list[Asked], told: int) -> None:
-        """Have a child ask, and kill it once it has told of so many."""
+        """Have a child ask, and kill it once it has reported this many."""
 
         def work(end: End) -> None:
             ask.cache.open()
@@ -202,7 +202,7 @@ class TiersMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_disk)
     @rule(which=st.integers(0, 99), byte=st.integers(0, 10_000), flip=st.integers(1, 7))
     def damage_on_disk(self, which: int, byte: int, flip: int) -> None:
-        """Between two runs: of this one some records are still on their way."""
+        """Do it between two runs: some records of this one are still on their way."""
         asked = sorted(self.on_disk)[which % len(self.on_disk)]
         key = self.ask.cache.fingerprint.key(*asked)
         self.close()
@@ -255,7 +255,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
-def test_the_tiers_give_what_would_be_computed() -> None:
+def test_the_tiers_return_what_would_be_computed() -> None:
     examples = int(os.environ.get("PENSTOCK_EXAMPLES", "6"))
     run_state_machine_as_test(
         TiersMachine, settings=settings(max_examples=examples, stateful_step_count=20)
@@ -263,8 +263,8 @@ def test_the_tiers_give_what_would_be_computed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # six minutes, on a machine with nothing else to do
-def test_the_tiers_give_what_would_be_computed_for_long() -> None:
+@pytest.mark.timeout(2400)  # six minutes on an idle machine
+def test_the_tiers_return_what_would_be_computed_in_a_long_run() -> None:
     run_state_machine_as_test(
         TiersMachine, settings=settings(max_examples=500, stateful_step_count=50)
     )

@@ -1,4 +1,4 @@
-"""What is offered is written in batches, or said not to be; nobody waits for it."""
+"""Records are written in batches or refused, and nobody waits for that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def writer(disk: Disk, reasons: list[str]) -> Iterator[Writer]:
     made.close()
 
 
-def test_all_that_is_taken_is_written_and_told_of_once(
+def test_all_that_is_taken_is_written_and_reported_once(
     disk: Disk, writer: Writer
 ) -> None:
     done: Counter[int] = Counter()
@@ -59,7 +59,7 @@ def test_all_that_is_taken_is_written_and_told_of_once(
 def test_a_record_on_its_way_is_found_and_not_taken_twice(
     disk: Disk, writer: Writer
 ) -> None:
-    with leased(disk.folder):  # so it stays on its way
+    with leased(disk.folder):  # so the record stays on its way
         assert writer.offer(key(1), b"one", lambda: None)
         assert not writer.offer(key(1), b"one", lambda: None)
         assert writer.get(key(1)) == b"one"
@@ -69,11 +69,11 @@ def test_a_record_on_its_way_is_found_and_not_taken_twice(
     assert bytes(disk.get(key(1)) or b"") == b"one"
 
 
-def test_when_too_many_wait_the_next_is_not_taken(
+def test_a_record_is_not_taken_while_too_many_wait(
     disk: Disk, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 100)
-    with leased(disk.folder):  # what is taken out first cannot be written meanwhile
+    with leased(disk.folder):  # the writer cannot finish the first meanwhile
         offers = ((key(number), bytes(40), lambda: None) for number in range(9))
         taken = [writer.offer(*each) for each in offers]
     writer.close()
@@ -82,7 +82,7 @@ def test_when_too_many_wait_the_next_is_not_taken(
     assert writer.written == sum(taken)
 
 
-def test_without_room_none_is_taken_any_more(
+def test_no_record_is_taken_once_there_is_no_room(
     disk: Disk, writer: Writer, reasons: list[str]
 ) -> None:
     disk.limit = 100
@@ -94,13 +94,13 @@ def test_without_room_none_is_taken_any_more(
     assert reasons == []
 
 
-def test_what_is_offered_after_the_end_is_not_taken(writer: Writer) -> None:
+def test_no_record_is_taken_after_the_end(writer: Writer) -> None:
     writer.close()
     writer.close()
     assert not writer.offer(key(1), b"one", lambda: None)
 
 
-def test_a_disk_that_fails_is_told_of_and_all_are_settled(
+def test_a_disk_that_fails_is_reported_and_all_records_are_settled(
     disk: Disk, writer: Writer, reasons: list[str]
 ) -> None:
     done: list[int] = []
@@ -115,7 +115,7 @@ def test_a_disk_that_fails_is_told_of_and_all_are_settled(
     assert writer.get(key(0)) is None
 
 
-def test_closing_writes_and_leaves_it_to_the_disk_to_sync(
+def test_closing_writes_and_leaves_syncing_to_the_disk(
     disk: Disk, writer: Writer
 ) -> None:
     writer.offer(key(1), b"one", lambda: None)

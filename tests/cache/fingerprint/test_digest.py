@@ -1,4 +1,4 @@
-"""Equal values have one digest, whoever asks; other values and other code another."""
+"""Equal values have one digest in every process; other values and code have others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
 
 
 @pytest.mark.long
-def test_another_process_with_another_hash_seed_finds_the_same() -> None:
+def test_a_process_with_another_hash_seed_finds_the_same_digest() -> None:
     seed = str(int(os.environ.get("PYTHONHASHSEED", "random") == "1") + 1)
     code = (
         "import json; from support.cache_things import *; print(json.dumps(digests()))"
@@ -65,13 +65,13 @@ def test_another_process_with_another_hash_seed_finds_the_same() -> None:
 
 
 @pytest.mark.usefixtures("warm_interpreters")
-def test_a_spawned_process_finds_the_same() -> None:
+def test_a_spawned_process_finds_the_same_digest() -> None:
     found = cache_things.digests_of_a_spawned_process()
     assert found == cache_things.digests()
 
 
 @pytest.mark.long
-def test_a_script_that_spawns_finds_the_same_of_its_own_functions(
+def test_a_script_that_spawns_finds_the_same_digests_of_its_functions(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
@@ -129,7 +129,7 @@ values = st.recursive(
 
 
 def spelled(value: Any) -> Any:
-    """Return a value as types and texts: the same exactly for values that are."""
+    """Return a value as types and texts, which are equal exactly for equal values."""
     kind = type(value).__name__
     if isinstance(value, list | tuple):
         return kind, [spelled(each) for each in value]
@@ -195,11 +195,11 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("group", ALIKE, ids=lambda group: repr(group[0])[:20])
-def test_what_looks_alike_differs(group: list[Any]) -> None:
+def test_values_that_only_look_alike_differ(group: list[Any]) -> None:
     assert len({of(value) for value in group}) == len(group)
 
 
-def test_how_an_array_lies_in_memory_is_no_part_of_it() -> None:
+def test_the_memory_layout_of_an_array_does_not_count() -> None:
     array = np.arange(12.0).reshape(3, 4)
     assert of(np.asfortranarray(array)) == of(array)
     assert of(np.repeat(array, 2, axis=1)[:, ::2]) == of(array)
@@ -207,13 +207,13 @@ def test_how_an_array_lies_in_memory_is_no_part_of_it() -> None:
     assert of(tensor.T.contiguous().T) == of(tensor)
 
 
-def test_a_memory_map_is_its_content(tmp_path: Path) -> None:
+def test_a_memory_map_counts_by_its_content(tmp_path: Path) -> None:
     array = np.arange(10)
     np.save(tmp_path / "a.npy", array)
     assert of(np.load(tmp_path / "a.npy", mmap_mode="r")) == of(array)
 
 
-def test_shared_or_copied_is_the_same() -> None:
+def test_shared_and_copied_values_have_the_same_digest() -> None:
     shared = {"a": [1, [2, {3}]]}
     copies = [{"a": [1, [2, {3}]]} for _ in range(3)]
     assert of([shared] * 3) == of(copies)
@@ -251,7 +251,7 @@ def test_no_value_is_too_deep() -> None:
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 2), min_size=4, max_size=4))
-def test_circles_are_told_apart_by_what_one_sees_who_follows_them(
+def test_cycles_differ_exactly_where_following_them_differs(
     arrows: list[tuple[int, int]],
 ) -> None:
     def made(at: int, tag: int) -> list[Any]:
@@ -326,7 +326,7 @@ def test_a_lock_in_a_closure_is_named() -> None:
     assert raised.value.path == "decode.__closure__['lock']"
 
 
-def test_what_builds_on_code_in_c_is_not_taken_for_its_attributes() -> None:
+def test_a_subclass_of_a_c_type_does_not_count_by_attributes_alone() -> None:
     class Counting(threading.local):
         pass
 
@@ -334,14 +334,14 @@ def test_what_builds_on_code_in_c_is_not_taken_for_its_attributes() -> None:
         of(Counting())
 
 
-def test_what_an_object_says_of_itself_counts_alone() -> None:
+def test_only_what_an_object_says_of_itself_counts() -> None:
     assert of(Stamped("a", "here")) == of(Stamped("a", "there"))
     assert of(Stamped("a")) == of(Stamped(b"a"))
     with pytest.raises(TypeError, match="must be a str or bytes"):
         of(Stamped(1))
 
 
-def test_one_s_own_package_may_be_called_datasets(
+def test_a_users_own_package_may_be_called_datasets(
     load: Callable[..., types.ModuleType],
 ) -> None:
     code = "class Mine:\n    def __penstock_fingerprint__(self): return self.said"
@@ -364,7 +364,7 @@ def test_a_method_is_not_mistaken_for_an_array_of_its_name(
     assert of(module.C().crop) == of(module.C().crop)
 
 
-def test_a_wrapper_does_not_pass_for_what_it_wraps() -> None:
+def test_a_wrapper_differs_from_what_it_wraps() -> None:
     class Wrapper:
         def __init__(self, inner: Any, size: int) -> None:
             self.inner = inner
@@ -376,7 +376,7 @@ def test_a_wrapper_does_not_pass_for_what_it_wraps() -> None:
     assert of(Wrapper(Stamped("a"), 1)) != of(Wrapper(Stamped("a"), 2))
 
 
-def test_a_data_set_of_hugging_face_is_told_by_its_fingerprint(
+def test_a_hugging_face_dataset_counts_by_its_fingerprint(
     load: Callable[..., types.ModuleType],
 ) -> None:
     kind = load("class Dataset: pass", "datasets.arrow_dataset").Dataset

@@ -1,4 +1,4 @@
-"""What code does makes its digest; how it looks and where it stands does not."""
+"""A digest of code depends on what the code does, not on its looks or its place."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ NO_CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_of_code_changes_it(
+def test_a_change_of_code_changes_the_digest(
     what: str, load: Callable[..., types.ModuleType]
 ) -> None:
     old, new = CHANGES[what]
@@ -89,7 +89,7 @@ def test_a_change_of_code_changes_it(
 
 
 @pytest.mark.parametrize("what", NO_CHANGES)
-def test_what_does_nothing_does_not_count(
+def test_code_that_does_nothing_does_not_count(
     what: str, load: Callable[..., types.ModuleType]
 ) -> None:
     old, new = NO_CHANGES[what]
@@ -98,7 +98,7 @@ def test_what_does_nothing_does_not_count(
     assert of(load(TOOLS.replace(old, new)).decode) == before
 
 
-def test_what_an_attribute_of_a_class_is_counts_without_source() -> None:
+def test_an_attribute_of_a_class_counts_without_source() -> None:
     made = [kind(max) for kind in (classmethod, staticmethod, property)]
     assert len({of(each) for each in made}) == 3
 
@@ -107,7 +107,7 @@ def test_what_an_attribute_of_a_class_is_counts_without_source() -> None:
     "use",
     ["t.SCALE", "getattr(t, 'SCALE')", "vars(t)['SCALE']", "(lambda m: m.SCALE)(t)"],
 )
-def test_what_is_read_of_a_module_counts_however_it_is_read(
+def test_what_is_read_from_a_module_counts_however_it_is_read(
     use: str, load: Callable[..., types.ModuleType]
 ) -> None:
     def found(tools: str) -> bytes:
@@ -122,7 +122,7 @@ def test_what_is_read_of_a_module_counts_however_it_is_read(
     assert kept is (use == "t.SCALE")
 
 
-def test_a_module_that_makes_its_attributes_counts_by_what_makes_them(
+def test_a_module_with_generated_attributes_counts_by_its_generator(
     load: Callable[..., types.ModuleType],
 ) -> None:
     def found(value: int) -> bytes:
@@ -142,7 +142,7 @@ def test_a_module_that_makes_its_attributes_counts_by_what_makes_them(
         ("t.made = t.SCALE; return x", False),
     ],
 )
-def test_what_a_function_imports_or_reads_of_a_module_counts(
+def test_what_a_function_imports_or_reads_from_a_module_counts(
     use: str, *, is_narrow: bool, load: Callable[..., types.ModuleType]
 ) -> None:
     def found(tools: str) -> bytes:
@@ -163,7 +163,7 @@ def test_all_instructions_of_this_python_that_name_something_are_known() -> None
     assert kinds <= GLOBALS | ATTRIBUTES | others | of_a_base_class
 
 
-def test_an_import_by_a_name_made_later_is_named(
+def test_an_import_by_a_computed_name_is_named(
     load: Callable[..., types.ModuleType],
 ) -> None:
     for call in ("import_module(x)", "import_module('a' + x)", "import_module('a', x)"):
@@ -174,7 +174,7 @@ def test_an_import_by_a_name_made_later_is_named(
         of(load("import importlib\ndef f(x): return importlib.import_module").f)
 
 
-def test_the_place_of_a_class_in_a_function_does_not_count(
+def test_it_does_not_count_where_in_a_function_a_class_is_defined(
     load: Callable[..., types.ModuleType],
 ) -> None:
     code = (
@@ -230,7 +230,7 @@ def test_lambdas_of_one_name_are_told_apart() -> None:
     assert of([pair[0], pair[0]]) != of(pair)
 
 
-def test_functions_that_call_each_other_cost_no_more_than_they_are(
+def test_functions_that_call_each_other_are_each_digested_once(
     load: Callable[..., types.ModuleType],
 ) -> None:
     names = [f"f{n}" for n in range(60)]
@@ -240,7 +240,7 @@ def test_functions_that_call_each_other_cost_no_more_than_they_are(
     assert of(load(code.replace("+ 59", "+ 60")).f0) != before
 
 
-def test_the_state_of_global_generators_is_no_part_of_code() -> None:
+def test_the_state_of_global_generators_does_not_count() -> None:
     import random
 
     draws = [random.random, random.choice, np.random.rand]
@@ -250,7 +250,7 @@ def test_the_state_of_global_generators_is_no_part_of_code() -> None:
     assert of(draws) == before
 
 
-def test_a_dataset_with_a_transform_is_told_by_both() -> None:
+def test_a_dataset_with_a_transform_counts_by_both() -> None:
     def made(length: int = 4, by: float = 2.0, limit: int = 3) -> bytes:
         steps = Compose([Scale(by), functools.partial(max, limit), torch.relu])
         return of(functools.partial(Squares(length, steps).__getitem__, 0))
@@ -259,7 +259,7 @@ def test_a_dataset_with_a_transform_is_told_by_both() -> None:
     assert len({made(), made(length=5), made(by=2.5), made(limit=4)}) == 4
 
 
-def test_classes_made_at_run_time_are_told_by_what_they_hold() -> None:
+def test_classes_made_at_run_time_count_by_what_they_hold() -> None:
     pairs = [dataclasses.make_dataclass("Pair", ["a", name]) for name in "bcb"]
     assert of(pairs[0]) == of(pairs[2])
     assert of(pairs[0]) != of(pairs[1])
@@ -280,7 +280,7 @@ def test_local_classes_and_a_module_of_torch_are_digested() -> None:
     assert of(made(1)) != of(made(2))
 
 
-def test_a_lock_that_a_method_s_helper_names_is_named(
+def test_a_lock_that_a_methods_helper_uses_is_named(
     load: Callable[..., types.ModuleType],
 ) -> None:
     locked = TOOLS.replace("SCALE = 2", "import threading\nSCALE = threading.Lock()")

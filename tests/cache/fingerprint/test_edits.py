@@ -1,7 +1,7 @@
-"""After any edit: what gives another result has another key, what does not keeps it.
+"""An edit that changes a result changes its key; an edit that does not keeps it.
 
 Projects are written to disk, edited at random places, and imported again as a new run
-would; the keys of all runs are held against what the functions returned in them.
+would; the keys of all runs are compared with what the functions returned in them.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Forget what was imported, as a new run has never known it."""
+    """Forget what was imported, as if in a new run."""
     for name in [name for name in sys.modules if name.startswith("edited_")]:
         del sys.modules[name]
     digest.release.cache_clear()
@@ -217,7 +217,7 @@ def run(project: Path, values: dict[str, str]) -> dict[str, tuple[bytes, str]]:
 
 
 def edited(project: Path, rng: random.Random, edits: int) -> tuple[int, float]:
-    """Return how many keys were stale, and the share kept where nothing was reached."""
+    """Return the number of stale keys, and the share kept by edits of unused code."""
     values = {name: rng.choice(some) for name, some in (REACHED | UNREACHED).items()}
     before = run(project, values)
     results: dict[tuple[str, bytes], str] = {}
@@ -243,7 +243,7 @@ def test_no_edit_of_code_leaves_a_stale_key(project: Path, edits: int) -> None:
     assert kept >= 0.9
 
 
-def test_each_edit_of_what_is_reached_shows_and_makes_another_key(
+def test_each_edit_of_code_in_use_changes_results_and_keys(
     project: Path,
 ) -> None:
     values = {each: some[0] for each, some in (REACHED | UNREACHED).items()}
@@ -282,11 +282,11 @@ class Stores:
         os.utime(self.folder / f"{split}.zip", (at_s, at_s))
 
     def edit(self) -> None:
-        """Change a file, its size as before; its time its own, or one of archives."""
+        """Change a file but not its size; its time is its own, or an archive's."""
         self.clock_s += self.rng.choice([1e-3, 1.5])
         at_s = self.rng.choice([self.clock_s, 0, 1, 315_532_800, 1.6e9])
         split = self.rng.choice(["train", "val"])
-        if at_s == 1.6e9:  # all that an archive holds has one time
+        if at_s == 1.6e9:  # all files of an archive have one time
             for path in sorted((self.folder / split).glob("*/*.jpg")):
                 touched(path, str(self.rng.randrange(10**8, 10**9)), at_s)
         elif self.rng.random() < 0.7:
@@ -296,7 +296,7 @@ class Stores:
             self.pack(split, min(at_s, self.clock_s))
 
     def seen(self) -> Iterator[tuple[bytes, str]]:
-        """Yield keys, and what lies there."""
+        """Yield each key, and the content that it stands for."""
         for split in ("train", "val"):
             folder = Folder.scan(self.folder / split)
             url = str(self.folder / split / "*" / "*.jpg")

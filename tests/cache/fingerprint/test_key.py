@@ -1,4 +1,4 @@
-"""A record is found again exactly by the same sample of the same data and code."""
+"""Only the same sample of the same data and code finds a record again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.cache_things import Compose, Scale, Squares, Stamped, even
 
 
 class Files:
-    """Tells each of its samples."""
+    """A dataset that identifies each of its samples."""
 
     def __init__(self, told: Any, length: int = 3) -> None:
         self.told = told
@@ -77,7 +77,7 @@ def test_data_code_order_and_version_make_other_keys() -> None:
     assert len({each for found in others for each in found}) == 3 * len(others)
 
 
-def test_a_function_s_name_in_the_pipeline_is_no_part_of_the_key() -> None:
+def test_a_functions_name_in_the_pipeline_is_not_part_of_the_key() -> None:
     found = [fingerprint([1], [(name, even)]).digest for name in ("a", "b")]
     assert found[0] == found[1]
 
@@ -118,19 +118,19 @@ def test_a_changed_sample_leaves_the_keys_of_the_others() -> None:
 @pytest.mark.parametrize(
     "wrong", [told(1, 2), np.zeros((3, 2)), np.zeros(3, np.uint64), [[1, 2]] * 3]
 )
-def test_what_is_told_of_samples_is_one_row_each(wrong: Any) -> None:
+def test_a_dataset_identifies_samples_by_one_row_each(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"of Files must be uint64 \[3, 2\], .* got"):
         fingerprint(Files(wrong), [])
 
 
 @pytest.mark.parametrize("index", [-1, 2, 100])
-def test_there_is_no_key_for_no_sample(index: int) -> None:
+def test_an_index_without_a_sample_has_no_key(index: int) -> None:
     found = Fingerprint(bytes(16), samples=told(1, 2))
     with pytest.raises(IndexError, match=f"there are 2 samples, .* number {index}"):
         found.key(index, None)
 
 
-def test_what_cannot_be_digested_is_this_run_s_alone() -> None:
+def test_data_that_cannot_be_digested_belongs_to_this_run_alone() -> None:
     dataset = Compose([threading.Lock()])
     found = [fingerprint(dataset, []) for _ in range(2)]
     assert found[0].private_because == "dataset.transforms[0] (lock)"
@@ -142,7 +142,7 @@ def test_what_cannot_be_digested_is_this_run_s_alone() -> None:
     assert found[0].private_because == "decode.__closure__['generator'] (generator)"
 
 
-def test_files_are_told_by_path_size_time_and_label(tmp_path: Path) -> None:
+def test_files_are_identified_by_path_size_time_and_label(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a", "b", "missing")]
     for path in paths[:2]:
         Path(path).write_bytes(b"1")
@@ -167,7 +167,7 @@ def test_files_are_told_by_path_size_time_and_label(tmp_path: Path) -> None:
     assert [*(labels[0] != labels[1]).all(axis=1)] == [False, True, False]
 
 
-def test_folders_that_look_alike_are_told_apart_by_where_they_are(
+def test_folders_that_look_alike_are_told_apart_by_their_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("train", "val"):
@@ -187,7 +187,7 @@ def test_folders_that_look_alike_are_told_apart_by_where_they_are(
     assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[1])
 
 
-def test_a_link_that_leads_elsewhere_is_another_file(tmp_path: Path) -> None:
+def test_a_link_to_another_target_is_another_file(tmp_path: Path) -> None:
     found = []
     for name in ("train", "val"):
         (tmp_path / name).write_bytes(b"1")
@@ -199,7 +199,7 @@ def test_a_link_that_leads_elsewhere_is_another_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_s", [0, 1, 315_532_800, 1_700_000_000, 1_700_000_000.5])
-def test_files_whose_times_were_given_to_them_are_told_by_content(
+def test_files_whose_times_were_set_are_identified_by_content(
     tmp_path: Path, at_s: float
 ) -> None:
     paths = [str(tmp_path / f"{number}") for number in range(40)]
@@ -227,7 +227,7 @@ def test_files_with_times_of_their_own_are_not_read(
     assert file_fingerprints(paths).shape == (40, 2)
 
 
-def test_files_on_a_slow_disk_are_looked_at_by_threads_in_order(
+def test_threads_look_at_files_of_a_slow_disk_and_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [str(tmp_path / f"{number}") for number in range(1000)]
@@ -238,7 +238,7 @@ def test_files_on_a_slow_disk_are_looked_at_by_threads_in_order(
     assert np.array_equal(file_fingerprints(paths), quick)
 
 
-def test_objects_of_a_store_are_told_by_store_path_and_label() -> None:
+def test_objects_in_a_store_are_identified_by_store_path_and_label() -> None:
     found = [
         file_fingerprints(["a", "b"], store="s3"),
         file_fingerprints(["a", "b"], store="gs"),
@@ -250,7 +250,7 @@ def test_objects_of_a_store_are_told_by_store_path_and_label() -> None:
     assert np.array_equal(file_fingerprints(["a", "b"], store="s3"), found[0])
 
 
-def test_labels_and_paths_are_as_many() -> None:
+def test_labels_must_be_as_many_as_paths() -> None:
     with pytest.raises(ValueError, match="zip"):
         file_fingerprints(["a", "b"], store="s3", labels=[0])
 
