@@ -84,7 +84,11 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
 
 
 def enable_autotune_of_run(filepath_prefix: str) -> None:
-    """Turn the autotuner on, and write files there where a script names no others."""
+    """Turn the autotuner on, and write files there where a script names no others.
+
+    Raises:
+        SpecError: as `set_enable_autotune`.
+    """
     set_enable_autotune(enable=True, filepath_prefix=filepath_prefix)
     _set(prefix_of_run=filepath_prefix)
 

@@ -1,4 +1,4 @@
-"""How many file descriptors this process may still open, and its read positions."""
+"""How many more files this process may open, and where it reads in those it has."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ Place = tuple[int, int]
 
 
 def most_descriptors() -> int:
-    """Return how many descriptors may be open at once: `ulimit -n`."""
+    """Return how many descriptors may be open at once: `ulimit -n`.
+
+    Without a limit, this is `sys.maxsize`.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def descriptors_left() -> int:
-    """Return how many more descriptors this process may open now."""
+    """Return how many more descriptors this process may open now.
+
+    Outside Linux, those that are open already are not subtracted.
+    """
     used = len(os.listdir(OPEN)) if os.path.isdir(OPEN) else 0
     return most_descriptors() - used
 

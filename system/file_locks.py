@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 FLOCK = struct.Struct("@hhqqi4x")
-"""Type, whence, start, length, pid (0 for these)."""
+"""Type, whence, start, length, pid (0 for locks of open files)."""
 SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
 """Outside Linux: locks of the process, which are enough for a single arena."""
 FIRST_PAUSE_S = 0.00005
@@ -56,17 +56,29 @@ def change(descriptor: int, wanted: bytes) -> bool:
 
 
 def try_lock(descriptor: int, offset: int) -> bool:
-    """Lock a byte exclusively; return False if somebody else has it locked."""
+    """Lock a byte exclusively; return False if somebody else has it locked.
+
+    Raises:
+        OSError: the call failed for any other reason.
+    """
     return change(descriptor, request(fcntl.F_WRLCK, offset))
 
 
 def share(descriptor: int, offset: int) -> bool:
-    """Lock a byte together with others; return False if somebody has it exclusively."""
+    """Lock a byte together with others; return False if somebody has it exclusively.
+
+    Raises:
+        OSError: the call failed for any other reason.
+    """
     return change(descriptor, request(fcntl.F_RDLCK, offset))
 
 
 def release(descriptor: int, offset: int) -> None:
-    """Unlock a byte."""
+    """Unlock a byte.
+
+    Raises:
+        OSError: the call failed.
+    """
     change(descriptor, request(fcntl.F_UNLCK, offset))
 
 
@@ -74,12 +86,13 @@ def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
     """Lock a whole file (`flock`).
 
     Args:
-        descriptor: of the file.
+        descriptor: the file's descriptor.
         kind: `fcntl.LOCK_EX` or `LOCK_SH`.
         patience_s: how long to wait, in seconds.
 
     Raises:
         TimeoutError: another process held the lock all this time.
+        OSError: the call failed for any other reason.
     """
 
     def locked() -> bool:
@@ -96,7 +109,7 @@ def wait_until(done: Callable[[], bool], patience_s: float) -> None:
     """Call `done` until it returns True.
 
     Raises:
-        TimeoutError: it did not within `patience_s` seconds.
+        TimeoutError: it did not return True within `patience_s` seconds.
     """
     end_s = time.monotonic() + patience_s
     pause_s = FIRST_PAUSE_S
@@ -116,6 +129,7 @@ class ByteLock:
     Raises:
         TimeoutError: another process holds the byte, and was probably stopped. Until it
             releases the byte, further attempts fail at once.
+        OSError: the call failed for any other reason.
     """
 
     def __init__(self, descriptor: int, offset: int) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
 """Whether this system supports our worker processes; macOS and Windows do not."""
 MAX_LOOKS = 100
-"""Threads that import one module after another must not prevent a fork."""
+"""How often to wait for imports to end. Threads that import one module after another
+must not prevent a fork."""
 
 
 def fork() -> int:
@@ -20,6 +21,9 @@ def fork() -> int:
     A child inherits the locks of modules being imported, but not the threads that would
     release them. Its first import of such a module (numpy's `random`, say, which is
     imported on first use) would wait forever.
+
+    Raises:
+        OSError: the process limit is reached, or memory is short.
     """
     for _ in range(MAX_LOOKS):
         names = list(_imported_elsewhere())

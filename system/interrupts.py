@@ -11,11 +11,15 @@ from typing import Any
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Handle a Ctrl-C that comes within this `with` at its end.
+    """Put off a Ctrl-C that comes within this `with` until the block ends.
 
-    Python raises KeyboardInterrupt between any two steps of the main thread, also
-    between a fork and the assignment that says to whom the child belongs. For steps
-    that take a second at most.
+    Python raises KeyboardInterrupt between any two steps of the main thread, even
+    between a fork and the assignment that records the child. Use it for steps that take
+    a second at most. Several Ctrl-C count as one.
+
+    Raises:
+        KeyboardInterrupt: one came, and the program's handler raises this, as Python's
+            own does.
     """
     handler = signal.getsignal(signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()

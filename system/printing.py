@@ -63,11 +63,11 @@ UNSAID: Mapping[str, tuple[object, ...]] = {
     "thread_safe": (None,),
     "name": ("",),
 }
-"""What a loader has where its arguments are left out."""
+"""The values of loader arguments that were left out; they are not printed."""
 
 
 def loader_call(loader: object) -> str:
-    """Return the source of the call that made a loader. No code of the user's runs."""
+    """Return the source of the call that made a loader, without running user code."""
     held = vars(loader)
     given = [f"<{type(held.get('dataset')).__name__}>"]
     batches = held.get("batch_sampler")

@@ -1,8 +1,8 @@
 """The run queue: how long workers had work to do but no core to run on.
 
-Linux counts this for each thread (`schedstat`, proc(5)). It separates a core that is
-busy with others from a wait for a disk, a lock or the GIL; from inside the process they
-all look alike.
+Linux counts this for each thread (`schedstat`, proc(5)). The count tells a wait for a
+busy core from a wait for a disk, a lock or the GIL. From inside the process they all
+look alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 APART_NS = 200_000_000
-"""Minimum time between two measurements: each costs about 10 us a thread."""
+"""Minimum time between two measurements. One costs about 10 us for each thread."""
 
 
 class RunQueue:
@@ -37,7 +37,7 @@ class RunQueue:
     def look(self) -> float:
         """Return the seconds all threads have waited so far, ended ones included.
 
-        What a thread waits between the last measurement and its own end is lost.
+        What a thread waits before its first measurement, and after its last, is lost.
         """
         with self._lock:
             now_ns = time.monotonic_ns()
@@ -58,7 +58,8 @@ class RunQueue:
 
 
 LONG_NS = 5_000_000
-"""From this length on, the two measurements (some 15 us each) cost little beside it."""
+"""Work of this length or more is measured every time: the two measurements (some 15 us
+each) cost little beside it."""
 SOME = 64
 """One in this many shorter pieces of work is measured."""
 

@@ -1,9 +1,9 @@
 """Memory that processes share, as a descriptor: a memfd, or a file without a name.
 
 Only the machine's memory limits a memfd. If the system refuses one, a file in /dev/shm
-takes its place. No other user can open it, and it never has a name, so it disappears
-with its last user. All pages are allocated at once: a lack of room is an error here and
-now, not a SIGBUS at some later write.
+takes its place. No other user can open it. It never has a name, so it disappears when
+the last process that has it open ends. `shared_file` allocates all pages at once, so a
+lack of room is an error there, not a SIGBUS at some later write.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ class Wakeup:
 
     Raises:
         SpecError: this system has no eventfd.
+        OSError: the limit of open files is reached.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,11 @@ class Wakeup:
             _libc.eventfd_write(self._descriptor, ctypes.c_uint64(1))
 
     def clear(self) -> None:
-        """Make it unreadable again. Only the waiting thread calls this."""
+        """Make it unreadable again. Only the waiting thread calls this.
+
+        Raises:
+            BlockingIOError: it is not readable.
+        """
         os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
