@@ -65,7 +65,8 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
         samples: expected number of records in a new arena.
 
     Raises:
-        OSError: there is not enough memory.
+        OSError: there is not enough memory, or the list cannot be opened.
+        TimeoutError: another process keeps the list locked.
     """
     place = runtime_folder()
     if place is None or not Path("/proc/self/fd").is_dir():
@@ -87,7 +88,11 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
 
 
 def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
-    """Return a new arena that no other process knows about."""
+    """Return a new arena that no other process knows about.
+
+    Raises:
+        OSError: there is not enough memory.
+    """
     descriptor = nameless("penstock-cache")
     try:
         return Arena(descriptor, capacity, samples), Holder.me(descriptor)
@@ -119,7 +124,12 @@ def alive(holders: list[Holder]) -> list[Holder]:
 
 @contextmanager
 def listed(path: Path) -> Iterator[list[Holder]]:
-    """Lock the list and read it; write it back at the end of the `with`."""
+    """Lock the list and read it; write it back at the end of the `with`.
+
+    Raises:
+        OSError: the list cannot be opened or written.
+        TimeoutError: another process keeps it locked.
+    """
     descriptor = opened(path)
     try:
         holders = read(descriptor)
@@ -138,6 +148,7 @@ def opened(path: Path) -> int:
     """Open and lock the list; return its descriptor.
 
     Raises:
+        OSError: it cannot be opened.
         TimeoutError: another process has held it for too long.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -1,4 +1,4 @@
-"""A cache: its tiers are asked in order, and a sample that none has is computed.
+"""A cache: it looks for a sample in its tiers in order, and computes it if none has it.
 
 Every process that works on samples gets a copy of the `Cache`, and opens the tiers when
 it first needs them. A sample found on disk is stored in RAM, too; a computed one is
@@ -82,7 +82,7 @@ class Lookup:
         return self._found is None and self.claims is not None and here.admits(self.key)
 
     def claimed(self, claim: Claim) -> None:
-        """Take a claim. Look again, as its last holder may have stored the sample."""
+        """Record a claim. Look again if anything was stored since the first look."""
         here = self._here
         self._claim = claim
         if claim.waited:
@@ -114,10 +114,11 @@ class Lookup:
     def finish(self, made: Sequence[Any]) -> Any:
         """Compare and store the results, and return the sample.
 
+        A cache that penstock added by itself gives itself up instead of raising.
+
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
             UnstorableError: it holds something that cannot be stored.
-                A cache that penstock added by itself raises neither.
         """
         here = self._here
         if self._found is not None:
@@ -191,7 +192,7 @@ class Members:
     why_none: str = ""
     """Why there is no arena, if one was wanted."""
     foreign_arena: bool = False
-    """Whether another run had stored records in the arena."""
+    """Whether the arena held another run's records when this process joined it."""
 
 
 class Cache:
@@ -226,17 +227,19 @@ class Cache:
     def sample(
         self, index: int, image_size: int | None, compute: Callable[[int], Any]
     ) -> Any:
-        """Return a sample: the stored one, or computed and then stored.
+        """Return a sample: the stored one, or a new one, which is stored if it fits.
 
         Args:
             index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
-            compute: computes the sample for the n-th time (0, 1). If two results
-                differ, the sample is random.
+            compute: computes the sample. Its argument counts the calls for this sample:
+                0, then perhaps 1. If the two results differ, the sample is random.
 
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
             UnstorableError: it holds something that cannot be stored.
+            IndexError: the dataset has no such sample.
+            Exception: whatever `compute` raises.
         """
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:
@@ -254,11 +257,13 @@ class Cache:
         image_size: int | None,
         compute: Callable[[int], Awaitable[Any]],
     ) -> Any:
-        """Do the same in an event loop, without blocking other coroutines.
+        """Act like `sample` in an event loop, without blocking other coroutines.
 
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
             UnstorableError: it holds something that cannot be stored.
+            IndexError: the dataset has no such sample.
+            Exception: whatever `compute` raises.
         """
         lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
         if lookup.wants_claim:

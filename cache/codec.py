@@ -9,7 +9,7 @@ photograph, including the copy out of the store:
     zstd    0.86    encode 0.71 GB/s    decode 1.35 GB/s
     filter  0.49    encode 0.34 GB/s    decode 0.55 GB/s
 
-(A record that a codec does not shrink is kept raw: half of these, with lz4.) lz4 and
+(A record that a codec hardly shrinks is kept raw: half of these, with lz4.) lz4 and
 zstd look for repeats, and a photograph has few; but its pixels can be predicted. The
 share that zstd leaves of each predictor's residuals, all mod 256, and the microseconds
 that undoing it takes in numpy:
@@ -91,7 +91,11 @@ def codec(name: str) -> Codec:
 
 
 def kept(stored: memoryview, length: int) -> memoryview:
-    """Return the body unchanged."""
+    """Return the body unchanged.
+
+    Raises:
+        CodecError: it does not have `length` bytes.
+    """
     if len(stored) != length:
         raise CodecError(f"raw: {len(stored)} bytes stored of {length}")
     return stored
@@ -106,7 +110,11 @@ def lz4_pack(body: bytes) -> bytes:
 
 
 def lz4_unpack(stored: memoryview, length: int) -> bytearray:
-    """Undo `lz4_pack`."""
+    """Undo `lz4_pack`.
+
+    Raises:
+        CodecError: this is not a block of `length` bytes.
+    """
     import lz4.block
 
     if length > LZ4_MAX_RATIO * len(stored):
@@ -145,6 +153,9 @@ def zstd_unpack(stored: memoryview, length: int) -> bytes:
 
     The declared size is not trusted: a frame may expand beyond it, 32000 times its own
     size, before the library notices. So the output has a bound of its own.
+
+    Raises:
+        CodecError: this is not one frame of `length` bytes.
     """
     library = zstd()
     limits = {library.DecompressionParameter.window_log_max: ZSTD_MAX_WINDOW_LOG}

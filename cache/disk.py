@@ -99,9 +99,10 @@ class Disk:
 
     Args:
         folder: created if needed; nothing else should be in it.
-        limit: maximum bytes of the file; None means four fifths of what is free now.
-        mends: whether to empty a folder that was left damaged, or to refuse it.
-        looks: only look; create and write nothing.
+        limit: maximum bytes of the file; None means what it uses now, plus four fifths
+            of what is free.
+        mends: whether to empty a folder that was left damaged; otherwise it is refused.
+        looks: whether to look only: create and write nothing.
 
     Raises:
         DistrustError: the folder is not fit for use: see `folder`.
@@ -185,7 +186,11 @@ class Disk:
         return stored
 
     def forget(self, key: bytes) -> None:
-        """Delete a record that is damaged."""
+        """Delete a record that is damaged.
+
+        Raises:
+            DiskError: the database cannot be written to.
+        """
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             with self._env.begin(write=True) as txn:
@@ -194,7 +199,11 @@ class Disk:
                     self._count(txn, key[:8], "", -1, -room_of(record))
 
     def clear(self, namespace: bytes) -> int:
-        """Delete a namespace; return how many records it had."""
+        """Delete a namespace; return how many records it had.
+
+        Raises:
+            DiskError: the database cannot be written to.
+        """
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             return self._drop(namespace)
@@ -203,6 +212,9 @@ class Disk:
         """Protect a namespace from eviction; return what was known about it.
 
         It stays in use until this process closes the disk, or ends.
+
+        Raises:
+            DiskError: the database cannot be written to.
         """
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
@@ -211,12 +223,20 @@ class Disk:
                 return self._count(txn, namespace, about, 0, 0)
 
     def namespaces(self) -> dict[bytes, Namespace]:
-        """Return what is stored, by namespace."""
+        """Return what is stored, by namespace.
+
+        Raises:
+            DiskError: the database cannot be read.
+        """
         with failing("read", self.folder), self._env.begin(db=self._meta) as txn:
             return {bytes(name): Namespace.parsed(text) for name, text in txn.cursor()}
 
     def keys(self, namespace: bytes) -> Iterator[bytes]:
-        """Yield the keys of a namespace in order, 1000 to a transaction."""
+        """Yield the keys of a namespace in order, 1000 to a transaction.
+
+        Raises:
+            DiskError: the database cannot be read.
+        """
         last: bytes | None = namespace
         while last is not None:
             keys = self._keys_from(last, namespace)
@@ -232,7 +252,11 @@ class Disk:
             return sum(pages[kind] * PAGE for kind in kinds)
 
     def sync(self) -> None:
-        """Flush everything written to the disk."""
+        """Flush everything written to the disk.
+
+        Raises:
+            DiskError: the disk fails, or another process holds the lease.
+        """
         if FolderState.read(self.folder).clean:
             return
         with failing("written", self.folder), leased(self.folder):
@@ -244,6 +268,9 @@ class Disk:
 
         Returns:
             whether it was done: only if nobody else has it open.
+
+        Raises:
+            DiskError: the disk is full, or fails.
         """
         alone_here = alone(self._users)
         if alone_here:
@@ -450,7 +477,7 @@ def byte_of(namespace: bytes) -> int:
 # open it again. So a fork waits for calls in flight, and the child closes what it
 # inherited.
 
-# By real path: the disk, and how many caches of this process use it.
+# The open disks by real path, and how many caches of this process use each.
 _open: dict[str, tuple[Disk, int]] = {}
 _opening = threading.Lock()
 _lock = threading.Lock()
@@ -497,6 +524,9 @@ def failing(what: str, folder: Path) -> Iterator[None]:
     """Raise `DiskError` for whatever the system or LMDB raises inside.
 
     Waits first for a pending fork, unless nested in another such block.
+
+    Raises:
+        DiskError: the system or LMDB raised inside; the text says what cannot be done.
     """
     global _calls  # noqa: PLW0603 one a process
     import lmdb

@@ -68,7 +68,10 @@ class TakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """The content of `state.json`. Written under the lease, or by its only user."""
+    """The content of `state.json`.
+
+    It is written under the lease, or by the only process that has the folder open.
+    """
 
     clean: bool
     """Whether everything written has reached the disk."""
@@ -263,7 +266,11 @@ def alone(users: int) -> bool:
 
 
 def begin_session(folder: Path, *, mends: bool) -> str | None:
-    """As the only user, check the folder; empty it if damaged, and return why."""
+    """As the only user, check the folder; empty it if damaged, and return why.
+
+    Raises:
+        DistrustError: another version wrote it; or it is damaged, and `mends` is False.
+    """
     told = None
     if FolderState.read(folder).version:
         check_ours(folder)
@@ -289,7 +296,7 @@ def wipe(folder: Path) -> None:
 
 @contextmanager
 def leased(folder: Path) -> Iterator[None]:
-    """Hold the write lease within the `with`, at most until the process ends.
+    """Hold the write lease within the `with`. It ends with the process at the latest.
 
     Raises:
         TimeoutError: another process holds it, and was probably stopped.

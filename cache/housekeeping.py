@@ -1,7 +1,7 @@
 """What people do with a cache on disk: list it, check it, empty it.
 
-Listing only reads. Only `clear` deletes what it cannot read, and only what penstock
-wrote.
+Listing only reads. Checking deletes damaged records. Only `clear` deletes a database
+that it cannot read, and only one that penstock wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CacheEntry:
     """One namespace: the records of a dataset and its functions at one image size."""
 
     name: str
-    """Hexadecimal."""
+    """The namespace's 8 bytes, in hexadecimal."""
     held: Namespace
 
 
@@ -47,7 +47,8 @@ def entries(folder: Path) -> list[CacheEntry]:
     """Return what is stored, most recently used first. Writes nothing.
 
     Raises:
-        NoCacheError: there is no cache, or another version of penstock wrote it.
+        NoCacheError: there is no cache, another version of penstock wrote it, or it
+            cannot be read.
     """
     found = []
     for place in existing(folder):
@@ -86,7 +87,7 @@ def clear(folder: Path, name: str | None) -> int:
     reuse it.
 
     Raises:
-        NoCacheError: there is no cache, or no such namespace in it.
+        NoCacheError: there is no cache, no such namespace in it, or it cannot be used.
     """
     if name is None:
         return sum(map(emptied, existing(folder)))
@@ -175,7 +176,11 @@ def emptied(place: Path) -> int:
 
 
 def wiped(place: Path) -> bool:
-    """Delete a database, whatever its state; return False if a job has it open."""
+    """Delete a database, whatever its state; return False if a job has it open.
+
+    Raises:
+        NoCacheError: the folder is not fit for use: see `check_folder`.
+    """
     try:
         check_folder(place)
     except DistrustError as error:

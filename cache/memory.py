@@ -41,9 +41,9 @@ VERSION = 3
 PAGE = 4096
 HEADER = struct.Struct("=11Q")
 _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
-# Words of the header, after magic and version. Each is read and written as a whole, so
-# readers take no lock. Up to `_TAKEN` the file may grow without checking the free
-# memory again; `_RESERVE` bytes of it stay free.
+# Positions of the header's words, after magic and version. Each word is read and
+# written as a whole, so readers take no lock. Up to `_TAKEN` the file may grow without
+# another check of the free memory; `_RESERVE` bytes of memory stay free.
 _TAKEN, _RESERVE = 9, 10
 GROUPS = 32
 GROUP_WORDS = 3
@@ -109,6 +109,7 @@ class Arena:
 
     Raises:
         ValueError: the file is not an arena of this version.
+        OSError: it cannot be mapped, or not be made this large.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Arena:
             Full: there is no room, and the content is in use. The text says why if
                 memory is short.
             TimeoutError: another process was stopped while it stored a record.
+            OSError: no memory is left.
         """
         nbytes = sum(map(len, record))
         words = self._words
@@ -177,14 +179,22 @@ class Arena:
         return nbytes <= room or (nbytes <= self.capacity and self._may_empty(key[:8]))
 
     def forget(self, key: bytes) -> None:
-        """Remove the record under this key, because it is damaged."""
+        """Remove the record under this key, because it is damaged.
+
+        Raises:
+            TimeoutError: another process was stopped while it stored a record.
+        """
         with self._lock, self._writer:
             found = self._find(key)
             if found is not None and found[1] is not None:
                 self._set_slot(found[0], key, 0, 0)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything.
+
+        Raises:
+            TimeoutError: another process was stopped while it stored a record.
+        """
         with self._lock, self._writer:
             self._reset()
 
@@ -212,7 +222,11 @@ class Arena:
         return self._words[_EVICTED]
 
     def reopened(self) -> int:
-        """Return another descriptor of the file, with locks of its own."""
+        """Return another descriptor of the file, with locks of its own.
+
+        Raises:
+            OSError: the limit of open files is reached.
+        """
         path = f"/proc/self/fd/{self._descriptor}"
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 

@@ -64,7 +64,7 @@ class Facts:
     samples: int
     """Number of samples in an epoch."""
     compute_ns: float
-    """CPU time to compute a sample, which a hit saves."""
+    """Time that computing a sample takes, and that a hit saves."""
     capacity_bytes: float
     """Capacity of the tier."""
     read_bytes_per_s: float
@@ -97,7 +97,7 @@ class Choice:
 
 
 def choose(facts: Facts) -> Choice:
-    """Return the codec of the least expected cost; ties go to the simpler one."""
+    """Choose the codec with the lowest expected cost; ties go to the simpler one."""
     costs = tuple(expected(facts, each) for each in facts.measured)
     least_ns = min(each.cost_ns for each in costs)
     bound = (1 + TIE) * least_ns + SLIGHT * facts.compute_ns

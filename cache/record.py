@@ -45,8 +45,9 @@ CHECKSUM = struct.Struct("<Q")
 PIECE = 96 << 10
 """Bytes hashed at once: from 100 KB on, xxhash releases the GIL."""
 KEPT_BYTES = 1 << 21
+"""Parts larger than this are hashed at once, without the GIL."""
 WORTH = 0.97
-"""A body that shrinks to no less than this share stays raw, and is read at no cost."""
+"""A body that does not shrink to this share stays raw, and is read at no cost."""
 
 
 class RecordError(ValueError):
@@ -79,6 +80,7 @@ def encode(sample: Any, key: bytes, codec: Codec) -> bytes:
 
     Raises:
         UnstorableError: the sample, or a named part of it, would not come back equal.
+        ValueError: the key is not 16 bytes long.
     """
     return b"".join(encode_parts(sample, key, codec))
 
@@ -161,7 +163,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def written(taken: TakenBytes) -> bytes:
-    """Return the structure as JSON, padded so that the body starts aligned."""
+    """Return the structure as JSON, padded so that the body starts aligned.
+
+    Raises:
+        UnstorableError: it is longer than `MAX_STRUCTURE_BYTES`.
+    """
     text = ENCODER.encode(taken.structure).encode("utf-8", "surrogatepass")
     if len(text) > MAX_STRUCTURE_BYTES:
         raise UnstorableError(
@@ -205,7 +211,7 @@ def sealed(
     stored: Sequence[bytes | memoryview],
     key: bytes,
 ) -> list[bytes | memoryview]:
-    """Return the parts of the record that holds these."""
+    """Return the parts of a record: header, structure, body and checksum."""
     stored_bytes = sum(map(len, stored))
     lengths = (len(structure), length, stored_bytes)
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
@@ -251,8 +257,8 @@ def opened(record: Packed, key: bytes) -> Opened:
 def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
     """Add bytes to a checksum.
 
-    Large parts are hashed in pieces for which xxhash keeps the GIL. When other threads
-    want it, too, getting it back takes longer than hashing a record of usual size.
+    Parts of up to `KEPT_BYTES` are hashed in pieces for which xxhash keeps the GIL.
+    When other threads want it, too, getting it back takes longer than hashing them.
     """
     if not PIECE < len(part) <= KEPT_BYTES:
         checksum.update(part)

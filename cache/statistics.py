@@ -17,8 +17,8 @@ from ..system.file_locks import ByteLock, try_lock
 
 MIB = 1 << 20
 ROWS = 512
-"""Processes of one pipeline on one host that have their own row; any beyond share the
-last row, without its lock."""
+"""Rows of counts. Each process of a pipeline on one host owns one; any beyond the first
+511 share the last row, without its lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,13 @@ class TierStatistics:
     hits: int
     """Samples found here."""
     records: int
+    """Number of records, including those of other jobs on this host."""
     nbytes: int
-    """Size of all records, including those of other jobs on this host."""
+    """Size of these records in bytes."""
     capacity: int
+    """Bytes that the tier may hold."""
     evictions: int
+    """Records dropped to make room: from RAM by any process, from disk by this one."""
     seconds_saved: float
     """Worker-seconds that hits here saved over computing the samples again."""
 

@@ -65,7 +65,7 @@ class Claim:
 
 
 class Claims:
-    """The keys that this process is about to store.
+    """The keys of the samples that this process is computing, locked on the host.
 
     Args:
         descriptor: the file that all processes share, as opened by this process.
@@ -78,11 +78,13 @@ class Claims:
         self._mine: dict[bytes, Future[None] | None] = {}
 
     def claim(self, key: bytes) -> Claim:
-        """Claim a key; wait while others hold it, up to `PATIENCE_S`.
+        """Claim a key; wait while others hold it.
+
+        No wait begins after `PATIENCE_S`, and none takes longer than that.
 
         Returns:
-            whether it is ours now, and whether others held it before: then look for the
-            sample again, as they may have stored it.
+            whether it is ours now, and whether others held it before. If they did, they
+            may have stored the sample, so the caller looks for it again.
         """
         if self._try(key) is None:
             return AT_ONCE
@@ -99,7 +101,7 @@ class Claims:
         return Claim(ours=False, waited=waited)
 
     async def claim_in_loop(self, key: bytes) -> Claim:
-        """Do the same without blocking other coroutines."""
+        """Act like `claim`, without blocking other coroutines."""
         if self._try(key) is None:
             return AT_ONCE
         waited = False
@@ -156,7 +158,8 @@ def place(key: bytes) -> int:
     """Return the byte that stands for a key, derived from all of the key.
 
     Caches of other data or code store the same indices in the same folder, and one
-    stage may compute for two caches. None of them waits for another's sample.
+    stage may compute for two caches. The key differs between them, so none of them
+    waits for another's sample.
     """
     return FIRST_BYTE | xxh3_64_intdigest(key) >> 4
 
@@ -166,7 +169,7 @@ class Opening:
     """What a process needs to open the tiers."""
 
     name: str
-    """Such as `Cache(ID:2)`."""
+    """Name of the cache in the log, such as `Cache(ID:2)`."""
     about: str
     """Description of the stored samples: `Folder(500) > decode`."""
     codec: str
@@ -174,6 +177,7 @@ class Opening:
     """Number of samples in the dataset."""
     disk: Path | None
     disk_limit: int | None
+    """Largest size of the file on disk in bytes; None: the disk's own limit."""
     repeated: int = 3
     """Samples computed twice, to see whether the results differ."""
     optional: bool = False
@@ -318,7 +322,11 @@ class Here:
             done()
 
     def records(self, namespace: bytes) -> int:
-        """Return the number of stored records, whoever stored them."""
+        """Return a number of stored records, whoever stored them.
+
+        These are all records in RAM. If there are none, they are those of `namespace`
+        on disk.
+        """
         if self.arena is not None and self.arena.records:
             return self.arena.records
         with suppress(DiskError):
@@ -328,7 +336,7 @@ class Here:
         return 0
 
     def drop(self, namespace: bytes) -> None:
-        """Delete what an earlier run stored in a namespace: it is no longer right.
+        """Delete a namespace on disk, and all of RAM: a record was no longer right.
 
         The doubt remains: that run may still be going on, and store more of the same.
         """

@@ -17,9 +17,11 @@ MAX_BYTES = 128 << 20
 """Most bytes waiting to be written. Records beyond that are not kept: the trainer does
 not wait for the disk, and the next epoch offers them again."""
 BATCH = 256
+"""Most records that are written at once."""
 GATHER_S = 0.02
 """How long the first record of a batch waits for others."""
 SYNC_S = 30.0
+"""Seconds between two syncs while records keep coming."""
 NICE = 10
 """A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
 
@@ -74,10 +76,11 @@ class Writer:
         self.written = 0
 
     def offer(self, key: bytes, record: bytes, done: Callable[[], object]) -> bool:
-        """Accept a record; `done` is called when it is written.
+        """Accept a record; `done` is called once it is written, or was dropped.
 
         Returns:
-            False if it was not accepted: the disk is full, or too many are waiting.
+            False if it was not accepted: the disk is full, too many bytes are waiting,
+            this very record is waiting already, or the writer is closed.
         """
         with self._lock:
             crowded = self._nbytes + len(record) > MAX_BYTES and self._waits
@@ -149,7 +152,7 @@ class Writer:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _next(self) -> list[Waiting]:
-        """Return the next batch, of one namespace; [] after a long pause."""
+        """Return the next batch, of one namespace; [] when closed, or to sync."""
         with self._lock:
             pause_s = None if self._unsynced_since_s is None else SYNC_S
             self._come.wait_for(lambda: self._waits or self._closed, pause_s)

@@ -38,7 +38,7 @@ SAID = "__penstock_fingerprint__"
 PYTHON = "python {}.{}".format(*sys.version_info)
 """Only the minor version counts: a patch release changes no byte code."""
 packages = functools.cache(importlib.metadata.packages_distributions)
-"""Returns the distributions of each top-level package."""
+"""Returns the names of the distributions that provide each top-level package."""
 OF_A_MODULE = {"__builtins__", "__cached__", "__file__", "__path__"} | {
     *vars(types.ModuleType("any"))
 }
@@ -84,6 +84,7 @@ def digest(value: Any, name: str) -> bytes:
     Raises:
         Undigestible: it holds something without meaning in another run: an open file,
             a lock, a generator, or state private to C code.
+        TypeError: an identity that it declares is neither a str nor bytes.
     """
     return atom(value) if type(value) in ATOMS else Walk(value, name).digest()
 
@@ -120,7 +121,12 @@ def said_fingerprint(value: Any) -> bytes | None:
 
 
 class Walk:
-    """Everything that a value holds and its code reaches; errors call it `name`."""
+    """Everything that a value holds and its code reaches; errors call it `name`.
+
+    Raises:
+        Undigestible: see `digest`.
+        TypeError: see `digest`.
+    """
 
     def __init__(self, value: Any, name: str) -> None:
         self.code: list[str] = []
@@ -183,6 +189,7 @@ def apart(value: Any, path: str) -> Parts:
 
     Raises:
         Undigestible: there is no way to.
+        TypeError: the identity that it declares is neither a str nor bytes.
     """
     if (said := said_fingerprint(value)) is not None:
         return "said", [("", said)]
@@ -197,7 +204,12 @@ def apart(value: Any, path: str) -> Parts:
 
 
 def object_(value: Any) -> Parts:
-    """Take an object apart into what a copy of it would be made of."""
+    """Take an object apart into what a copy of it would be made of.
+
+    Raises:
+        LookupError: a copy of it would be made in no stable order.
+        Exception: whatever refuses to copy it raises.
+    """
     kind = type(value)
     if kind in MADE_OF:
         return kind.__name__, [(f".{n}", getattr(value, n)) for n in MADE_OF[kind]]
@@ -260,7 +272,9 @@ def ndarray(value: Any) -> Parts:
 def tensor(value: torch.Tensor) -> Parts:
     """Take a tensor apart: type, shape, elements and attributes, on whatever device.
 
-    Special kinds (sparse, nested, quantized) hold more, and "meta" tensors less.
+    Raises:
+        LookupError: it is of a special kind: sparse, nested and quantized tensors hold
+            more than that, and "meta" tensors less.
     """
     is_strided = value.layout == torch.strided and value.device.type != "meta"
     if not is_strided or value.is_nested or value.is_quantized:
@@ -301,7 +315,8 @@ def code_(value: types.CodeType) -> Parts:
     """Take code apart: bytes, names and constants, but not its place in a file."""
     constants: Any = value.co_consts
     if not value.co_flags & inspect.CO_OPTIMIZED:
-        # Of a class in a function: its line is in them, and names in a set's order.
+        # The code of a class body: its constants include its line, and tuples of names
+        # in the order of a set.
         constants = {frozenset(c) if isinstance(c, tuple) else c for c in constants}
         constants.discard(value.co_firstlineno)
     shape = (
@@ -408,6 +423,9 @@ def reached(function: types.FunctionType) -> Names:
 
     Of a user's module, this is what the code reads of it, or all of it if the module is
     used as a value, as in `f(x, c)`. Names that do not exist (yet) are left out.
+
+    Raises:
+        LookupError: it imports a module by a name that is built at run time.
     """
     space = function.__globals__
     found: Names = {}

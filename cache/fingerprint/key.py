@@ -98,6 +98,7 @@ def fingerprint(
 
     Raises:
         ValueError: `sample_fingerprints()` does not return two numbers per sample.
+        TypeError: an identity that one of them declares is neither a str nor bytes.
     """
     try:
         samples = per_sample(dataset)
@@ -117,6 +118,7 @@ def per_sample(dataset: Any) -> PerSample | None:
 
     Raises:
         ValueError: they are not two numbers per sample.
+        TypeError: the identity that the dataset declares is neither a str nor bytes.
     """
     asked = getattr(type(dataset), "sample_fingerprints", None)
     if asked is None or said_fingerprint(dataset) is not None:
@@ -135,10 +137,11 @@ def file_fingerprints(
 ) -> PerSample:
     """Return the identity of each file and its content: `uint64 [n, 2]`.
 
-    This is xxh3_128 of its real path, size, modification time and label. Its content
-    counts, too, if that time was assigned, as by archives, container images and
-    checkouts: another file of the same size could then take its place unnoticed. Of
-    a file in a store, only store, path and label count: a change to it goes unnoticed.
+    This is xxh3_128 of its real path, size, modification time and label. Archives,
+    container images and checkouts assign modification times, and another file of the
+    same size could then take its place unnoticed. So the content of such a file counts,
+    too. Of a file in a store, only store, path and label count: a change to it goes
+    unnoticed.
 
     Args:
         paths: the files' paths.
@@ -159,7 +162,10 @@ def file_fingerprints(
 
 
 def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return each file's real path, size, time, and if that was assigned, content."""
+    """Return each file's real path, size (bytes), modification time (ns), and content.
+
+    The content is a digest, or None if the time was not assigned.
+    """
     # Each folder is resolved once, for this call alone: links may change.
     found = by_threads(partial(looked_at, cache(os.path.realpath)), paths)
     times = Counter(changed_ns for *_, changed_ns in found)
@@ -175,7 +181,7 @@ def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def by_threads(look: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-    """Look at files, with threads if each look is slow."""
+    """Return what `look` returns for each path, using threads if each look is slow."""
     start_s = time.perf_counter()
     first = [look(path) for path in paths[:CHUNK]]
     rest = paths[CHUNK:]
