@@ -102,7 +102,7 @@ def test_a_function_that_cancels_its_own_task_fails_its_own_rows_alone() -> None
     assert "step 2, row 5" in error.__notes__[0]
 
 
-def test_none_is_no_sample() -> None:
+def test_none_is_not_a_sample() -> None:
     async def forget(sample: Sample) -> None:
         await hand_on(sample)
 

@@ -247,7 +247,7 @@ def alone(pipe: ps.Pipeline) -> ps.Pipeline:
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_may_pass_is_tried_again_until_it_has(fault: Fault, kind: Any) -> None:
+def test_transient_errors_are_retried_until_they_pass(fault: Fault, kind: Any) -> None:
     faults = {"021.bin": [fault] * 3, "003.bin": [fault]}
     with served(CONTENTS, faults=faults) as store:
         pipe = ps.Pipeline.from_files(below(store.url), executor=kind, **SOON)
@@ -278,7 +278,7 @@ def test_what_does_not_pass_is_an_error_after_as_many_tries_as_said(
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("status", LASTING)
-def test_what_lasts_is_not_tried_again(status: int, kind: Any) -> None:
+def test_lasting_errors_are_not_retried(status: int, kind: Any) -> None:
     with served(CONTENTS, faults={"001.bin": [status] * 9}) as store:
         pipe = ps.Pipeline.from_files(below(store.url)[:2], executor=kind)
         with (

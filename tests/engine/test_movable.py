@@ -1,4 +1,4 @@
-"""What threads must not share is found wherever a dataset keeps it."""
+"""Objects that threads must not share are found wherever a dataset keeps them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.engine.movable import find_unsafe
 
 
 class Rows(Dataset[Any]):
-    """A dataset that keeps something."""
+    """A dataset that keeps an object."""
 
     def __init__(self, reader: Any = None) -> None:
         self.reader = reader
@@ -42,7 +42,7 @@ class Rows(Dataset[Any]):
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """Closes what a test opens."""
+    """Close what a test opens."""
     with ExitStack() as stack:
         yield stack
 
@@ -100,7 +100,7 @@ UNSAFE: dict[str, Open] = {
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
-def test_what_has_a_position_or_a_handle_is_found(
+def test_an_object_with_a_position_or_a_handle_is_found(
     kind: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     found = find_unsafe(Rows(UNSAFE[kind](tmp_path / "file", stack)), "dataset")
@@ -110,7 +110,7 @@ def test_what_has_a_position_or_a_handle_is_found(
 
 
 class BareDescriptor(Rows):
-    """Reads at a place of a file that it knows by number."""
+    """Seeks and reads in a file that it knows by its descriptor alone."""
 
     def __getitem__(self, index: int) -> bytes:
         return self.at(index)
@@ -132,7 +132,7 @@ class OpensItself(BareDescriptor):
             os.close(descriptor)
 
 
-def test_what_seeks_in_a_bare_descriptor_is_found() -> None:
+def test_a_dataset_that_seeks_in_a_bare_descriptor_is_found() -> None:
     found = find_unsafe(BareDescriptor(7), "dataset")
     assert found is not None
     assert found.path == "dataset.at"
@@ -140,7 +140,7 @@ def test_what_seeks_in_a_bare_descriptor_is_found() -> None:
 
 
 def named(module: str, name: str) -> Any:
-    """Return an object of a class of this name, of a library that is not here."""
+    """Return an object whose class has this name, from a library not installed here."""
     made = type(name, (), {"__module__": module})
     return type("Derived", (made,), {"__module__": "users_own"})()
 
@@ -157,7 +157,7 @@ def named(module: str, name: str) -> Any:
         ("torchvision.io.video_reader", "VideoReader"),
     ],
 )
-def test_a_library_is_known_by_name_also_below_a_class_of_the_users(
+def test_a_librarys_class_is_recognised_even_below_a_users_subclass(
     module: str, name: str
 ) -> None:
     assert find_unsafe(Rows(named(module, name)), "dataset") is not None
@@ -180,7 +180,7 @@ SAFE: dict[str, Open] = {
 
 
 @pytest.mark.parametrize("kind", SAFE)
-def test_what_threads_may_share_is_left_alone(
+def test_objects_that_threads_may_share_are_left_alone(
     kind: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     assert find_unsafe(Rows(SAFE[kind](tmp_path / "file", stack)), "dataset") is None
@@ -199,7 +199,7 @@ def test_a_closed_file_is_not_shared(tmp_path: Path) -> None:
     assert find_unsafe(Rows((text, memory)), "dataset") is None
 
 
-def test_it_is_found_in_nested_datasets() -> None:
+def test_an_unsafe_object_is_found_in_nested_datasets() -> None:
     nested = Subset(ConcatDataset([Rows(), Rows({"part": [io.BytesIO()]})]), [0])
     found = find_unsafe(nested, "dataset")
     assert found is not None
@@ -210,14 +210,14 @@ SHARED = io.BytesIO(b"of the module")
 
 
 class Wide(Rows):
-    """Reads from a global of its module."""
+    """Read from a global of its module."""
 
     def __getitem__(self, index: int) -> Any:
         return SHARED.read(index)
 
 
 class Helped(Rows):
-    """Has a method do it."""
+    """Has a method that reads from the global."""
 
     def __getitem__(self, index: int) -> Any:
         return self.read_shared(index)
@@ -226,7 +226,7 @@ class Helped(Rows):
         return SHARED.read(index)
 
 
-def test_it_is_found_among_what_a_function_uses() -> None:
+def test_an_unsafe_object_is_found_among_what_a_function_uses() -> None:
     stream = io.BytesIO()
     found = find_unsafe(lambda sample: (sample, stream), "lambda")
     assert found is not None
@@ -240,7 +240,7 @@ def test_it_is_found_among_what_a_function_uses() -> None:
 
 
 class Odd(io.RawIOBase):
-    """A stream of the user's that cannot be asked anything."""
+    """A stream of the user's own whose methods fail."""
 
     @property
     def closed(self) -> bool:
@@ -250,7 +250,7 @@ class Odd(io.RawIOBase):
         """Do nothing, at the end."""
 
 
-def test_a_stream_of_the_users_own_is_not_asked() -> None:
+def test_a_users_own_stream_is_found_without_calling_it() -> None:
     found = find_unsafe(Rows(Odd()), "dataset")
     assert found is not None
     assert found.type_name.endswith("Odd")

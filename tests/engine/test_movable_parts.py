@@ -16,7 +16,7 @@ from penstock.engine.movable import MAX_PARTS, MEMBERS, parts_of, walk
 
 
 class Thing:
-    """Has the attributes it is made with."""
+    """Has the attributes that it is made with."""
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
@@ -37,7 +37,7 @@ class Slotted:
 
 
 class Inner(Slotted):
-    """Has slots from above, and a dictionary."""
+    """Has inherited slots, and a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Inner(Slotted):
 
 
 class Reader:
-    """Has a method, and a way in that uses a global."""
+    """Has a method, and a `__getitem__` that uses a global."""
 
     def read(self) -> None:
         """Do nothing."""
@@ -112,12 +112,12 @@ def test_parts_are_named_as_code_would_write_them(case: str) -> None:
     ],
     ids=lambda whole: type(whole).__name__,
 )
-def test_what_is_taken_for_whole_has_no_parts(whole: Any) -> None:
+def test_an_object_that_counts_as_whole_has_no_parts(whole: Any) -> None:
     assert list(parts_of(whole)) == []
 
 
 class Hostile(list[Any]):
-    """Raises at every attempt to run any of its code, its class's included."""
+    """Raises whenever any of its code, or of its class, is run."""
 
     def __init__(self) -> None:
         super().__init__([HERE])
@@ -140,7 +140,7 @@ def test_no_code_of_the_users_is_run() -> None:
 
 
 class Masked(Thing):
-    """Shows another dictionary than it has."""
+    """Shows a `__dict__` that is not its own."""
 
     def __init__(self) -> None:
         self.kept = HERE
@@ -150,12 +150,12 @@ class Masked(Thing):
         raise AssertionError("the user's code was run")
 
 
-def test_a_property_called_dict_is_passed_by() -> None:
+def test_a_property_called_dict_is_ignored() -> None:
     assert list(parts_of(Masked())) == [(".kept", HERE)]
 
 
 class Rows(Dataset[Any]):
-    """A dataset as users nest them."""
+    """A dataset nested as users nest them."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -167,7 +167,7 @@ class Rows(Dataset[Any]):
         return 9
 
 
-def test_a_walk_goes_down_nested_datasets() -> None:
+def test_a_walk_goes_into_nested_datasets() -> None:
     nested = ConcatDataset([Subset(Rows(Thing(file=HERE)), [1, 2])])
     paths = {id(part.thing): part.path for part in walk(nested, "dataset")}
     assert paths[id(HERE)] == "dataset.datasets[0].dataset.reader.file"
@@ -178,19 +178,19 @@ def test_a_walk_names_the_shortest_way() -> None:
     assert [p.path for p in walk(thing, "it") if p.thing is HERE] == ["it.short"]
 
 
-def test_a_cycle_ends() -> None:
+def test_a_walk_through_a_cycle_ends() -> None:
     ring: list[Any] = []
     ring.append(ring)
     assert [part.path for part in walk(ring, "ring")] == ["ring"]
 
 
-def test_a_large_object_is_looked_at_in_part() -> None:
+def test_only_a_part_of_a_large_object_is_looked_at() -> None:
     large = [[[object() for _ in range(50)] for _ in range(50)] for _ in range(50)]
     assert len(list(parts_of(large))) == MEMBERS
     assert len(list(walk(large, "dataset"))) == MAX_PARTS
 
 
-def test_a_chain_without_end_is_followed_for_some_steps() -> None:
+def test_a_long_chain_is_followed_for_some_steps_only() -> None:
     chain: list[Any] = []
     for _ in range(100):
         chain = [chain]

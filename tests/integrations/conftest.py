@@ -1,4 +1,4 @@
-"""Frameworks: real ones, as `make test-all` installs them."""
+"""The frameworks are real ones, which `make test-all` installs."""
 
 from __future__ import annotations
 

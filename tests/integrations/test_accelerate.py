@@ -34,7 +34,7 @@ def seen(batches: Any, step_s: float = 0.0) -> list[list[int]]:
 
 
 @pytest.mark.serial
-def test_it_loads_within_accelerates_wrapper_and_its_verdict_is_true() -> None:
+def test_a_loader_works_in_accelerates_wrapper_and_its_verdict_is_true() -> None:
     _, _, batches = prepared(loader(load_s=0.005))
     assert type(batches).__name__ == "DataLoaderShard"
     assert len(batches) == STEPS
@@ -46,7 +46,7 @@ def test_it_loads_within_accelerates_wrapper_and_its_verdict_is_true() -> None:
     verdict(batches, loading=False)
 
 
-def test_a_state_that_accelerate_saves_goes_on_within_the_epoch(tmp_path: Path) -> None:
+def test_a_state_that_accelerate_saves_resumes_within_the_epoch(tmp_path: Path) -> None:
     accelerator, _, batches = prepared(loader())
     found: list[list[int]] = []
     for number, (_, indices) in enumerate(batches):
@@ -60,7 +60,7 @@ def test_a_state_that_accelerate_saves_goes_on_within_the_epoch(tmp_path: Path) 
     assert whole(seen(batches))
 
 
-def test_batches_that_are_skipped_are_not_loaded() -> None:
+def test_skipped_batches_are_not_loaded() -> None:
     from penstock.integrations.accelerate import skip_first_batches
 
     torch.manual_seed(1)

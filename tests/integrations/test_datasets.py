@@ -1,4 +1,4 @@
-"""Hugging Face's datasets, arrays and memory maps: each trains, resumes, is known."""
+"""Hugging Face datasets, arrays and memory maps train, resume and are recognised."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ EACH: list[Make] = [*MAP_STYLE, a_stream]
 
 @pytest.fixture(scope="module", autouse=True)
 def what_a_process_makes_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let datasets and tqdm make their locks, and have no thread watch the bars."""
+    """Make the locks of datasets and tqdm now, without a thread that watches bars."""
     pytest.importorskip("tqdm.std").tqdm.monitor_interval = 0
     a_map_style_data_set(tmp_path_factory.mktemp("first"), 1.0)
 
@@ -97,7 +97,7 @@ def trained(batches: Callable[[], Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("make", EACH)
-def test_a_model_trains_on_it_as_in_a_plain_loop(make: Make, tmp_path: Path) -> None:
+def test_a_model_trains_as_in_a_plain_loop(make: Make, tmp_path: Path) -> None:
     with pipe_of(make, tmp_path) as pipe:
         losses = trained(lambda: pipe)
     assert len(losses) == STEPS
@@ -108,12 +108,12 @@ def test_a_model_trains_on_it_as_in_a_plain_loop(make: Make, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("make", EACH)
-def test_it_is_left_and_gone_on_with_exactly(make: Make, tmp_path: Path) -> None:
+def test_a_loop_that_is_left_resumes_exactly(make: Make, tmp_path: Path) -> None:
     ps.testing.assert_exact_resume(lambda: pipe_of(make, tmp_path), every=5)
 
 
 @pytest.mark.parametrize("make", MAP_STYLE)
-def test_a_cache_knows_it_again_and_what_has_changed(
+def test_a_cache_recognises_data_and_notices_changes(
     make: Make, tmp_path: Path
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -125,7 +125,7 @@ def test_a_cache_knows_it_again_and_what_has_changed(
     assert first.digest == again.digest != changed.digest
 
 
-def test_a_state_of_other_data_is_refused_where_the_data_says_what_it_is(
+def test_a_state_of_other_data_is_refused_where_data_has_a_fingerprint(
     tmp_path: Path,
 ) -> None:
     for name in ("here", "there"):

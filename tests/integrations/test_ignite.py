@@ -1,4 +1,4 @@
-"""ignite: its engines, and the one that rebuilds loaders."""
+"""Ignite's engines, including the one that rebuilds loaders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
         verdict(engine.state.dataloader, loading=load_s > 0)
 
 
-def test_the_deterministic_engine_resumes_within_an_epoch() -> None:
+def test_the_deterministic_engine_resumes_within_an_epoch_exactly() -> None:
     from ignite.engine.deterministic import DeterministicEngine
 
     _, seen, states = run(DeterministicEngine)

@@ -21,7 +21,7 @@ SAVED_AT = STEPS // 2 + 3
 
 
 def fit(folder: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
-    """Train in a process of its own; return what each rank tells."""
+    """Train in a process of its own; return what each rank reports."""
     wanted = {
         "name": name,
         "devices": 1,
@@ -42,7 +42,7 @@ def fit(folder: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("load_s", "step_s"), [(0.005, 0.0), (0.0, 0.05)])
-def test_it_trains_and_the_verdict_is_true(
+def test_the_framework_trains_and_the_verdict_is_true(
     tmp_path: Path, load_s: float, step_s: float
 ) -> None:
     (told,) = fit(tmp_path, "run", load_s=load_s, step_s=step_s)
@@ -53,7 +53,7 @@ def test_it_trains_and_the_verdict_is_true(
 
 
 @pytest.mark.parametrize("inject", [True, False])
-def test_two_ranks_share_an_epoch_out(tmp_path: Path, *, inject: bool) -> None:
+def test_two_ranks_share_an_epoch(tmp_path: Path, *, inject: bool) -> None:
     one, two = fit(tmp_path, "run", devices=2, use_distributed_sampler=inject)
     assert one["ours"]
     assert one["sampler"] == two["sampler"] == "DistributedSampler"
@@ -65,7 +65,7 @@ def test_two_ranks_share_an_epoch_out(tmp_path: Path, *, inject: bool) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_checkpoint_within_an_epoch_goes_on_there(
+def test_a_checkpoint_within_an_epoch_resumes_there(
     tmp_path: Path, devices: int
 ) -> None:
     first = fit(tmp_path, "first", devices=devices)
@@ -73,7 +73,7 @@ def test_a_checkpoint_within_an_epoch_goes_on_there(
     second = fit(tmp_path, "second", devices=devices, resume=checkpoint)
     for before, after in zip(first, second, strict=True):
         rest = before["seen"][SAVED_AT:]
-        epoch = len(rest) % (STEPS // devices)  # later ones are drawn again
+        epoch = len(rest) % (STEPS // devices)  # the later ones are drawn once more
         assert after["seen"][:epoch] == rest[:epoch]
         assert len(after["seen"]) == len(rest)
 

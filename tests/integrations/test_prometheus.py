@@ -1,4 +1,4 @@
-"""What Prometheus would scrape, over HTTP on loopback."""
+"""The metrics that Prometheus scrapes, over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.slow
 
 
-def test_the_pipelines_that_run_are_scraped_by_name() -> None:
+def test_running_pipelines_are_scraped_by_name() -> None:
     from penstock.integrations.prometheus import serve
 
     with socket.socket() as free:
@@ -47,7 +47,7 @@ def test_the_pipelines_that_run_are_scraped_by_name() -> None:
     assert 'pipeline="train"' not in closed
 
 
-def test_the_dashboard_asks_for_figures_that_there_are(root: Path) -> None:
+def test_the_dashboard_asks_only_for_figures_that_exist(root: Path) -> None:
     from penstock.integrations.prometheus import FIGURES, KNOBS
 
     board = json.loads((root / "integrations" / "grafana.json").read_text())

@@ -27,14 +27,14 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "ray_programs.py"
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path: Ray's sockets lie in it."""
+    """Return a folder with a short path, as Ray keeps its sockets in it."""
     path = Path(tempfile.mkdtemp(prefix="ray"))
     yield path
     shutil.rmtree(path)
 
 
 def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
-    """What a program tells, run in a process of its own, with a token of its own."""
+    """Return what a program reports, run in its own process with its own token."""
     pytest.importorskip("ray", reason="pip install penstock[ray]")
     tests, told = str(PROGRAMS.parents[1]), folder / "told.json"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
@@ -49,7 +49,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
             "RAY_TMPDIR": str(folder),
             "RAY_ADDRESS": "",
         },
-        timeout=250,  # some twelve processes start, perhaps beside other tests
+        timeout=250,  # some twelve processes start, maybe beside other tests
     )
     left = of_ray(folder)
     assert [each for each in left if title(each).startswith(ACTOR)] == []
@@ -60,7 +60,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
 
 
 def slow(test: Any) -> Any:
-    """Mark a test that takes a while, and runs alone: a cluster has many processes."""
+    """Mark a slow test that runs alone, as a cluster has many processes."""
     return pytest.mark.slow(pytest.mark.serial(test))
 
 
@@ -72,7 +72,7 @@ def test_actors_make_the_bytes_that_threads_make(folder: Path) -> None:
 
 
 @slow
-def test_two_raylets_beat_one(folder: Path) -> None:
+def test_two_raylets_are_faster_than_one(folder: Path) -> None:
     told = run("two_raylets", folder)
     one, two = told["rates"]
     assert two >= 1.6 * one, told
@@ -89,7 +89,7 @@ def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> 
 
 
 @slow
-def test_the_tuner_finds_as_many_actors_as_there_is_room_for(folder: Path) -> None:
+def test_the_tuner_finds_out_how_many_actors_there_is_room_for(folder: Path) -> None:
     told = run("tuned", folder, folder / "log")
     assert told["found"] >= 0.95 * told["best"], told
     kind, workers = told["workers"][-1]
@@ -113,19 +113,19 @@ def test_actors_come_and_go_while_they_are_busy(folder: Path) -> None:
 
 
 @slow
-def test_work_goes_on_here_when_the_head_is_killed(folder: Path) -> None:
+def test_work_goes_on_locally_when_the_head_is_killed(folder: Path) -> None:
     told = run("without_head", folder)
     assert told == {"exact": True, "after": "process", "ray": False}
 
 
 @slow
-def test_work_goes_on_here_when_the_program_shuts_ray_down(folder: Path) -> None:
+def test_work_goes_on_locally_when_the_program_shuts_ray_down(folder: Path) -> None:
     told = run("without_ray", folder)
     assert told == {"exact": True, "after": "process", "ray": False}
 
 
 @slow
-def test_actors_go_where_what_they_claim_is(folder: Path) -> None:
+def test_actors_go_to_the_nodes_that_have_what_they_claim(folder: Path) -> None:
     told = run("places", folder)
     assert told["seen"] == told["wanted"]
 
@@ -146,11 +146,11 @@ def test_errors_name_the_sample_and_nothing_hangs(folder: Path) -> None:
 
 
 @slow
-def test_ray_that_the_pipeline_started_ends_with_it(folder: Path) -> None:
+def test_a_ray_started_by_the_pipeline_ends_with_it(folder: Path) -> None:
     assert run("own_ray", folder) == {"same": True, "during": True, "after": False}
 
 
-def test_what_must_stay_on_this_machine_is_refused() -> None:
+def test_data_that_must_stay_on_this_machine_is_refused() -> None:
     data = ps.Pipeline.from_dataset(Numbers(8))
     far = data.map(augment, executor="ray")
     with pytest.raises(ps.SpecError, match=r"cannot come after executor=.ray.*cache"):
@@ -168,7 +168,7 @@ def test_what_must_stay_on_this_machine_is_refused() -> None:
 @pytest.mark.parametrize(
     "options", [{"num_cpu": 1}, {"num_cpus": -1}, {"resources": {"x": "1"}}, [1]]
 )
-def test_options_that_place_no_actor_are_refused(options: Any) -> None:
+def test_options_that_can_place_no_actor_are_refused(options: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(8))
     with pytest.raises(ps.SpecError, match="`ray_options`"):
         pipe.options(ray_options=options)

@@ -1,4 +1,4 @@
-"""s3fs: objects are read whole, and what a store answers decides what is tried again.
+"""s3fs: objects are read whole, and the store's answer decides about retries.
 
 The store serves objects by path, as S3 does; nothing is listed or signed for real.
 """
@@ -24,13 +24,13 @@ ONCE = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
 
 @pytest.fixture(scope="module", autouse=True)
 def own_threads_of_fsspec() -> None:
-    """They are started once a process, for good: its loop, and what resolves names."""
+    """Start fsspec's loop and its resolver, which last as long as the process."""
     fsspec.asyn.sync(fsspec.asyn.get_loop(), asyncio.to_thread, int)
 
 
 @pytest.fixture(autouse=True)
 def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """s3fs, too, tries what it knows to pass five times: once here."""
+    """Let s3fs itself try once; it would try transient errors five times."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -46,15 +46,15 @@ def contents(store: HttpStore, times: int = 1, **settings: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["auto", "thread", "process"])
-def test_objects_come_whole_and_in_order(kind: Any) -> None:
+def test_objects_arrive_whole_and_in_order(kind: Any) -> None:
     with served(CONTENTS) as store:
         assert contents(store, executor=kind) == [*CONTENTS.values()]
-        assert {*store.asked.values()} == {1}, "the size was asked for first"
+        assert {*store.asked.values()} == {1}, "it asked for the size first"
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_as_many_requests_are_in_flight_as_there_are_workers(kind: Any) -> None:
-    """More than botocore allows if it is not told."""
+    """There are more than botocore allows by default."""
     with served(CONTENTS, latency_s=0.2) as store:
         found = contents(store, times=10, executor=kind, num_parallel_workers=60)
         assert found == [*CONTENTS.values()] * 10
@@ -66,16 +66,16 @@ PASSING: list[Fault] = [500, 503, 429, "reset", "short"]
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_may_pass_is_tried_again_until_it_has(fault: Fault, kind: Any) -> None:
+def test_transient_errors_are_retried_until_they_pass(fault: Fault, kind: Any) -> None:
     with served(CONTENTS, faults={FAULTY: [fault] * 2}) as store:
         found = contents(store, executor=kind, backoff=0.001)
         assert found == [*CONTENTS.values()]
-        assert store.asked[FAULTY] == 3 or fault == "reset"  # aiohttp asks again, too
+        assert store.asked[FAULTY] == 3 or fault == "reset"  # aiohttp retries, too
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("status", [400, 403, 404])
-def test_what_lasts_is_not_tried_again(status: int, kind: Any) -> None:
+def test_lasting_errors_are_not_retried(status: int, kind: Any) -> None:
     with served(CONTENTS, faults={FAULTY: [status] * 9}) as store:
         with pytest.raises(OSError, match=r".") as caught:
             contents(store, executor=kind, backoff=0.001)

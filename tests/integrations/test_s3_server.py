@@ -1,4 +1,4 @@
-"""An S3 server on this machine: listed, read, late and wrong now and then."""
+"""An S3 server on this machine: it is listed and read, and sometimes late or wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHARD = N // SHARDS
 
 
 def tar_of(shard: int) -> bytes:
-    """A shard of its part of the bodies."""
+    """Return a shard with its part of the bodies."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for number in range(shard * SHARD, (shard + 1) * SHARD):
@@ -51,15 +51,15 @@ def tar_of(shard: int) -> bytes:
 
 
 def options(url: str) -> dict[str, Any]:
-    """What s3fs needs to know of a server."""
+    """Return what s3fs needs to know about a server."""
     return {**KEYS, "client_kwargs": {"endpoint_url": url, "region_name": "us-east-1"}}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_thread_of_fsspec() -> None:
-    """Let fsspec begin its thread, which lasts: a test would be found to have left it.
+    """Start fsspec's thread, which lasts; else the guard would find it after a test.
 
-    It looks up names by a thread of its loop, which lasts as well.
+    It resolves names in a thread of its loop, which lasts as well.
     """
     loop = fsspec.asyn.get_loop()
     fsspec.asyn.sync(loop, resolve)
@@ -71,7 +71,7 @@ async def resolve() -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
-    """The URL of a server with three class folders in a bucket."""
+    """Return the URL of a server with three class folders in a bucket."""
     import boto3
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -108,7 +108,7 @@ def expected() -> list[tuple[bytes, int]]:
 
 
 def samples(pipe: ps.Pipeline) -> tuple[list[tuple[bytes, int]], float]:
-    """An epoch's samples, and how many came a second."""
+    """Return the samples of an epoch, and how many arrived a second."""
     with pipe.batch(32, collate_fn=list) as batches:
         begun_s = time.perf_counter()
         found = [sample for batch in batches for sample in batch]
@@ -123,7 +123,7 @@ def test_class_folders_of_a_bucket_are_listed_and_read(
     assert found == expected()
 
 
-def test_an_epoch_goes_on_where_it_was_left(store: str) -> None:
+def test_an_epoch_resumes_where_it_was_left(store: str) -> None:
     def make() -> ps.Pipeline:
         return folder(store, num_parallel_workers=16).shuffle(seed=1).batch(32)
 
@@ -141,7 +141,7 @@ def test_an_epoch_goes_on_where_it_was_left(store: str) -> None:
 
 @pytest.mark.parametrize("executor", ["auto", "thread"])
 @pytest.mark.parametrize("names", ["train-{000..003}.tar", "train-*.tar"])
-def test_tars_in_a_bucket_are_read_by_their_samples(
+def test_tars_in_a_bucket_are_read_sample_by_sample(
     store: str, names: str, executor: Any
 ) -> None:
     pipe = ps.Pipeline.from_webdataset(
@@ -155,7 +155,7 @@ def test_tars_in_a_bucket_are_read_by_their_samples(
     assert found == [(body, number) for number, body in enumerate(BODIES)]
 
 
-def test_tars_are_gone_on_with_and_lose_nothing_to_faults(store: str) -> None:
+def test_tars_resume_and_lose_nothing_to_faults(store: str) -> None:
     with proxied(store, 0.01, every=100) as proxy:
 
         def make() -> ps.Pipeline:
@@ -180,7 +180,7 @@ def test_tars_are_gone_on_with_and_lose_nothing_to_faults(store: str) -> None:
 
 
 def test_faults_lose_no_sample_and_little_time(store: str) -> None:
-    """1 % of errors and 1 % of stalls of 5 s, at a latency of 50 ms."""
+    """There are 1 % of errors and 1 % of stalls of 5 s, at a latency of 50 ms."""
     rates = []
     for every in (0, 100):
         with proxied(store, 0.05, every=every) as proxy:
@@ -189,6 +189,6 @@ def test_faults_lose_no_sample_and_little_time(store: str) -> None:
         assert found == expected()
         assert (proxy.seen["errors"] > 0) == (proxy.seen["stalls"] > 0) == (every > 0)
         rates.append(rate)
-    # Each stall, waited for, would stop the epoch for 5 s: it is delivered in order.
+    # Samples come in order, so waiting for a stall would stop the epoch for 5 s.
     waited_s = N / rates[1] - N / rates[0]
     assert waited_s < 0.75 * 5.0 * proxy.seen["stalls"]

@@ -1,4 +1,4 @@
-"""Verdicts as TensorBoard reads them."""
+"""TensorBoard reads verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("tensorboard")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def test_verdicts_are_scalars_of_their_pipeline(tmp_path: Path) -> None:
+def test_each_verdict_is_a_scalar_of_its_pipeline(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""torchdata: its protocol, its samplers, and that its loader and ours agree."""
+"""Torchdata's protocol and samplers, and agreement of its loader with ours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ stateful = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def test_a_loader_is_stateful() -> None:
+def test_a_loader_counts_as_stateful() -> None:
     assert isinstance(loader(), stateful.Stateful)
 
 
 @pytest.mark.parametrize("taken", [0, 3, 20])
-def test_what_is_left_after_a_state_is_what_torchdata_leaves(taken: int) -> None:
+def test_the_rest_after_a_state_is_that_of_torchdata(taken: int) -> None:
     def rest(kind: Any, **settings: Any) -> list[list[int]]:
         def made() -> Any:
             generator = torch.Generator().manual_seed(4)
@@ -42,7 +42,7 @@ def test_what_is_left_after_a_state_is_what_torchdata_leaves(taken: int) -> None
     assert len(ours) == 20 - taken
 
 
-def test_a_sampler_of_torchdatas_keeps_its_place() -> None:
+def test_a_torchdata_sampler_keeps_its_place() -> None:
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
     def made() -> Any:
@@ -62,7 +62,7 @@ def test_a_sampler_of_torchdatas_keeps_its_place() -> None:
 
 
 class Place:
-    """An iterator that knows its place."""
+    """An iterator with a state."""
 
     def __init__(self, items: Sequence[int]) -> None:
         self.items, self.at = items, 0
@@ -84,7 +84,7 @@ class Place:
 
 
 class Shares(torch.utils.data.IterableDataset[int]):
-    """Each worker reads its share, and is pickled without what it has cached."""
+    """Each worker reads its share; pickling leaves out what the dataset has cached."""
 
     def __init__(self) -> None:
         self.cached = list(range(LENGTH))
@@ -113,7 +113,7 @@ DATA: dict[str, tuple[Callable[[], Any], bool]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize("taken", [0, 3])
-def test_kept_workers_go_on_in_a_later_epoch_as_torchdatas_do(
+def test_persistent_workers_resume_a_later_epoch_as_torchdatas_do(
     kind: str, workers: int, taken: int
 ) -> None:
     make, shuffle = DATA[kind]
@@ -135,7 +135,7 @@ def test_kept_workers_go_on_in_a_later_epoch_as_torchdatas_do(
 
     left, resumed = rests(type(loader()))
     assert left == resumed
-    theirs, _ = rests(stateful.StatefulDataLoader)  # of shuffled pipes it resumes none
+    theirs, _ = rests(stateful.StatefulDataLoader)  # it resumes no shuffled pipes
     assert sorted(map(len, left)) == sorted(map(len, theirs))
     if not shuffle:
         assert left == theirs

@@ -1,4 +1,4 @@
-"""torchtnt: its train loop, its snapshots."""
+"""Torchtnt's train loop and snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from support.framework_data import STEPS, loader, verdict, whole
 
-pytest.importorskip("pkg_resources")  # torchtnt's, of a setuptools below 81
+pytest.importorskip("pkg_resources")  # torchtnt asks for a setuptools below 81
 pytest.importorskip("torchtnt")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -36,7 +36,7 @@ def unit(step_s: float = 0.0, stop_at: int = -1, made: Any = None) -> Any:
 
 
 @pytest.mark.serial
-def test_it_trains_and_the_verdict_is_true() -> None:
+def test_the_framework_trains_and_the_verdict_is_true() -> None:
     from torchtnt.framework.train import train
 
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
@@ -46,7 +46,7 @@ def test_it_trains_and_the_verdict_is_true() -> None:
         verdict(batches, loading=load_s > 0)
 
 
-def test_a_snapshot_goes_on_within_the_epoch(tmp_path: Path) -> None:
+def test_a_snapshot_resumes_within_the_epoch(tmp_path: Path) -> None:
     from torchtnt.framework.train import train
 
     first = loader()

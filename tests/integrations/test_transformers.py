@@ -1,4 +1,4 @@
-"""The Trainer of transformers, with penstock's loader inside."""
+"""The Trainer of transformers with penstock's loader inside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class SlowNamed(Slow):
-    """Samples as a Trainer takes them."""
+    """Samples of the kind that a Trainer takes."""
 
     def __getitem__(self, index: int) -> Any:
         values, number = super().__getitem__(index)
@@ -59,7 +59,9 @@ def trainer(
 
 
 @pytest.mark.serial
-def test_it_trains_on_our_loader_and_the_verdict_is_true(tmp_path: Path) -> None:
+def test_the_trainer_works_with_our_loader_and_the_verdict_is_true(
+    tmp_path: Path,
+) -> None:
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
         made = trainer(tmp_path, load_s, step_s)
         made.train()
@@ -70,7 +72,7 @@ def test_it_trains_on_our_loader_and_the_verdict_is_true(tmp_path: Path) -> None
         verdict(inner, loading=load_s > 0)
 
 
-def test_it_resumes_within_an_epoch(tmp_path: Path) -> None:
+def test_the_trainer_resumes_within_an_epoch(tmp_path: Path) -> None:
     first = trainer(tmp_path, save_strategy="steps", save_steps=STEPS + 7, seed=3)
     first.train()
     second = trainer(tmp_path, seed=3)
@@ -79,7 +81,7 @@ def test_it_resumes_within_an_epoch(tmp_path: Path) -> None:
     assert len(second.model.seen) == 2 * STEPS - 7
 
 
-def test_what_penstock_finds_is_logged_beside_the_loss(tmp_path: Path) -> None:
+def test_verdicts_are_logged_beside_the_loss(tmp_path: Path) -> None:
     made = trainer(tmp_path, logging_strategy="steps", logging_steps=STEPS)
     made.train()
     waits = [

@@ -1,4 +1,4 @@
-"""Which file was read is told while other threads open and close theirs."""
+"""The file that was read is found while other threads open and close theirs."""
 
 from __future__ import annotations
 

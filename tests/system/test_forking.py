@@ -1,4 +1,4 @@
-"""A fork beside a thread that imports: the child can import, too."""
+"""After a fork beside a thread that imports, the child can import too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW = "import slow_import_gate as gate\ngate.entered.set()\ngate.leave.wait(30)
 def engine_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[types.ModuleType]:
-    """What a module called `slow_import` waits for while it is imported."""
+    """Return the event that a module called `slow_import` waits for on import."""
     made = types.ModuleType("slow_import_gate")
     made.entered, made.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
     (tmp_path / "slow_import.py").write_text(SLOW)
@@ -51,7 +51,7 @@ def test_the_child_of_a_fork_can_import_what_another_thread_was_importing(
     assert exit_code_of(pid) == 7
 
 
-def test_a_lock_that_a_thread_of_the_parent_took_is_not_waited_for(
+def test_a_fork_does_not_wait_for_a_lock_left_by_a_thread_of_the_parent(
     engine_lock: types.ModuleType,
 ) -> None:
     importing = threading.Thread(target=importlib.import_module, args=["slow_import"])
@@ -59,7 +59,7 @@ def test_a_lock_that_a_thread_of_the_parent_took_is_not_waited_for(
     assert engine_lock.entered.wait(30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()  # at once: the thread that imports is not in the child
+        pid = os.fork()  # at once, as the thread that imports is not in the child
     if pid == 0:
         grandchild = fork()
         os._exit(exit_code_of(grandchild) if grandchild else 7)
@@ -69,7 +69,7 @@ def test_a_lock_that_a_thread_of_the_parent_took_is_not_waited_for(
 
 
 def exit_code_of(pid: int) -> int:
-    """Wait for the end of a child, which is killed if it is stuck."""
+    """Wait for the end of a child, and kill it if it is stuck."""
     try:
         code: int = psutil.Process(pid).wait(20)
     except psutil.TimeoutExpired:
@@ -78,7 +78,7 @@ def exit_code_of(pid: int) -> int:
     return code
 
 
-def test_a_module_that_this_very_thread_imports_is_not_waited_for(
+def test_a_fork_does_not_wait_for_a_module_that_its_own_thread_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (

@@ -10,7 +10,7 @@ import pytest
 from penstock.system.interrupts import interrupts_deferred
 
 
-def test_ctrl_c_is_handled_where_the_steps_are_done() -> None:
+def test_ctrl_c_is_handled_once_the_steps_are_done() -> None:
     done = []
 
     def steps() -> None:
@@ -24,7 +24,7 @@ def test_ctrl_c_is_handled_where_the_steps_are_done() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_error_of_the_steps_passes_and_the_handler_is_restored() -> None:
+def test_an_error_in_the_steps_propagates_and_the_handler_is_restored() -> None:
     with pytest.raises(ValueError, match="a step"), interrupts_deferred():
         raise ValueError("a step")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

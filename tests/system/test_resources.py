@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def tree(root: Path, files: dict[str, str]) -> tuple[Path, Path]:
-    """Write a machine's files under `root`: eight cores and 16 GiB unless told."""
+    """Write a machine's files under `root`: by default eight cores and 16 GiB."""
     machine = {
         "proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-5,8,10\n",
         "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {16 * GIB // 1024} kB\n",
@@ -46,7 +46,7 @@ def test_a_size_may_be_a_number_or_have_a_unit(size: int | str, expected: int) -
 
 
 @pytest.mark.parametrize("size", ["", "4XB", "GB", "-1GB", "0", 0, -5, True, "4 5GB"])
-def test_what_is_no_size_is_refused_with_the_cure(size: int | str) -> None:
+def test_a_value_that_is_not_a_size_is_refused_with_the_cure(size: int | str) -> None:
     with pytest.raises(
         SpecError, match=r"number of bytes >= 1 .* got .*; units are KB"
     ):
@@ -65,7 +65,9 @@ def test_cores_are_counted_by_affinity_where_no_quota_is_set(tmp_path: Path) -> 
     assert effective_cpus(proc, sys) == 8.0
 
 
-def test_the_least_quota_between_the_process_and_the_root_binds(tmp_path: Path) -> None:
+def test_the_smallest_quota_between_the_process_and_the_root_binds(
+    tmp_path: Path,
+) -> None:
     files = {
         "proc/self/cgroup": "0::/pod/job\n",
         "sys/pod/job/cpu.max": "max 100000\n",
@@ -86,14 +88,16 @@ def test_the_quota_of_cgroup_version_1_binds(tmp_path: Path) -> None:
     assert effective_cpus(*tree(tmp_path, files)) == 1.5
 
 
-def test_a_namespace_that_hides_the_own_group_still_shows_those_above(
+def test_a_namespace_that_hides_its_own_group_still_shows_the_parents(
     tmp_path: Path,
 ) -> None:
     files = {"proc/self/cgroup": "0::/../../job\n", "sys/cpu.max": "300000 100000\n"}
     assert effective_cpus(*tree(tmp_path, files)) == 3.0
 
 
-def test_memory_is_what_is_free_where_no_limit_is_set(tmp_path: Path) -> None:
+def test_the_memory_budget_is_the_free_memory_where_no_limit_is_set(
+    tmp_path: Path,
+) -> None:
     files = {
         "proc/self/cgroup": "0::/job\n5:memory:/job\n",
         "sys/job/memory.max": "max\n",
@@ -103,7 +107,7 @@ def test_memory_is_what_is_free_where_no_limit_is_set(tmp_path: Path) -> None:
     assert effective_memory_bytes(*tree(tmp_path, files)) == 16 * GIB
 
 
-def test_what_a_process_may_ever_have_is_the_least_limit_above_it(
+def test_the_most_a_process_may_ever_have_is_the_smallest_limit_above_it(
     tmp_path: Path,
 ) -> None:
     files = {
@@ -118,7 +122,7 @@ def test_what_a_process_may_ever_have_is_the_least_limit_above_it(
     assert memory_limit_bytes(tmp_path / "proc", tmp_path / "sys") == 32 * GIB
 
 
-def test_a_memory_limit_counts_less_what_is_used_and_not_only_cached(
+def test_memory_in_use_but_not_cache_is_deducted_from_a_limit(
     tmp_path: Path,
 ) -> None:
     files = {
@@ -148,7 +152,7 @@ def test_this_machine_has_a_budget() -> None:
     assert budget.memory_bytes > 0
 
 
-def test_a_budget_asked_for_is_cut_to_what_there_is() -> None:
+def test_a_requested_budget_is_cut_to_what_the_machine_has() -> None:
     least = Budget.of_machine(cpu_cores=0.5, memory_bytes=7)
     assert (least.cpu_cores, least.memory_bytes) == (0.5, 7)
     assert not least.whole_machine

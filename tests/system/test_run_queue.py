@@ -1,4 +1,4 @@
-"""What threads waited for a core, as the system counts it."""
+"""The time that threads waited for a core, as the system counts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = bytes(1 << 20)
 
 @contextmanager
 def burning(count: int) -> Iterator[list[str]]:
-    """Threads that compute without the GIL, all on one core."""
+    """Run threads that compute without the GIL, all on one core."""
     core = min(os.sched_getaffinity(0))
     over = threading.Event()
 
@@ -43,20 +43,22 @@ def burning(count: int) -> Iterator[list[str]]:
 
 
 def waited_s(queue: RunQueue, at_least: float) -> float:
-    """Look until so much was waited, or much time has passed."""
+    """Look until threads have waited this long, or much time has passed."""
     end, waited = time.monotonic() + 20.0, 0.0
     while waited < at_least and time.monotonic() < end:
         waited = queue.look()
     return waited
 
 
-def test_two_that_share_a_core_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_share_a_core_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(run_queue, "APART_NS", 0)
     with burning(2) as threads:
         assert waited_s(RunQueue(lambda: threads), 0.2) >= 0.2
 
 
-def test_what_was_waited_stays_when_a_thread_is_gone(
+def test_the_wait_of_a_thread_that_is_gone_still_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_queue, "APART_NS", 0)
@@ -66,7 +68,7 @@ def test_what_was_waited_stays_when_a_thread_is_gone(
     assert queue.look() == queue.look() >= before
 
 
-def test_one_look_serves_all_who_ask_soon_after() -> None:
+def test_one_look_serves_everybody_who_asks_soon_after() -> None:
     with burning(2) as threads:
         queue = RunQueue(lambda: threads)
         assert queue.look() == queue.look() == 0.0

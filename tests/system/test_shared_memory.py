@@ -1,4 +1,4 @@
-"""Shared memory is had with memfd, without it, or not at all; work goes on in each."""
+"""Work goes on with shared memory from memfd, from files, or without any."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected() -> str:
 
 
 def check(descriptor: int, nbytes: int) -> None:
-    """It holds zeros, can be mapped and written, and is not handed on."""
+    """Assert that it holds zeros, can be mapped and written, and is not inherited."""
     with mmap.mmap(descriptor, nbytes) as memory:
         assert memory[:] == bytes(nbytes)
         memory[-1] = 7
@@ -48,25 +48,25 @@ def check(descriptor: int, nbytes: int) -> None:
     os.close(descriptor)
 
 
-def test_a_memfd_is_the_usual_one() -> None:
+def test_shared_memory_is_usually_a_memfd() -> None:
     descriptor = shared_file("a name", 5000)
     assert "/memfd:a name" in os.readlink(f"/proc/self/fd/{descriptor}")
     check(descriptor, 5000)
 
 
 @pytest.mark.usefixtures("no_memfd")
-def test_a_file_takes_its_place_that_nobody_else_can_open() -> None:
+def test_a_file_that_nobody_else_can_open_takes_the_place_of_a_memfd() -> None:
     before = set(Path(SHARED_MEMORY).iterdir())
     descriptor = shared_file("a name", 5000)
     assert set(Path(SHARED_MEMORY).iterdir()) == before
     facts = os.fstat(descriptor)
     assert stat.S_IMODE(facts.st_mode) == 0o600
-    assert facts.st_blocks * 512 >= 5000  # claimed, so no write can fail later
+    assert facts.st_blocks * 512 >= 5000  # reserved, so no write can fail later
     check(descriptor, 5000)
 
 
 @pytest.mark.usefixtures("no_memfd")
-def test_one_that_does_not_fit_is_refused_with_the_figures() -> None:
+def test_shared_memory_that_does_not_fit_is_refused_with_the_figures() -> None:
     descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=r"bytes needed, \d+ free") as caught:
         shared_file("too large", 1 << 50)
@@ -81,7 +81,7 @@ def test_processes_write_into_such_files_as_well(expected: str) -> None:
         assert digest(pipe) == expected
 
 
-def test_without_any_the_rows_come_through_pipes(
+def test_rows_come_through_pipes_where_there_is_no_shared_memory(
     expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slabs, "shared_file", refused)

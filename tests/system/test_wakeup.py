@@ -1,4 +1,4 @@
-"""A wakeup is heard once for any number of notices, and never after it is closed."""
+"""A wakeup is received once for any number of notices, and never after closing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def notified(wakeup: Wakeup) -> bool:
     return bool(select.select([wakeup], [], [], 0)[0])
 
 
-def test_it_is_heard_once_however_often_it_was_notified() -> None:
+def test_a_wakeup_is_received_once_however_often_it_was_notified() -> None:
     wakeup = Wakeup()
     assert not notified(wakeup)
     for _ in range(3):
@@ -24,10 +24,10 @@ def test_it_is_heard_once_however_often_it_was_notified() -> None:
     wakeup.close()
 
 
-def test_nobody_is_disturbed_once_it_is_closed() -> None:
+def test_a_closed_wakeup_writes_to_nobodys_descriptor() -> None:
     wakeup = Wakeup()
     wakeup.close()
-    again = Wakeup()  # has the number of the first one, most likely
+    again = Wakeup()  # most likely it has the number of the first one
     wakeup.notify()
     assert not notified(again)
     again.close()

@@ -1,4 +1,4 @@
-"""Rows of arrays make the batches that torch makes of them one by one."""
+"""Rows of arrays, read together, make the batches that torch makes one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.engine.batch.layout import describe
 from support.datasets import KINDS
 from support.samples import assert_same
 
-# It warns once in a process, so penstock or torch does.
+# The warning comes once in a process, from penstock or from torch.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
 LENGTH = 23
@@ -31,11 +31,11 @@ PLACES: list[int] = RNG.permutation(LENGTH).tolist()
 
 
 class Subclass(torch.Tensor):
-    """Of which nobody knows what its rows are."""
+    """A tensor whose rows may be anything."""
 
 
 class Numbered(TensorDataset):
-    """Overrides what a sample is."""
+    """A dataset that overrides what a sample is."""
 
     def __getitem__(self, index: int) -> Any:
         return index, super().__getitem__(index)
@@ -90,7 +90,7 @@ def _tuned() -> Iterator[None]:
 
 
 def outcome(loader: Any) -> list[Any]:
-    """Return the batches, or the type of what was raised."""
+    """Return the batches, or the type of the exception."""
     found: list[Any] = []
     try:
         for batch in loader:
@@ -101,7 +101,7 @@ def outcome(loader: Any) -> list[Any]:
     return found
 
 
-def test_all_that_are_read_are_the_samples(dataset: Any) -> None:
+def test_rows_read_together_are_the_samples(dataset: Any) -> None:
     indices = [3, 0, 3, LENGTH - 1]
     reader = ArrayRowReader.of(dataset)
     if reader is None:
@@ -147,7 +147,7 @@ def seen(sample: Any) -> tuple[type, str]:
     return type(sample), describe(sample)
 
 
-def test_a_memory_map_is_read_where_it_lies(tmp_path: Path, kind: Any) -> None:
+def test_a_memory_map_is_read_in_place(tmp_path: Path, kind: Any) -> None:
     mapped = np.memmap(tmp_path / "rows", WIDE.dtype, "w+", shape=WIDE.shape)
     mapped[:] = WIDE
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_a_memory_map_is_read_where_it_lies(tmp_path: Path, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("indices", [[-1, 0], [LENGTH], ["a"], [[0, 1]], [True]])
-def test_a_sampler_may_draw_anything(
+def test_a_sampler_may_draw_any_kind_of_index(
     indices: list[Any],
     _tuned: None,  # noqa: PT019
 ) -> None:
@@ -191,7 +191,7 @@ def test_batches_are_memory_of_their_own() -> None:
     assert_same(tensor, torch.from_numpy(WIDE))
 
 
-def test_rows_are_gathered_by_no_sample() -> None:
+def test_rows_are_gathered_without_making_samples() -> None:
     rows = ArrayRowReader(DATASETS["tensors"])([2, 1])
     assert isinstance(rows, ArrayRows)
     assert_same(default_collate(list(rows))[1], torch.tensor([2, 1]))

@@ -1,4 +1,4 @@
-"""Batches: filled by row, failures replaced or told, odd samples named."""
+"""Batches are filled row by row; failures are replaced or raised, odd samples named."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from support.samples import assert_same
 
 @dataclass
 class Boxed:
-    """A sample of the user's own making."""
+    """A sample of a class of the user's own."""
 
     image: Any
     name: str
 
 
 class Refusing:
-    """Raises at a look."""
+    """Raises when it is looked at."""
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +77,7 @@ def data_of(finished: Finished | FailedBatch) -> Any:
     return finished.data
 
 
-def test_the_first_error_by_row_is_the_batchs() -> None:
+def test_a_batch_raises_its_first_error_by_row() -> None:
     failed = finish(buffers(), [0, 1, 2, 3], failed=[2, 1])
     assert isinstance(failed, FailedBatch)
     assert str(failed.error) == "row 1"
@@ -94,7 +94,9 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("failed", [[1], [3], [0, 3], [0, 1, 2]])
-def test_a_failed_row_holds_the_next_healthy_one(kind: str, failed: list[int]) -> None:
+def test_a_failed_row_is_replaced_by_the_next_healthy_one(
+    kind: str, failed: list[int]
+) -> None:
     samples = [KINDS[kind](n) for n in range(4)]
     finished = finish(buffers(substitute=True), samples, failed)
     filled = list(samples)
@@ -122,12 +124,12 @@ def test_a_collate_fn_gets_the_samples_in_row_order() -> None:
     assert data_of(finish(buffers(collate=list), "abc")) == ["a", "b", "c"]
 
 
-def test_a_collate_fn_gets_substitutes_too() -> None:
+def test_a_collate_fn_receives_substitutes_too() -> None:
     made = finish(buffers(collate=list, substitute=True), "abc", failed=[1])
     assert data_of(made) == ["a", "c", "c"]
 
 
-def test_an_error_of_the_collate_fn_says_where() -> None:
+def test_an_error_in_a_collate_fn_names_its_batch() -> None:
     def collate(samples: list[Any]) -> Any:
         raise KeyError("pad")
 
@@ -152,14 +154,14 @@ def test_ragged_samples_are_named_with_the_cure() -> None:
     assert "batch(collate_fn=...)" in note
 
 
-def test_samples_that_no_batch_can_be_made_of_are_described() -> None:
+def test_samples_that_make_no_batch_are_described() -> None:
     failed = finish(buffers(), [{1}, {2}])
     assert isinstance(failed, FailedBatch)
     assert isinstance(failed.error, TypeError)
     assert "all are set" in failed.error.__notes__[0]
 
 
-def test_kept_batches_are_the_samples_that_are_left_by_row() -> None:
+def test_a_batch_after_a_filter_has_the_kept_samples_by_row() -> None:
     made = data_of(finish(buffers(keep=True), "abcd", failed=[]))
     assert list(made.items()) == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
 
@@ -175,7 +177,7 @@ def test_each_image_size_has_its_own_layout() -> None:
     } == {4: 16, 6: 36}
 
 
-def test_memory_is_lent_once_a_batch_for_all_its_rows() -> None:
+def test_memory_is_lent_once_for_all_rows_of_a_batch() -> None:
     lent: list[int] = []
 
     def lend(layout: Layout, rows: int) -> Any:
@@ -193,7 +195,7 @@ def test_memory_is_lent_once_a_batch_for_all_its_rows() -> None:
     assert buffer.slab == "slab of 32"
 
 
-def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
+def test_a_sample_that_does_not_fit_counts_by_its_own_bytes() -> None:
     plan = Script((2,)).batch(0)
     buffer = buffers().of(plan)
     buffer.place([0], [np.zeros(4)])
@@ -223,19 +225,19 @@ def test_what_does_not_fit_is_counted_by_its_own_bytes() -> None:
     ],
     ids=lambda value: re.sub(r" (at )?0x\w+", "", repr(value)),
 )
-def test_the_bytes_of_a_sample_are_those_of_its_arrays_and_texts(
+def test_a_samples_size_is_that_of_its_arrays_and_texts(
     sample: Any, nbytes: int
 ) -> None:
     assert size_of(sample) == nbytes
 
 
-def test_what_holds_itself_has_a_size() -> None:
+def test_a_sample_that_contains_itself_has_a_size() -> None:
     knot: list[Any] = [np.zeros(1)]
     knot.append(knot)
     assert size_of(knot) > 0
 
 
-def test_a_long_list_is_not_looked_through() -> None:
+def test_a_long_list_is_not_searched_to_its_end() -> None:
     looked = 0
 
     class Counted(UserDict[str, int]):
@@ -249,7 +251,7 @@ def test_a_long_list_is_not_looked_through() -> None:
 
 
 @pytest.mark.parametrize("sample", [np.ones(3), 1.5, torch.ones(2)], ids=repr)
-def test_a_batch_lies_in_host_memory_whatever_torchs_default_device(
+def test_a_batch_is_in_host_memory_whatever_torchs_default_device_is(
     sample: Any,
 ) -> None:
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""To the device: as bytes, normalised there."""
+"""Images go to the device as bytes and are normalised there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
 
 
 class Images:
-    """Sample i is (`uint8 [64, 64, 3]` of its own, i)."""
+    """Sample i is (an image `uint8 [64, 64, 3]` of its own, i)."""
 
     nbytes = 64 * 64 * 3
 
@@ -64,7 +64,7 @@ def test_a_wrong_normalisation_is_an_error_with_an_example(wrong: Any) -> None:
         described().to_device("cpu", normalize=wrong)
 
 
-def test_nothing_to_normalise_is_an_error() -> None:
+def test_a_batch_without_anything_to_normalise_is_an_error() -> None:
     pipe = ps.Pipeline.from_dataset(range(8)).batch(4)
     batches = iter(pipe.to_device("cpu", normalize=(MEAN, STD)))
     with pytest.raises(ps.SpecError, match=r"uint8 \[N, H, W, 3\]"):
@@ -74,7 +74,7 @@ def test_nothing_to_normalise_is_an_error() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("host", ["trainer", "process"])
 @pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
-def test_batches_on_a_cuda_device_are_those_at_home(how: Any, host: Any) -> None:
+def test_batches_on_a_cuda_device_are_those_in_host_memory(how: Any, host: Any) -> None:
     def images(**to: Any) -> ps.Pipeline:
         pipe = ps.Pipeline.from_dataset(Images(200), **how).batch(16)
         return pipe.options(host=host).to_device(**to, normalize=(MEAN, STD))
@@ -82,7 +82,7 @@ def test_batches_on_a_cuda_device_are_those_at_home(how: Any, host: Any) -> None
     with images(device="cpu") as home, images(device="cuda") as away:
         for ours, theirs in zip(home, away, strict=True):
             work = torch.empty(1 << 24, device="cuda")
-            for _ in range(20):  # so that what is freed is still being read
+            for _ in range(20):  # so that freed memory is still being read
                 work.mul_(2)
             total = theirs[0].double().sum()
             assert theirs[0].device.type == "cuda"
@@ -93,8 +93,8 @@ def test_batches_on_a_cuda_device_are_those_at_home(how: Any, host: Any) -> None
 
 
 @pytest.mark.gpu
-def test_a_copy_from_the_ring_or_from_a_slab_keeps_nobody() -> None:
-    """What is issued behind a long kernel returns before that is done."""
+def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
+    """A copy issued behind a long kernel returns before the kernel is done."""
     from penstock.engine.to_device.carrier import Carrier
     from penstock.engine.to_device.cuda import Bus
 
@@ -123,7 +123,7 @@ def test_a_copy_from_the_ring_or_from_a_slab_keeps_nobody() -> None:
 
 
 @pytest.mark.gpu
-def test_no_more_than_the_depth_is_on_a_cuda_device_ahead() -> None:
+def test_no_more_batches_than_the_depth_are_ahead_on_a_cuda_device() -> None:
     from penstock.engine.to_device.lane import DEPTH
 
     pipe = ps.Pipeline.from_dataset(Images(400), executor="thread").batch(4)

@@ -1,4 +1,4 @@
-"""Placed row by row, a batch is what default_collate makes of the samples at once."""
+"""A batch placed row by row is what default_collate makes of its samples at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = list[int] | range
 
 
 def collated(buffers: Buffers, samples: list[Any], chunks: list[Rows]) -> Any:
-    """Return what `chunks` of `samples` make, placed in this order."""
+    """Return the batch that `chunks` of `samples` make, placed in this order."""
     script = Script((len(samples),))
     plan = script.batch(0)
     buffer = buffers.of(plan)
@@ -51,18 +51,18 @@ def cuts(draw: st.DrawFn, rows: int) -> list[Rows]:
         range(start, stop)
         for start, stop in zip(starts, [*starts[1:], rows], strict=True)
     ]
-    if draw(st.booleans()):  # as a filter leaves them: not one run
+    if draw(st.booleans()):  # with gaps, as a filter leaves them
         whole = list(range(rows))
         chunks = [part for part in (whole[::2], whole[1::2]) if part]
     return draw(st.permutations(chunks))
 
 
 def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> None:
-    """Place batches of drawn samples in drawn chunks; each is as torch has it."""
+    """Place batches of drawn samples in drawn chunks; each equals torch's."""
     buffers = Buffers("Batch(ID:1)")
     make = data.draw(strategy)
     others = [make, make, data.draw(strategy)]
-    for maker in data.draw(st.permutations(others)):  # layouts are kept between them
+    for maker in data.draw(st.permutations(others)):  # batches share layouts
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
         rows = data.draw(st.integers(1, 6))
         samples = [maker(rng) for _ in range(rows)]
@@ -133,7 +133,7 @@ def test_usual_samples_are_written_in_place(kind: str) -> None:
     )
 
 
-def test_rows_of_a_memory_map_are_written_in_place(tmp_path: Path) -> None:
+def test_rows_of_a_memory_map_are_written_into_the_batch(tmp_path: Path) -> None:
     table = np.memmap(tmp_path / "table", np.float32, "w+", shape=(6, 3))
     table[:] = np.arange(18).reshape(6, 3)
     samples = [(table[n], n) for n in range(6)]
@@ -143,7 +143,7 @@ def test_rows_of_a_memory_map_are_written_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_what_was_written_can_be_read_back(kind: str) -> None:
+def test_a_sample_that_was_written_can_be_read_back(kind: str) -> None:
     samples = [SAMPLES[kind](n) for n in range(6)]
     layout = learn(samples[0])
     assert layout is not None
@@ -168,7 +168,7 @@ def test_a_layout_knows_the_bytes_of_a_row() -> None:
     assert layout.row_bytes == 3 * 5 * 2 + 8 + 1 + 2 * 4
 
 
-with warnings.catch_warnings(action="ignore"):  # their API may change
+with warnings.catch_warnings(action="ignore"):  # torch warns that their API may change
     NESTED = [
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
         for layout in (torch.strided, torch.jagged)
@@ -194,7 +194,9 @@ with warnings.catch_warnings(action="ignore"):  # their API may change
     ],
     ids=repr,
 )
-def test_what_is_not_known_to_the_last_bit_is_left_to_torch(sample: Any) -> None:
+def test_samples_whose_batch_is_not_certain_to_the_bit_are_left_to_torch(
+    sample: Any,
+) -> None:
     assert learn(sample) is None
 
 
@@ -225,7 +227,7 @@ def test_what_is_not_known_to_the_last_bit_is_left_to_torch(sample: Any) -> None
     ],
     ids=repr,
 )
-def test_a_sample_of_another_kind_is_a_misfit(usual: Any, odd: Any) -> None:
+def test_a_sample_of_another_kind_does_not_fit(usual: Any, odd: Any) -> None:
     layout = learn(usual)
     assert layout is not None
     memory = layout.open(2, heap(layout, 2)[1])
@@ -233,14 +235,14 @@ def test_a_sample_of_another_kind_is_a_misfit(usual: Any, odd: Any) -> None:
         layout.write(memory, 0, [odd])
 
 
-def test_a_column_is_a_misfit_among_vectors() -> None:
+def test_a_column_does_not_fit_among_vectors() -> None:
     samples = [np.zeros(4), np.zeros((4, 1))]
     got = collated(Buffers("Batch(ID:1)"), samples, [range(2)])
     assert isinstance(got, FailedBatch)
 
 
 @pytest.mark.parametrize("sample", [("a", 1), ["a", 1], PAIR(b"a", 1)], ids=repr)
-def test_text_within_a_sequence_comes_as_torch_has_it(sample: Any) -> None:
+def test_text_within_a_sequence_is_collated_as_by_torch(sample: Any) -> None:
     samples = [sample, sample]
     got = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
     assert_same(got.data, default_collate(samples))
@@ -252,7 +254,7 @@ def test_keys_come_in_the_order_of_the_first_row() -> None:
     assert list(got.data) == ["a", "b"]
 
 
-def test_a_reversed_array_fares_alike_in_chunks_of_any_size() -> None:
+def test_a_reversed_array_is_handled_alike_in_chunks_of_any_size() -> None:
     samples = [np.zeros((3, 224, 224), np.uint8)[:, :, ::-1]] * 2
     buffers = Buffers("Batch(ID:1)")
     one_by_one = collated(buffers, samples, [range(1), range(1, 2)])
@@ -266,7 +268,7 @@ def test_quantized_tensors_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2], [0.5, 1.5], [True, False]])
-def test_a_batch_of_numbers_can_be_resized_as_torchs_can(numbers: list[Any]) -> None:
+def test_a_batch_of_numbers_can_be_resized_like_torchs(numbers: list[Any]) -> None:
     layout = learn(numbers[0])
     assert layout is not None
     batch = layout.together(numbers, torch.empty)

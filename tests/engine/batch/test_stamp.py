@@ -1,4 +1,4 @@
-"""A batch is what collate gives, and says which batch it is."""
+"""A batch is what collate returns, and says which batch it is."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class Labelled(NamedTuple):
 
 
 class Holder:
-    """What a collate_fn of the user's may return."""
+    """What a user's collate_fn may return."""
 
     plan = "mine"
 
 
 class KeysAsAttributes(dict[str, Any]):
-    """As EasyDict, Munch and ml_collections have it."""
+    """A mapping such as those of EasyDict, Munch and ml_collections."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
 
 class Strict:
-    """As pydantic's models: no attribute that is not a field."""
+    """An object like pydantic's models: it takes no attribute that is not a field."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ValueError(name)
 
 
 class Planned(NamedTuple):
-    """A sample with a plan of its own."""
+    """A sample with a `plan` of its own."""
 
     plan: Any
 
 
 class Boxes(torch.Tensor):
-    """A tensor with a plan of its own."""
+    """A tensor with a `plan` of its own."""
 
     plan = "mine"
 
@@ -60,7 +60,7 @@ class Boxes(torch.Tensor):
 @pytest.mark.parametrize(
     "data", [[1, 2], (1, 2), {"a": 1}, Labelled(1, 2), [], ()], ids=repr
 )
-def test_containers_come_as_their_own_kind_with_a_plan(data: Any) -> None:
+def test_containers_keep_their_kind_and_get_a_plan(data: Any) -> None:
     batch = stamped(data, PLAN)
     assert isinstance(batch, type(data))
     assert batch == data
@@ -80,7 +80,7 @@ def test_a_tensor_gets_an_attribute_and_is_not_copied() -> None:
     [Holder(), KeysAsAttributes(a=1), OrderedDict(a=1), Strict()],
     ids=lambda data: type(data).__name__,
 )
-def test_nothing_is_written_into_an_object_of_the_users(data: Any) -> None:
+def test_nothing_is_written_into_an_object_from_the_user(data: Any) -> None:
     before = dict(vars(data)), dict(data) if isinstance(data, dict) else None
     assert stamped(data, PLAN) is data
     assert (dict(vars(data)), dict(data) if before[1] else None) == before
@@ -89,11 +89,11 @@ def test_nothing_is_written_into_an_object_of_the_users(data: Any) -> None:
 @pytest.mark.parametrize(
     "data", [Planned("mine"), torch.zeros(1).as_subclass(Boxes)], ids=["field", "class"]
 )
-def test_a_plan_of_the_users_is_left_as_it_is(data: Any) -> None:
+def test_a_plan_that_belongs_to_the_user_is_left_alone(data: Any) -> None:
     assert stamped(data, PLAN).plan == "mine"
 
 
-def test_a_namedtuple_is_made_without_a_call_of_its_own_constructor() -> None:
+def test_a_namedtuple_is_made_without_calling_its_constructor() -> None:
     class Checked(Labelled):
         def __new__(cls, image: Any) -> Any:
             return super().__new__(cls, image, 0)
@@ -102,7 +102,7 @@ def test_a_namedtuple_is_made_without_a_call_of_its_own_constructor() -> None:
 
 
 @pytest.mark.parametrize("data", [5, "text", np.zeros(2), None], ids=repr)
-def test_what_cannot_hold_a_plan_comes_as_it_is(data: Any) -> None:
+def test_a_batch_that_cannot_hold_a_plan_comes_without_one(data: Any) -> None:
     assert stamped(data, PLAN) is data
 
 
@@ -122,12 +122,12 @@ def test_batches_are_pickled_and_copied_with_their_plan(data: Any) -> None:
         assert twin.plan == PLAN
 
 
-def test_a_batch_of_named_parts_is_pickled_too() -> None:
+def test_a_batch_of_named_parts_can_be_pickled_too() -> None:
     batch = stamped(Labelled(1, 2), PLAN)
     assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301
 
 
-def test_every_tensor_is_moved_wherever_it_stands() -> None:
+def test_every_tensor_of_a_batch_is_moved() -> None:
     data = {
         "a": [torch.zeros(1), (torch.ones(2), "text")],
         "b": Labelled(1, torch.ones(1)),
@@ -141,7 +141,7 @@ def test_every_tensor_is_moved_wherever_it_stands() -> None:
     assert data["a"][0].device.type == "cpu"
 
 
-def test_what_holds_no_tensor_stays_as_it_is() -> None:
+def test_a_batch_without_tensors_stays_as_it_is() -> None:
     data = ({"a": 1}, [2, "x"], Labelled(3, None))
     assert map_tensors(data, torch.neg) == data
 

@@ -1,4 +1,4 @@
-"""Bytes in flight: one budget for all pipelines, the oldest batch always granted."""
+"""All pipelines share one budget of bytes; it always grants the oldest batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 
 
 def nobody() -> None:
-    """Is notified, and does nothing."""
+    """Be notified, and do nothing."""
 
 
 def taken(reservations: Reservations) -> list[Callable[[], None]]:
-    """Return those to notify, and forget them."""
+    """Return the callbacks to notify, and forget them."""
     notifications = list(reservations.notifications)
     reservations.notifications.clear()
     return notifications
@@ -25,7 +25,7 @@ def taken(reservations: Reservations) -> list[Callable[[], None]]:
 def learned(
     byte_budget: ByteBudget, nbytes: int, image_size: int | None = None
 ) -> Reservations:
-    """Return reservations whose pipeline has seen a batch of so many bytes."""
+    """Return reservations whose pipeline has seen a batch of this many bytes."""
     reservations = Reservations(byte_budget, nobody)
     reservations.open(0, image_size, oldest=True)
     reservations.use(0, nbytes)
@@ -34,7 +34,7 @@ def learned(
     return reservations
 
 
-def test_while_no_batch_is_known_only_the_oldest_is_granted() -> None:
+def test_only_the_oldest_is_granted_while_no_size_is_known() -> None:
     reservations = Reservations(ByteBudget(10**9), nobody)
     assert not reservations.open(1, None, oldest=False)
     assert reservations.open(0, None, oldest=True)
@@ -62,7 +62,7 @@ def test_the_oldest_is_granted_whatever_others_hold() -> None:
     assert byte_budget.held_bytes == 180
 
 
-def test_what_a_batch_holds_beyond_its_estimate_is_charged_at_once() -> None:
+def test_bytes_beyond_a_batchs_estimate_are_charged_at_once() -> None:
     byte_budget = ByteBudget(1000)
     reservations = learned(byte_budget, 100)
     reservations.open(1, None, oldest=True)
@@ -71,7 +71,7 @@ def test_what_a_batch_holds_beyond_its_estimate_is_charged_at_once() -> None:
     reservations.use(1, 60)
     assert byte_budget.held_bytes == 120
     reservations.use(1, -30)
-    assert byte_budget.held_bytes == 120  # what it has held it may hold again
+    assert byte_budget.held_bytes == 120  # it may hold as much again as it held before
     reservations.complete(1, None)
     assert byte_budget.held_bytes == 90
 
@@ -106,7 +106,7 @@ def test_a_larger_image_is_expected_to_hold_more_by_its_area(
     assert learned(ByteBudget(0), 1000, 32).expected(size) == expected
 
 
-def test_the_most_a_batch_held_counts_not_what_it_ends_with() -> None:
+def test_the_most_that_a_batch_held_counts_not_what_it_ends_with() -> None:
     reservations = Reservations(ByteBudget(0), nobody)
     reservations.open(0, None, oldest=True)
     reservations.use(0, 500)
@@ -117,7 +117,7 @@ def test_the_most_a_batch_held_counts_not_what_it_ends_with() -> None:
     assert reservations.statistics().peak_bytes == 500
 
 
-def test_who_is_refused_is_notified_once_when_bytes_come_free() -> None:
+def test_a_refused_pipeline_is_notified_once_when_bytes_come_free() -> None:
     notified: list[str] = []
     byte_budget = ByteBudget(100)
     first = learned(byte_budget, 60)
@@ -137,7 +137,7 @@ def test_who_is_refused_is_notified_once_when_bytes_come_free() -> None:
     assert taken(first) == []
 
 
-def test_a_larger_budget_notifies_who_was_refused() -> None:
+def test_a_larger_budget_notifies_refused_pipelines() -> None:
     notified: list[int] = []
     byte_budget = ByteBudget(0)
     assert not byte_budget.charge(10, lambda: notified.append(1))
@@ -147,7 +147,7 @@ def test_a_larger_budget_notifies_who_was_refused() -> None:
     assert byte_budget.charge(10, nobody)
 
 
-def test_who_has_left_is_not_notified() -> None:
+def test_a_pipeline_that_has_left_is_not_notified() -> None:
     byte_budget = ByteBudget(0)
     reservations = learned(byte_budget, 10)
     byte_budget.charge(10, None)
@@ -156,7 +156,7 @@ def test_who_has_left_is_not_notified() -> None:
     assert byte_budget.release(10) == []
 
 
-def test_closing_a_batch_that_is_gone_gives_nothing_back_twice() -> None:
+def test_closing_a_batch_twice_gives_its_bytes_back_once() -> None:
     byte_budget = ByteBudget(1000)
     reservations = learned(byte_budget, 100)
     reservations.open(1, None, oldest=True)
@@ -169,7 +169,7 @@ def test_closing_a_batch_that_is_gone_gives_nothing_back_twice() -> None:
     limit=st.integers(0, 500),
     events=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=60),
 )
-def test_batches_alike_stay_under_the_limit_and_one_batch_of_each_pipeline(
+def test_equal_batches_stay_under_the_limit_plus_one_a_pipeline(
     limit: int, events: list[tuple[int, bool]]
 ) -> None:
     byte_budget = ByteBudget(limit)
@@ -193,7 +193,7 @@ def test_batches_alike_stay_under_the_limit_and_one_batch_of_each_pipeline(
         assert byte_budget.held_bytes == held <= limit + sum(batch_bytes)
 
 
-def test_a_short_tail_does_not_let_too_many_whole_batches_in() -> None:
+def test_a_short_tail_does_not_admit_too_many_whole_batches() -> None:
     byte_budget = ByteBudget(16 * 800)
     reservations = learned(byte_budget, 800)
     reservations.open(1, None, oldest=True)
@@ -208,9 +208,9 @@ def test_a_short_tail_does_not_let_too_many_whole_batches_in() -> None:
     assert byte_budget.held_bytes <= byte_budget.limit_bytes + 800
 
 
-def test_who_is_refused_asks_those_that_rest_to_give_back() -> None:
+def test_a_refused_pipeline_asks_resting_ones_for_their_bytes() -> None:
     def suspend() -> None:
-        """Would drop what was prefetched."""
+        """Stand for dropping what was prefetched."""
 
     byte_budget = ByteBudget(150)
     reservations = learned(byte_budget, 100)

@@ -1,4 +1,4 @@
-"""What is handed over: chunks that split without loss, failures that say where."""
+"""Chunks split without loss, and failures say where they happened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def chunk(rows: int, first_row: int = 5) -> Chunk:
 
 
 @given(st.integers(0, 20), st.data())
-def test_a_split_chunk_is_its_two_parts(rows: int, data: st.DataObject) -> None:
+def test_the_two_parts_of_a_split_chunk_are_the_chunk(
+    rows: int, data: st.DataObject
+) -> None:
     whole = chunk(rows)
     cut = data.draw(st.integers(0, rows))
     head, tail = whole.split(cut)
@@ -50,7 +52,7 @@ def test_runs_cover_ascending_offsets_in_as_few_pieces_as_there_are_gaps(
     assert len(found) == (gaps + 1 if offsets else 0)
 
 
-def test_no_offsets_stand_for_all() -> None:
+def test_no_offsets_mean_all_rows() -> None:
     assert runs(None, 7) == [(0, 7, 0)]
 
 

@@ -1,4 +1,4 @@
-"""The seam with real threads: who waits is woken by what it waits for."""
+"""Connectors with real threads: a thread is woken by the event that it waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOIN_S = 5.0
 
 
 class Clock:
-    """Time that tests turn."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Site:
-    """An engine lock over a core of two segments, with their connectors."""
+    """The engine lock and the connectors of a core with two segments."""
 
     def __init__(
         self, sizes: tuple[int, ...] = (2,), byte_budget: ByteBudget | None = None
@@ -62,13 +62,13 @@ class Site:
         return f"batch {in_flight.plan.step}"
 
     def lease(self, at: int) -> Lease:
-        """Take work that is there."""
+        """Take work that must be there."""
         given = self.connectors[at].try_take(self.meters[at])
         assert given is not None
         return given
 
     def settle(self, lease: Lease) -> None:
-        """Do all of it."""
+        """Finish all rows of a lease."""
         at, rows = lease.segment, len(lease.chunk)
         outcome = Outcome(rows, run_ns=rows, nbytes=rows)
         if at == 0:
@@ -81,7 +81,7 @@ class Site:
         self.settle(self.lease(1))
 
     def pop(self) -> Any:
-        """Take the next batch, as the trainer does."""
+        """Take the next batch as the trainer does."""
         with self.engine_lock.lock:
             popped = self.engine_lock.pop()
         self.engine_lock.notify_others()
@@ -90,14 +90,14 @@ class Site:
 
 @contextmanager
 def held(engine_lock: EngineLock) -> Iterator[EngineLock]:
-    """Hold the lock, and then notify other pipelines."""
+    """Hold the lock, and afterwards notify other pipelines."""
     with engine_lock.lock:
         yield engine_lock
     engine_lock.notify_others()
 
 
 class Taker(threading.Thread):
-    """A worker that asks once for work."""
+    """A worker that asks for work once."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__(daemon=True)
@@ -114,19 +114,19 @@ class Taker(threading.Thread):
             self.connector.leave(meter)
 
     def surplus(self) -> bool:
-        """Tell whether to retire; called under the lock before each look for work."""
+        """Say whether to retire; called under the lock before each look for work."""
         self._looked.set()
         return self.retiring
 
     def wait_until_it_sleeps(self) -> None:
-        """Return when it has looked in vain: then, and not before, the lock is free."""
+        """Return once the worker has looked in vain; the lock is not free before."""
         assert self._looked.wait(JOIN_S)
         with self.connector.engine_lock.lock:
             pass
         assert self.given is None
 
     def result(self) -> Lease | Signal | None:
-        """Return what it was given, once it has been woken."""
+        """Wait until the worker is woken, and return what it was given."""
         self.join(JOIN_S)
         assert not self.is_alive(), "nothing woke it"
         return self.given
@@ -134,7 +134,7 @@ class Taker(threading.Thread):
 
 @contextmanager
 def sleeping(connector: Connector) -> Iterator[Taker]:
-    """Start a worker that finds nothing to do, and end it."""
+    """Start a worker that finds nothing to do, and end it afterwards."""
     taker = Taker(connector)
     taker.start()
     try:
@@ -146,14 +146,14 @@ def sleeping(connector: Connector) -> Iterator[Taker]:
         taker.join(JOIN_S)
 
 
-def test_work_that_is_there_is_given_without_waiting() -> None:
+def test_available_work_is_given_without_waiting() -> None:
     site = Site()
     given = site.connectors[0].take(site.meters[0], lambda: False)
     assert isinstance(given, Lease)
     assert len(given.chunk) == 2
 
 
-def test_a_worker_waits_for_input_until_there_is_some() -> None:
+def test_a_worker_without_input_waits_until_there_is_some() -> None:
     site = Site()
     with sleeping(site.connectors[1]) as taker:
         site.settle(site.lease(0))
@@ -206,7 +206,7 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
     assert lease in site.core.leases
 
 
-def test_retiring_goes_before_work() -> None:
+def test_retiring_comes_before_work() -> None:
     site = Site()
     assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.RETIRE
 
@@ -222,7 +222,7 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
         assert two.result() is Signal.CLOSED
 
 
-def test_closed_goes_before_retiring_and_work() -> None:
+def test_closing_comes_before_retiring_and_work() -> None:
     site = Site()
     with held(site.engine_lock) as engine_lock:
         engine_lock.close()
@@ -256,7 +256,7 @@ def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
 
 
 def trainer_at(site: Site, woken: Callable[[], bool]) -> threading.Thread:
-    """Return a started thread that waits as the trainer does; it is asleep by then."""
+    """Return a started thread that waits like the trainer and is asleep by now."""
     looked = threading.Event()
 
     def wait() -> None:
@@ -297,11 +297,11 @@ def test_a_fault_of_the_engine_wakes_the_trainer_with_the_first_error() -> None:
     assert site.engine_lock.broken is first
 
 
-def test_the_trainer_wakes_by_itself_where_a_signal_was_missed() -> None:
-    Site().engine_lock.sleep()  # comes back, though nobody wakes it
+def test_the_trainer_wakes_by_itself_after_a_missed_signal() -> None:
+    Site().engine_lock.sleep()  # comes back although nobody wakes it
 
 
-def test_one_who_must_not_wait_is_rung_instead() -> None:
+def test_a_listener_is_called_instead_of_woken() -> None:
     site = Site()
     rung: list[str] = []
     site.engine_lock.listeners[1].append(lambda: rung.append("segment 1"))
@@ -320,7 +320,7 @@ def test_settling_twice_finishes_a_batch_once() -> None:
     assert site.finished == [0]
 
 
-def test_the_time_of_workers_is_counted_also_of_those_that_left() -> None:
+def test_the_time_of_workers_that_have_left_counts_too() -> None:
     site = Site()
     connector, meter = site.connectors[1], site.meters[1]
     assert connector.try_take(meter) is None
@@ -339,11 +339,11 @@ def test_the_time_of_workers_is_counted_also_of_those_that_left() -> None:
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 
 
-def test_it_shows_how_many_workers_it_has() -> None:
+def test_a_connector_shows_how_many_workers_it_has() -> None:
     assert repr(Site().connectors[1]) == "<Connector of segment 1: 1 workers>"
 
 
-def test_what_waits_for_the_trainer_is_measured_by_its_batches() -> None:
+def test_the_outbox_is_measured_in_batches() -> None:
     site = Site()
     site.load()
     gauge, row_bytes = site.connectors[1].waiting(0)

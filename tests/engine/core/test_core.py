@@ -40,7 +40,7 @@ def drive(course: Course, until: int) -> None:
         assert course.move(), f"stuck: {course.core}"
 
 
-def test_the_first_lease_of_a_segment_is_one_row_the_next_as_many_as_pay() -> None:
+def test_a_segments_first_lease_is_one_row_and_the_next_as_long_as_pays() -> None:
     state = SegmentState(0, 1, 2, Gauge(1, 0))
     assert state.lease_rows(64) == 1
     state.learn(LEASE_NS // 10 * 4, LEASE_NS // 10 * 4, 4)
@@ -49,7 +49,7 @@ def test_the_first_lease_of_a_segment_is_one_row_the_next_as_many_as_pay() -> No
 
 
 @pytest.mark.parametrize(("inline", "rows"), [(False, 64), (True, 10)])
-def test_a_worker_by_itself_has_the_rows_of_a_batch_to_itself(
+def test_a_lone_worker_gets_all_rows_of_a_batch(
     inline: bool,  # noqa: FBT001
     rows: int,
 ) -> None:
@@ -58,17 +58,17 @@ def test_a_worker_by_itself_has_the_rows_of_a_batch_to_itself(
     assert state.lease_rows(64) == rows
 
 
-def test_a_lease_never_has_less_than_a_row() -> None:
+def test_a_lease_has_at_least_one_row() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
     state.learn(LEASE_NS * 100, LEASE_NS * 100, 1)
     assert state.lease_rows(64) == 1
 
 
 @pytest.mark.parametrize("handed_out", [0, 1])
-def test_what_is_left_of_a_batch_is_no_batch_for_its_worker_to_collate(
+def test_a_worker_does_not_collate_a_batch_it_has_only_in_part(
     handed_out: int,
 ) -> None:
-    """Workers may begin to make whole batches once rows of one are handed out."""
+    """Workers may begin to collate when some rows of a batch are already handed out."""
     begun = course([4], widths=[2])
     for _ in range(handed_out):
         assert len(lease(begun, 0).chunk) == 1
@@ -83,14 +83,14 @@ def test_what_is_left_of_a_batch_is_no_batch_for_its_worker_to_collate(
     ("wait_ms", "cpu_ms", "workers", "rows"),
     [
         (19, 0.05, 1, 10),  # a fifth of a second
-        (20, 0.05, 16, 4),  # its share of two batches of 32
+        (20, 0.05, 16, 4),  # the worker's share of two batches of 32
         (20, 0.05, 128, 1),
-        (20, 0.5, 2, 3),  # what pays for a hand-over
+        (20, 0.5, 2, 3),  # as many as pay for a handover
         (0, 20, 1, 1),
         (0, 0.1, 2, 15),
     ],
 )
-def test_rows_that_wait_make_longer_leases_if_there_is_one_for_everybody(
+def test_waiting_rows_make_longer_leases_if_every_worker_gets_one(
     wait_ms: float, cpu_ms: float, workers: int, rows: int
 ) -> None:
     state = SegmentState(0, 2, workers, Gauge(1, 0))
@@ -99,7 +99,7 @@ def test_rows_that_wait_make_longer_leases_if_there_is_one_for_everybody(
     assert state.lease_rows(32) == rows
 
 
-def test_one_lease_is_no_evidence_neither_a_fast_nor_a_slow_one() -> None:
+def test_one_lease_alone_fast_or_slow_is_no_evidence() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
     state.learn(8000, 8000, 1)
     state.learn(1, 1, 1)
@@ -111,7 +111,7 @@ def test_one_lease_is_no_evidence_neither_a_fast_nor_a_slow_one() -> None:
     assert state.ns_per_row == pytest.approx(2400, abs=3)
 
 
-def test_a_work_that_takes_no_time_is_leased_by_the_batch() -> None:
+def test_work_that_takes_no_time_is_leased_by_the_batch() -> None:
     state = SegmentState(0, 1, 1, Gauge(1, 0))
     state.learn(0, 0, 5)
     assert state.lease_rows(64) == 64
@@ -133,7 +133,9 @@ def test_leases_never_cross_a_batch() -> None:
     one.set_prefetch(0, 4)
     one.core.segments[0].learn(1, 1, 1)  # a lease could hold thousands of rows
     one.reservations.open(99, None, oldest=True)
-    one.reservations.complete(99, None)  # what a batch holds is known, so many may open
+    one.reservations.complete(
+        99, None
+    )  # the size of a batch is known, so many may open
     taken = [lease(one, 0).chunk for _ in range(4)]
     assert [(chunk.step, len(chunk)) for chunk in taken] == [
         (0, 3),
@@ -143,7 +145,7 @@ def test_leases_never_cross_a_batch() -> None:
     ]
 
 
-def test_neighbouring_pieces_are_joined_into_one_lease() -> None:
+def test_adjacent_pieces_are_joined_into_one_lease() -> None:
     one = course([4])
     for at, row in enumerate([2, 0, 1, 3]):
         del row
@@ -183,7 +185,7 @@ def test_a_long_piece_is_split_and_its_rest_comes_next() -> None:
     assert rest.input_bytes == 2 * 3
 
 
-def test_rows_left_over_by_a_split_wake_another_worker() -> None:
+def test_rows_left_over_after_a_split_wake_another_worker() -> None:
     one = course([6])
     one.set_workers(1, 2)
     one.take(1)
@@ -192,12 +194,12 @@ def test_rows_left_over_by_a_split_wake_another_worker() -> None:
     one.core.segments[0].learn(1, 1, 1)
     one.take(0)
     one.settle(0, Settling(ns_per_row=1))
-    one.take(1)  # one row of six: nothing is known yet of what a row costs
+    one.take(1)  # one row of six: the cost of a row is not known yet
     assert one.core.segments[1].waiting == 5
     assert one.asleep == [0, 0]
 
 
-def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None:
+def test_the_worker_that_takes_a_batchs_last_rows_wakes_one_for_the_next() -> None:
     one = course([1], [1])
     one.set_workers(0, 2)
     one.set_prefetch(0, 4)
@@ -205,7 +207,7 @@ def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None
     one.take(0)
     one.settle(0, Settling())
     one.take(0)
-    assert one.asleep == [2]  # nobody knows yet what a batch holds
+    assert one.asleep == [2]  # the size of a batch is not known yet
     one.deliver(0)
     assert one.asleep == [1]
     one.take(0)
@@ -213,10 +215,10 @@ def test_whoever_takes_the_last_rows_of_a_batch_wakes_one_for_the_next() -> None
 
 
 @pytest.mark.parametrize("rows_wait", [False, True])
-def test_a_segment_that_may_go_further_wakes_those_whose_limits_follow(
+def test_a_wider_limit_wakes_the_segments_whose_limits_depend_on_it(
     rows_wait: bool,  # noqa: FBT001
 ) -> None:
-    """These are the source, the one before it, and all that have rows to work on."""
+    """These are the source, the segment before it, and all with rows to work on."""
     one = course([6], [1, 1, 1, 1])
     if rows_wait:
         one.take(0)
@@ -236,7 +238,7 @@ def test_unfinished_rows_go_back_to_the_front() -> None:
     assert (again.chunk.first_row, len(again.chunk)) == (1, 2)
 
 
-def test_a_lease_given_back_whole_changes_only_where_its_rows_wait() -> None:
+def test_giving_back_a_whole_lease_only_changes_where_its_rows_wait() -> None:
     one = course([3], [1])
     one.take(0)
     cost = one.core.segments[0].ns_per_row
@@ -246,7 +248,7 @@ def test_a_lease_given_back_whole_changes_only_where_its_rows_wait() -> None:
     assert one.core.batches_in_flight[0].remaining == [3]
 
 
-def test_a_batch_whose_rows_all_failed_or_were_dropped_is_finished_at_once() -> None:
+def test_a_batch_is_finished_at_once_if_all_its_rows_failed_or_were_dropped() -> None:
     one = course([2])
     one.core.segments[0].learn(1, 1, 1)
     one.take(0)
@@ -277,7 +279,7 @@ def test_batches_leave_in_order_whatever_the_order_they_finish_in() -> None:
 def out_of_order() -> tuple[Course, Lease, Lease]:
     """A core with a second segment that works on whole batches, in order.
 
-    Of the next two batches the second waits for it. The rows of the first are in hand.
+    Of the next two batches, the second waits for it; the first is being worked on.
     """
     one = Course(Script((1,)), (1, 1), ByteBudget(WIDE), per_batch=1)
     drive(one, 1)
@@ -295,7 +297,7 @@ def finished(course: Course, given: Lease) -> InFlightBatch:
     return in_flight
 
 
-def test_who_works_in_order_is_given_no_batch_before_the_one_that_is_due(
+def test_an_ordered_segment_gets_no_batch_before_the_one_that_is_due(
     out_of_order: tuple[Course, Lease, Lease],
 ) -> None:
     course, first, second = out_of_order
@@ -309,10 +311,10 @@ def test_who_works_in_order_is_given_no_batch_before_the_one_that_is_due(
     assert lease(course, 1).chunk.step == second.chunk.step
 
 
-def test_who_works_in_order_is_woken_for_what_follows_a_batch_that_is_not_for_it(
+def test_an_ordered_segment_is_woken_after_a_batch_that_skips_it(
     out_of_order: tuple[Course, Lease, Lease],
 ) -> None:
-    """A worker has collated that one itself, or it failed."""
+    """A batch skips it if a worker has collated it already, or if it failed."""
     course, first, second = out_of_order
     core = course.core
     assert core.take(1, 0) is Wait.CREDIT
@@ -324,19 +326,19 @@ def test_who_works_in_order_is_woken_for_what_follows_a_batch_that_is_not_for_it
 
 
 @pytest.mark.parametrize(("sizes", "after"), [([4, 2], 4), ([2, 4], 4)])
-def test_a_short_tail_says_nothing_of_the_size_course_a_long_one_does(
+def test_a_longer_batch_raises_the_batch_size_and_a_short_tail_keeps_it(
     sizes: list[int], after: int
 ) -> None:
     one = course(sizes)
     drive(one, 1)
     for _ in range(100):
-        if one.core.next_step == 2:  # the last of an epoch is open
+        if one.core.next_step == 2:  # the last batch of an epoch is open
             break
         assert one.move()
     assert one.core.batch_rows == after
 
 
-def test_only_the_oldest_is_opened_while_no_batch_has_been_seen_whole() -> None:
+def test_only_the_oldest_batch_is_open_until_one_has_been_seen_whole() -> None:
     one = course([1], [1])
     one.set_workers(0, 2)
     one.take(0)
@@ -350,7 +352,7 @@ def test_a_reader_waits_for_input_and_a_source_for_credit() -> None:
     assert one.core.take(0, 0) is Wait.CREDIT
 
 
-def test_a_segment_too_far_ahead_of_its_reader_waits_for_credit() -> None:
+def test_a_segment_too_far_ahead_of_the_next_one_waits_for_credit() -> None:
     one = course([1])
     drive(one, 1)
     one.set_prefetch(0, 3)
@@ -364,7 +366,7 @@ def test_a_segment_too_far_ahead_of_its_reader_waits_for_credit() -> None:
     assert one.core.take(1, 0) is Wait.CREDIT  # it may be one batch ahead
 
 
-def test_an_empty_budget_still_lets_one_batch_through_after_another() -> None:
+def test_an_empty_budget_still_admits_one_batch_at_a_time() -> None:
     one = course([4, 4, 1], limit_bytes=0)
     most = 0
     while one.head < 9:
@@ -373,7 +375,7 @@ def test_an_empty_budget_still_lets_one_batch_through_after_another() -> None:
     assert most == 1
 
 
-def test_a_wide_budget_lets_batches_in_up_to_the_prefetch() -> None:
+def test_a_wide_budget_admits_batches_up_to_the_prefetch() -> None:
     one = course([4], [1])
     drive(one, 2)
     one.set_prefetch(0, 5)
@@ -383,7 +385,7 @@ def test_a_wide_budget_lets_batches_in_up_to_the_prefetch() -> None:
     assert sorted(one.core.batches_in_flight) == [2, 3, 4, 5, 6]
 
 
-def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
+def test_dropped_batches_let_nobody_run_ahead_of_the_trainer() -> None:
     one = course([2], [1, 1, 1])
     nothing_left = Settling(dropped=frozenset({0, 1}))
     while one.move(nothing_left, idle=frozenset({FEED})):
@@ -395,13 +397,13 @@ def test_what_is_dropped_lets_nobody_run_away_from_the_trainer() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 8])
-def test_an_inline_segment_gives_its_reader_all_it_may_do_while_the_trainer_is_away(
+def test_an_inline_segment_gives_the_next_one_work_for_the_trainers_absence(
     prefetch: int,
 ) -> None:
     one = course([2])
     one.set_workers(0, 1, inline=True)
     one.set_prefetch(1, prefetch)
-    drive(one, 1)  # what a batch holds is known, so many may open
+    drive(one, 1)  # the size of a batch is known, so many may open
     while one.move(idle=frozenset({1, FEED})):
         pass
     one.pop()
@@ -419,7 +421,7 @@ def test_one_pipeline_notifies_another_when_it_gives_bytes_back() -> None:
     for one in (first, second):
         one.set_prefetch(0, 2)
     first.take(0)
-    second.take(0)  # both have their oldest, and the budget is full
+    second.take(0)  # both have their oldest batch, and the budget is full
     second.settle(0, Settling())
     second.deliver(0)
     second.take(0)
@@ -428,7 +430,7 @@ def test_one_pipeline_notifies_another_when_it_gives_bytes_back() -> None:
     assert second.asleep == [0]
 
 
-def test_a_restart_forgets_what_is_in_flight_and_goes_on_elsewhere() -> None:
+def test_a_restart_forgets_batches_in_flight_and_goes_on_elsewhere() -> None:
     one = course([3, 2])
     drive(one, 2)
     one.restart(7)
@@ -476,7 +478,7 @@ FOLLOWING = {
 
 
 def in_state(state: State) -> Course:
-    """Return a course with rows to hand out in both segments, one of them in hand."""
+    """Return a course with rows to lease in both segments, and one row leased."""
     one = course([2])
     one.take(0)
     one.settle(0, Settling())
@@ -528,7 +530,7 @@ def test_each_state_allows_what_the_table_says(
 
 
 @pytest.mark.parametrize("pause", ["pause", "pause_source"])
-def test_whoever_paused_is_woken_by_work_that_comes_back(pause: str) -> None:
+def test_work_that_comes_back_wakes_whoever_paused(pause: str) -> None:
     one = course([2])
     one.take(0)
     one.take(0)
@@ -538,7 +540,7 @@ def test_whoever_paused_is_woken_by_work_that_comes_back(pause: str) -> None:
     assert one.core.wakes[FEED]
 
 
-def test_no_batch_is_opened_beyond_the_bound_until_it_is_extended() -> None:
+def test_no_batch_beyond_the_bound_is_opened_until_it_is_extended() -> None:
     one = course([1], [1])
     drive(one, 2)
     one.core.extend(2)
@@ -573,7 +575,7 @@ def test_the_bytes_of_a_waiting_row_are_measured() -> None:
     assert one.core.segments[1].row_bytes == 30.0
 
 
-def test_it_shows_its_state_in_one_line() -> None:
+def test_the_core_shows_its_state_in_one_line() -> None:
     one = course([4])
     one.take(0)
     assert repr(one.core) == (

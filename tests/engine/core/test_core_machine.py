@@ -135,9 +135,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.courses) == 2)
     @rule(which=NUMBER)
     def close_the_second(self, which: int) -> None:
-        """It may come back by a restart no more; its workers settle in vain."""
+        """No restart brings it back, and its workers settle in vain."""
         if which:
-            return  # rare, or hardly a run would keep two pipelines
+            return  # close rarely: most runs must keep two pipelines
         course = self.courses[1]
         course.close()
         assert course.reservations.statistics().held_bytes == 0
@@ -178,7 +178,7 @@ class CoreMachine(RuleBasedStateMachine):
             course.check_awake()
 
     def teardown(self) -> None:
-        """From any state each pipeline moves on, though the other stands still."""
+        """From any state each pipeline moves on although the other stands still."""
         for course in self.courses:
             course.unpause()
             if course.source_paused:
@@ -202,7 +202,7 @@ TestCore.settings = settings(
 )
 
 
-def test_work_that_comes_back_after_close_while_paused_wakes_nobody() -> None:
+def test_work_that_comes_back_after_a_close_during_a_pause_wakes_nobody() -> None:
     state = CoreMachine()
     state.begin(((1,), (1,)), depth=2, limit_bytes=0, images=(None,), step=0)
     state.take(who=2, at=0, times=1)

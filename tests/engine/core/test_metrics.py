@@ -31,7 +31,7 @@ def test_a_gauge_integrates_what_stands_in_it() -> None:
     assert read.capacity == 4
 
 
-def test_the_interval_still_open_is_counted_once() -> None:
+def test_an_interval_that_is_still_open_is_counted_once() -> None:
     gauge = Gauge(1, 0)
     gauge.move(1, 0)
     assert gauge.read(5 * S).full_s == 5
@@ -39,14 +39,16 @@ def test_the_interval_still_open_is_counted_once() -> None:
     assert gauge.read(7 * S).full_s == 7
 
 
-def test_more_than_the_capacity_is_full() -> None:
+def test_a_gauge_above_its_capacity_counts_as_full() -> None:
     gauge = Gauge(2, 0)
     gauge.move(3, 0)
     assert gauge.read(S).full_s == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=20))
-def test_empty_full_and_between_make_up_the_time(moves: list[tuple[int, int]]) -> None:
+def test_empty_full_and_partly_full_add_up_to_the_time(
+    moves: list[tuple[int, int]],
+) -> None:
     gauge, now_s, area, empty_s, full_s = Gauge(3, 0), 0, 0, 0, 0
     level = 0
     for following, pause_s in moves:
@@ -63,7 +65,7 @@ def test_empty_full_and_between_make_up_the_time(moves: list[tuple[int, int]]) -
 def test_a_worker_waits_for_one_thing_at_a_time() -> None:
     meter = WorkerMeter(0)
     meter.wait(Wait.INPUT, 1 * S)
-    meter.wait(Wait.INPUT, 2 * S)  # looked again in vain
+    meter.wait(Wait.INPUT, 2 * S)  # the worker looked again in vain
     meter.wait(Wait.CREDIT, 4 * S)
     meter.start(9 * S)
     assert meter.waiting_for is None
@@ -83,7 +85,7 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
 
 
-def test_what_runs_without_cpu_is_blocked() -> None:
+def test_running_without_cpu_time_counts_as_blocked() -> None:
     assert WorkerReading(run_s=5.0, cpu_s=2.0).blocked_s == 3.0
     assert WorkerReading(run_s=1.0, cpu_s=1.5).blocked_s == 0.0
 
@@ -107,11 +109,11 @@ def test_a_reading_cannot_be_changed() -> None:
         WorkerReading().rows = 1  # type: ignore[misc]
 
 
-def test_a_lease_that_waits_behind_another_begins_when_that_ends() -> None:
+def test_a_lease_behind_another_begins_when_that_one_ends() -> None:
     meter = WorkerMeter(0)
     meter.start(0)
     meter.start(1 * S)
-    meter.wait(Wait.INPUT, 2 * S)  # no third one: the worker itself waits for nothing
+    meter.wait(Wait.INPUT, 2 * S)  # no third lease; the worker itself waits for nothing
     assert meter.waiting_for is None
     meter.stop(1, 4 * S, 0, 4 * S)
     assert meter.leases == 1
@@ -135,12 +137,12 @@ def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
     assert clock.end(1000) == 500
     for _ in range(SOME):
         assert clock.begin() == 0.5
-        assert clock.end(600) == 300  # what is not is like it
+        assert clock.end(600) == 300  # those not read count like it
     assert len(reads) == 2
     clock.begin()
     clock.end(1000)
     clock.begin()
-    assert clock.end(1000 * LONG_NS) == LONG_NS // 2  # a wait, for all that is known
+    assert clock.end(1000 * LONG_NS) == LONG_NS // 2  # as far as is known, a wait
     reads.clear()
     for _ in range(3):
         assert clock.begin() is None

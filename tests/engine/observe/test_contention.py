@@ -1,4 +1,4 @@
-"""What loading costs the trainer, found by pausing it now and then."""
+"""The engine pauses now and then to find what loading costs the trainer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def found(
     return compare(cycles)
 
 
-def test_a_gap_that_grows_is_certain() -> None:
+def test_a_gap_that_grows_gives_certainty() -> None:
     contention = found(0.0072, 0.005, 0.05)
     assert contention.certain
     assert 0.25 < contention.growth < 0.4
 
 
-def test_noise_alone_is_hardly_ever_taken_for_a_cost() -> None:
+def test_noise_alone_is_hardly_ever_mistaken_for_a_cost() -> None:
     seen = [found(0.005, 0.005, 0.05, seed) for seed in range(200)]
     assert sum(each.certain and each.growth >= 0.05 for each in seen) <= 4
 
@@ -44,7 +44,7 @@ def test_a_few_slow_steps_do_not_make_a_finding() -> None:
 
 
 class Engine:
-    """Counts its pauses; rests and is steady as it is told."""
+    """Counts its pauses; the test says whether it is steady and resting."""
 
     def __init__(self) -> None:
         self.steady = self.resting = True
@@ -69,7 +69,7 @@ def train(meter: ContentionMeter, engine: Engine, steps: int) -> None:
 ENOUGH = 2 * WARM_STEPS + (CYCLE + 1) * CYCLES
 
 
-def test_it_pauses_once_a_cycle_and_then_rests() -> None:
+def test_the_meter_pauses_the_engine_once_a_cycle_and_then_rests() -> None:
     meter, engine = ContentionMeter(), Engine()
     meter.armed = True
     train(meter, engine, ENOUGH)
@@ -82,7 +82,7 @@ def test_it_pauses_once_a_cycle_and_then_rests() -> None:
 
 
 @pytest.mark.parametrize("missing", ["armed", "steady", "resting"])
-def test_it_finds_nothing_where_it_may_not_or_cannot_look(missing: str) -> None:
+def test_the_meter_finds_nothing_where_it_may_not_or_cannot_look(missing: str) -> None:
     meter, engine = ContentionMeter(), Engine()
     meter.armed = missing != "armed"
     engine.steady, engine.resting = missing != "steady", missing != "resting"
@@ -92,7 +92,7 @@ def test_it_finds_nothing_where_it_may_not_or_cannot_look(missing: str) -> None:
     assert engine.paused == 0
 
 
-def test_a_trainer_that_leaves_its_loop_leaves_no_engine_paused() -> None:
+def test_no_engine_stays_paused_after_the_trainer_leaves_its_loop() -> None:
     meter, engine = ContentionMeter(), Engine()
     meter.armed = True
     while not engine.paused:

@@ -1,4 +1,4 @@
-"""The GIL probe, beside threads that hold the GIL or let go of it."""
+"""The GIL probe beside threads that hold the GIL or release it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lets_go_of_the_gil() -> None:
 
 @contextmanager
 def at_work(work: Callable[[], object]) -> Iterator[None]:
-    """Let two threads do this work over and over."""
+    """Have two threads do this work over and over."""
     over = threading.Event()
 
     def repeat() -> None:
@@ -56,8 +56,8 @@ def held_share(probe: GilProbe) -> float:
     return share
 
 
-@pytest.mark.slow  # on a machine that others use, waiting for a core looks the same
-def test_it_tells_python_from_work_that_lets_go_of_the_gil() -> None:
+@pytest.mark.slow  # on a busy machine waiting for a core looks the same
+def test_the_probe_tells_python_from_work_that_releases_the_gil() -> None:
     with GilProbe() as probe:
         with at_work(keeps_the_gil):
             bound = held_share(probe)
@@ -66,7 +66,7 @@ def test_it_tells_python_from_work_that_lets_go_of_the_gil() -> None:
     assert bound > free + 0.3
 
 
-def test_nothing_is_said_before_a_burst_is_over() -> None:
+def test_the_probe_says_nothing_before_a_burst_is_over() -> None:
     with GilProbe() as probe:
         assert probe.held_share is None
         held_share(probe)

@@ -58,7 +58,7 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     assert (meter.steps, meter.epoch, meter.step) == (2, 1, 2)
 
 
-def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
+def test_the_trainers_work_between_two_loops_is_not_part_of_a_step() -> None:
     meter = TrainerMeter()
     meter.ask(0)
     meter.get(1 * S, batch(8, 0, 0))
@@ -69,7 +69,7 @@ def test_what_the_trainer_does_between_two_loops_is_no_part_of_a_step() -> None:
     assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0, first_s=3.0)
 
 
-def test_a_trainer_that_is_away_takes_no_longer_for_a_step() -> None:
+def test_the_trainers_absence_does_not_count_as_a_longer_step() -> None:
     meter = TrainerMeter()
     now = 0
     for step in range(100):
@@ -82,14 +82,14 @@ def test_a_trainer_that_is_away_takes_no_longer_for_a_step() -> None:
     assert read.wait_s == pytest.approx(1.0)
 
 
-def test_a_long_step_that_comes_again_and_again_is_a_step() -> None:
+def test_a_long_step_that_recurs_counts_as_a_step() -> None:
     meter = TrainerMeter()
     now = 0
     for step in range(160):
         meter.ask(now)
         meter.get(now, batch(8, 0, step))
         now += 3 * S if step % 16 == 15 else S // 10
-    assert meter.read().away_s <= 3.0  # it was the first of its kind once
+    assert meter.read().away_s <= 3.0  # the first of its kind counted as an absence
 
 
 def segment(scale: float, workers: int = 2) -> SegmentReading:
@@ -107,7 +107,7 @@ def segment(scale: float, workers: int = 2) -> SegmentReading:
     )
 
 
-def test_a_window_is_shorter_by_what_the_trainer_was_away() -> None:
+def test_a_window_is_shorter_by_the_trainers_absence() -> None:
     before, now = reading(10.0, 1), reading(80.0, 3)
     away = replace(now, trainer=replace(now.trainer, away_s=66.0))
     seen = difference(before, away)
@@ -158,7 +158,7 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
     assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
 
 
-def test_a_running_engine_is_read_whole() -> None:
+def test_a_reading_of_a_running_engine_is_complete() -> None:
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
         before = engine.monitor.read()
         for _ in range(6):
@@ -191,17 +191,19 @@ def test_windows_follow_each_other_without_a_gap() -> None:
     assert first.time_s - first.window_s <= start_s
 
 
-def test_epochs_that_follow_at_once_are_one_training() -> None:
+def test_epochs_in_direct_succession_are_one_training() -> None:
     with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
         for epoch in range(3):
             if epoch:
                 run.begin(Cursor(epoch, 0, 20 * epoch, 0))
             while run.next() is not None:
                 pass
-        assert run.recent().trainer.steps == 60 - 1  # workers begun for the first
+        assert (
+            run.recent().trainer.steps == 60 - 1
+        )  # the first epoch includes the start of workers
 
 
-def test_the_steps_of_a_window_took_no_longer_than_it() -> None:
+def test_the_steps_of_a_window_take_no_longer_than_the_window() -> None:
     with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
         while run.next() is not None:
             time.sleep(0.001)
@@ -210,7 +212,7 @@ def test_the_steps_of_a_window_took_no_longer_than_it() -> None:
     assert seen.trainer.wait_s + seen.trainer.gap_s <= seen.window_s
 
 
-def test_what_other_workers_did_is_not_recent() -> None:
+def test_recent_excludes_what_other_workers_did() -> None:
     with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
         while run.next() is not None:
             pass
@@ -222,7 +224,7 @@ def test_what_other_workers_did_is_not_recent() -> None:
         assert run.recent().trainer.steps == 20
 
 
-def test_the_waits_for_the_first_batches_of_loops_are_told_apart() -> None:
+def test_waits_for_the_first_batches_of_loops_count_separately() -> None:
     meter = TrainerMeter()
     for begun in (0, 100):
         meter.ask(begun * S)

@@ -54,7 +54,7 @@ def true_rows(plan: Plan, step: int) -> list[int]:
 
 
 def epoch_of(plan: Plan, epoch: int) -> list[list[int]]:
-    """The samples of each batch of an epoch."""
+    """Return the samples of each batch of an epoch."""
     first = plan.first_step(epoch)
     steps = range(first, first + plan.steps_in(epoch))
     return [true_rows(plan, step) for step in steps]
@@ -148,7 +148,7 @@ def test_a_run_cut_anywhere_goes_on_in_any_world(
 
 
 @given(lengths=lengths_of, data=st.data(), window=st.integers(1, 5))
-def test_batches_of_one_size_have_it_and_every_position_once(
+def test_batches_of_one_size_hold_every_position_once(
     lengths: list[int], data: st.DataObject, window: int
 ) -> None:
     order = data.draw(orders(len(lengths)))
@@ -161,19 +161,19 @@ def test_batches_of_one_size_have_it_and_every_position_once(
 
 
 def lognormal(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Lengths as those of sentences are spread."""
+    """Return lengths distributed like those of sentences."""
     drawn = np.random.default_rng(0).lognormal(4.0, 0.6, n)
     return np.clip(drawn.astype(np.int64), 4, 512)
 
 
 def padding(batches: list[list[int]], lengths: Any) -> float:
-    """The share of a padded epoch that is padding."""
+    """Return the share of a padded epoch that is padding."""
     padded = sum(len(batch) * lengths[batch].max() for batch in batches)
     return float(1 - sum(lengths[batch].sum() for batch in batches) / padded)
 
 
-def test_less_is_padded_than_with_buckets_of_fixed_bounds() -> None:
-    """The rival: a batch is given out when a bucket between two bounds is full."""
+def test_the_plan_pads_less_than_buckets_with_fixed_bounds() -> None:
+    """The rival yields a batch when a bucket between two bounds is full."""
     lengths = lognormal(40_000)
     bounds, buckets = [32, 64, 96, 128, 192, 256, 512], {}  # type: ignore[var-annotated]
     rival: list[list[int]] = []
@@ -191,7 +191,7 @@ def test_less_is_padded_than_with_buckets_of_fixed_bounds() -> None:
     assert padding(epoch_of(sized, 0), lengths) < 0.06
 
 
-def test_batches_are_shuffled_where_the_order_is_and_else_fall_in_length() -> None:
+def test_batches_are_shuffled_if_the_order_is_and_otherwise_get_shorter() -> None:
     lengths = lognormal(2000)
     still = planned(Order.sequential(2000), lengths, tokens=1024, window=10_000)
     longest = [lengths[batch].max() for batch in epoch_of(still, 0)]
@@ -205,7 +205,7 @@ def test_batches_are_shuffled_where_the_order_is_and_else_fall_in_length() -> No
     assert np.corrcoef(np.arange(len(starts)), lengths[starts])[0, 1] < 0.2
 
 
-def test_parts_of_a_batch_keep_to_the_budget_and_are_equally_many() -> None:
+def test_parts_of_a_batch_are_equal_in_size_and_within_the_budget() -> None:
     lengths = lognormal(3000)
     order = Order.sequential(3000).shuffle(0)
     plans = ranks(planned(order, lengths, tokens=1024, parts=4), 4)
@@ -214,7 +214,8 @@ def test_parts_of_a_batch_keep_to_the_budget_and_are_equally_many() -> None:
         for plan in plans:
             rows = plan.rows(plan.batch(step)).indices
             assert lengths[rows].max() * rows.size <= 1024
-        assert len(sizes) == 1 or max(sizes) - min(sizes) == 1  # a window's last
+        # Sizes differ in the last batch of a window.
+        assert len(sizes) == 1 or max(sizes) - min(sizes) == 1
 
 
 def test_threads_may_share_a_plan_and_ask_in_any_order() -> None:
@@ -229,7 +230,7 @@ def test_threads_may_share_a_plan_and_ask_in_any_order() -> None:
     assert found == [in_order[step] for step in steps]
 
 
-def test_a_state_that_lies_is_damaged() -> None:
+def test_a_false_state_counts_as_damaged() -> None:
     plan = planned(Order.sequential(500).shuffle(0), lognormal(500), tokens=600)
     state = plan.state(plan.cursor_after(plan.batch(7)))
     for change in (

@@ -1,4 +1,4 @@
-"""A state is small JSON, and refuses what is not its own with words that help."""
+"""A state is small JSON; one that does not fit is refused with words that help."""
 
 import json
 
@@ -13,7 +13,7 @@ PLAN = Plan(
 STATE = PLAN.state(PLAN.cursor_after(PLAN.batch(20)))
 
 
-def test_a_state_is_the_same_text_over_releases() -> None:
+def test_a_state_has_the_same_text_in_every_release() -> None:
     schedule = (
         '{"global_size":8,"image_size":null,"kind":"constant",'
         '"lr_mult":1.0,"momentum":null}'
@@ -45,7 +45,7 @@ def test_every_rank_of_every_world_writes_the_same_state() -> None:
         assert plan.state(plan.cursor_after(plan.batch(20))) == STATE
 
 
-def test_the_state_of_another_plan_names_both_values() -> None:
+def test_an_error_about_another_plans_state_names_both_values() -> None:
     order = Order.sequential(90).shuffle(3)
     other = Plan(order, ConstantSchedule(Setting(8)), Shard.single(), drop_last=True)
     told = r"plan \(length: saved 100, now 90; order: .*; drop_last: saved 0, now 1"
@@ -54,14 +54,16 @@ def test_the_state_of_another_plan_names_both_values() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None, True])
-def test_an_unknown_version_is_refused_by_value(version: object) -> None:
+def test_an_unknown_version_is_refused_and_shown(version: object) -> None:
     with pytest.raises(StateError, match=f"`version` must be 1, got {version!r}"):
         PLAN.restore({**STATE, "version": version})
 
 
 @pytest.mark.parametrize("name", ["epoch", "batch", "step", "position"])
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
-def test_a_field_that_is_no_count_is_refused_by_name(name: str, value: object) -> None:
+def test_a_field_that_is_not_a_count_is_refused_by_name(
+    name: str, value: object
+) -> None:
     with pytest.raises(
         StateError, match=f"`{name}` must be an int >= 0, got {value!r}"
     ):
@@ -75,12 +77,12 @@ def test_fields_that_do_not_fit_each_other_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("facts", [None, [], STATE["facts"]])
-def test_a_hash_without_a_difference_in_facts_is_damage(facts: object) -> None:
+def test_another_hash_of_the_same_facts_counts_as_damage(facts: object) -> None:
     with pytest.raises(StateError, match="damaged: its `plan` and `facts`"):
         PLAN.restore({**STATE, "plan": "0" * 32, "facts": facts})
 
 
 @pytest.mark.parametrize("state", [None, [1], "state"])
-def test_what_is_no_dict_is_no_state(state: object) -> None:
+def test_a_value_that_is_not_a_dict_is_not_a_state(state: object) -> None:
     with pytest.raises(StateError, match="a state must be a dict, got"):
         PLAN.restore(state)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def epoch_of(order: Order, epoch: int) -> list[int]:
 
 
 @given(sizes=sizes_of, window=st.integers(1, 8), data=st.data())
-def test_an_epoch_has_each_sample_once_and_each_window_a_few_groups(
+def test_an_epoch_has_each_sample_once_and_a_window_has_a_few_groups(
     sizes: list[int], window: int, data: st.DataObject
 ) -> None:
     order = shuffled(sizes, window=window)
@@ -65,7 +65,7 @@ def test_all_groups_in_one_window_are_mixed_evenly() -> None:
     assert counts.max() < 26
 
 
-def test_passes_are_rounds_of_their_own() -> None:
+def test_each_pass_is_a_round_of_its_own() -> None:
     sizes = [3, 4, 5]
     twice = shuffled(sizes).repeat(2)
     found = epoch_of(twice, 1)
@@ -73,12 +73,12 @@ def test_passes_are_rounds_of_their_own() -> None:
     assert found[12:] == epoch_of(shuffled(sizes), 3)
 
 
-def test_a_place_far_in_a_huge_data_set_is_found_at_once() -> None:
+def test_a_place_far_into_a_huge_dataset_is_found_at_once() -> None:
     order = shuffled(np.full(100_000, 10_000), window=16)
     order.at(0, np.array([0]))
     begun_s = time.process_time()
     order.at(0, np.arange(700_000_000, 700_016_384))
-    assert time.process_time() - begun_s < 1.0  # to walk there would take a minute
+    assert time.process_time() - begun_s < 1.0  # walking there would take a minute
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_a_place_far_in_a_huge_data_set_is_found_at_once() -> None:
         ),
     ],
 )
-def test_what_is_no_group_is_refused(make: Any, message: str) -> None:
+def test_values_that_are_not_groups_are_refused(make: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()

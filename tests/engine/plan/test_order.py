@@ -1,4 +1,4 @@
-"""An order's steps mean what they say of the sequence before them."""
+"""Each step of an order applies to the sequence that the steps before it make."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_without_shuffle_the_samples_come_in_order() -> None:
     assert epoch_of(Order.sequential(4)) == [0, 1, 2, 3]
 
 
-def test_shuffle_gives_every_epoch_an_order_of_its_own() -> None:
+def test_shuffle_gives_each_epoch_an_order_of_its_own() -> None:
     order = Order.sequential(100).shuffle(seed=0)
     assert sorted(epoch_of(order, 0)) == sorted(epoch_of(order, 1)) == list(range(100))
     assert epoch_of(order, 0) != epoch_of(order, 1)
@@ -99,7 +99,7 @@ def test_a_selection_is_not_changed_from_outside() -> None:
     assert epoch_of(order) == [1, 2]
 
 
-def test_a_trillion_samples_a_million_times_over_need_no_memory() -> None:
+def test_a_trillion_samples_repeated_a_million_times_need_no_memory() -> None:
     order = Order.sequential(10**12).shuffle(0).repeat(10**6)
     rows = order.rows(1, 10**18 - 5, 10**18)
     assert rows.rounds.tolist() == [2 * 10**6 - 1] * 5
@@ -139,13 +139,13 @@ def test_any_chain_may_be_read_anywhere_and_no_row_comes_twice(
     assert part.rounds.tolist() == whole.part(*bounds).rounds.tolist()
 
 
-def test_an_empty_data_set_is_refused() -> None:
+def test_an_order_over_an_empty_dataset_is_refused() -> None:
     with pytest.raises(SpecError, match="`length` must be an int >= 1, got 0"):
         Order.sequential(0)
 
 
 @pytest.mark.parametrize("n", [0, -3, 1.5, None])
-def test_a_bad_count_is_refused_by_value(n: object) -> None:
+def test_a_bad_count_is_refused_and_shown(n: object) -> None:
     order = Order.sequential(5)
     for method in (order.take, order.repeat):
         with pytest.raises(SpecError, match=f"`count` must be an int >= 1, got {n}"):
@@ -163,7 +163,7 @@ def test_the_first_index_out_of_range_is_named(bad: int) -> None:
         Order.sequential(5).select([0, 4, bad, 99])
 
 
-def test_a_mask_an_empty_list_and_a_table_are_no_selection() -> None:
+def test_a_mask_an_empty_list_and_a_table_are_not_selections() -> None:
     order = Order.sequential(2)
     with pytest.raises(SpecError, match=r"numpy\.flatnonzero"):
         order.select(np.array([True, False]))
@@ -173,6 +173,6 @@ def test_a_mask_an_empty_list_and_a_table_are_no_selection() -> None:
         order.select(np.array([[0, 1]]))
 
 
-def test_a_seed_that_is_no_64_bit_int_is_refused() -> None:
+def test_a_seed_that_is_not_a_64_bit_int_is_refused() -> None:
     with pytest.raises(SpecError, match="`seed` must be an int"):
         Order.sequential(2).shuffle(-1)

@@ -1,4 +1,4 @@
-"""Each rank reads its own part of the data, and the batches are those of any world."""
+"""Each rank reads its own part of the data; batches do not depend on the world."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TwoSizes:
 
 
 def order_of(length: int, parts: int, window: int | None, group: int = 3) -> Order:
-    """Return samples shuffled in parts; of groups, if there is a window."""
+    """Return samples shuffled in parts, or in parts of groups if there is a window."""
     order = Order.sequential(length)
     sizes = [min(group, length - start) for start in range(0, length, group)]
     within = None if window is None else group_shuffle(order, sizes, 5, window)
@@ -102,7 +102,7 @@ def test_a_rank_reads_the_same_samples_in_each_epoch(
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_a_rank_reads_its_share_of_the_groups_and_a_tenth_more_at_most(
+def test_a_rank_reads_at_most_a_tenth_more_than_its_share_of_groups(
     ranks: int,
 ) -> None:
     group, length = 100, 64_000
@@ -111,7 +111,7 @@ def test_a_rank_reads_its_share_of_the_groups_and_a_tenth_more_at_most(
         samples = np.array(flat(read_by(plan_of(order, 512, rank, ranks), 0)))
         read = np.unique(samples // group).size * group
         assert read <= 1.1 * length / ranks
-        # Once each: a group is wanted within a few batches, and not again.
+        # Each is read once: a group is needed within a few batches, and never again.
         for number in np.unique(samples // group)[:20]:
             places = np.flatnonzero(samples // group == number)
             assert np.ptp(places) <= 4 * group * max(1, 16 // ranks)
@@ -149,7 +149,7 @@ def plan_with(order: Order, size: int = 8) -> Plan:
         (lambda: by_length(order_of(90, 4, None)), "leave `lengths` out"),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, says: str) -> None:
+def test_impossible_parts_are_refused(make: object, says: str) -> None:
     assert callable(make)
     with pytest.raises(SpecError) as found:
         make()

@@ -15,7 +15,7 @@ def all_of(length: int, seed: int = 0, round_: int = 0) -> NDArray[np.int64]:
 
 
 def sigmas(observed: NDArray[np.int64]) -> float:
-    """How many standard deviations chi-square is above what equal chances give."""
+    """Return how many standard deviations chi-square exceeds its expected value."""
     expected = observed.sum() / observed.size
     chi_square = ((observed - expected) ** 2 / expected).sum()
     freedom = observed.size - 1
@@ -31,7 +31,7 @@ def test_every_index_comes_exactly_once(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 4096, 4097, 10**12])
-def test_positions_may_be_asked_for_in_any_order_and_number(length: int) -> None:
+def test_any_number_of_positions_may_be_asked_for_in_any_order(length: int) -> None:
     permutation = Permutation(length, 5, 2)
     positions = np.random.default_rng(0).integers(0, length, 300)
     one_by_one = [int(permutation.indices(positions[i : i + 1])[0]) for i in range(300)]
@@ -47,12 +47,12 @@ def test_positions_may_be_asked_for_in_any_order_and_number(length: int) -> None
         (10**12, [541725777801, 836630845638, 140231057724, 722110642609]),
     ],
 )
-def test_the_order_stays_the_same_over_releases(length: int, first: list[int]) -> None:
+def test_the_order_is_the_same_in_every_release(length: int, first: list[int]) -> None:
     assert Permutation(length, 7, 3).indices(np.arange(4)).tolist() == first
 
 
 @pytest.mark.parametrize("length", [2**40, 10**12, 2**63 - 1])
-def test_the_longest_data_sets_are_shuffled_within_their_bounds(length: int) -> None:
+def test_the_longest_datasets_are_shuffled_within_their_bounds(length: int) -> None:
     positions = np.concatenate([np.arange(2000), length - 1 - np.arange(2000)])
     indices = Permutation(length, 0, 0).indices(positions)
     assert indices.dtype == np.int64
@@ -62,7 +62,7 @@ def test_the_longest_data_sets_are_shuffled_within_their_bounds(length: int) -> 
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
-def test_each_order_of_a_few_samples_comes_about_equally_often(length: int) -> None:
+def test_all_orders_of_a_few_samples_are_about_equally_frequent(length: int) -> None:
     orders = {o: i for i, o in enumerate(itertools.permutations(range(length)))}
     drawn = [
         orders[tuple(all_of(length, seed, round_).tolist())]
@@ -73,17 +73,17 @@ def test_each_order_of_a_few_samples_comes_about_equally_often(length: int) -> N
 
 
 @pytest.mark.parametrize("length", [6, 7, 8])
-def test_each_sample_of_a_few_stands_everywhere_equally_often(length: int) -> None:
+def test_each_of_a_few_samples_is_equally_frequent_in_every_place(length: int) -> None:
     drawn = np.zeros((length, length), np.int64)
     for seed in range(2000):
         drawn[np.arange(length), all_of(length, seed)] += 1
-    # Rows and columns each sum to 2000: fewer degrees of freedom than cells.
+    # Rows and columns each sum to 2000: degrees of freedom are fewer than cells.
     assert sigmas(drawn.ravel()) < 5
 
 
 @pytest.mark.parametrize("length", [4097, 10**6, 10**9, 10**12])
 def test_a_long_order_shows_no_structure(length: int) -> None:
-    """Bins of: neighbours, second differences, two rounds, neighbours' low bits."""
+    """Bin pairs in a row, second differences, two rounds, and low bits of pairs."""
     positions = np.arange(min(length, 2**16))
     for seed in range(5):
         here = Permutation(length, seed, 0).indices(positions)
@@ -101,7 +101,7 @@ def test_a_long_order_shows_no_structure(length: int) -> None:
             assert sigmas(np.bincount(observed, minlength=count)) < 5
 
 
-def test_seed_and_round_are_not_added_up() -> None:
+def test_a_seed_and_a_round_do_not_act_as_their_sum() -> None:
     orders = {
         tuple(all_of(50, seed, round_)) for seed in range(9) for round_ in range(9)
     }

@@ -1,4 +1,4 @@
-"""Global batches are one sequence, whoever asks, on however many ranks."""
+"""Global batches are one sequence on any number of ranks."""
 
 import json
 import time
@@ -31,7 +31,7 @@ WORLDS = (1, 2, 3, 5, 8)
 
 @dataclass(frozen=True)
 class Growing:
-    """Sizes that grow at a sample count, momentum and rate that differ at each step."""
+    """Sizes grow at a sample count; momentum and rate differ at each step."""
 
     small: int
     large: int
@@ -80,7 +80,7 @@ def true_rows(plan: Plan, batch: BatchPlan) -> list[tuple[int, int]]:
 
 
 def stamp(batch: BatchPlan) -> dict[str, object]:
-    """Return what must be the same on every rank."""
+    """Return the parts of a batch that must be the same on every rank."""
     own = {"n_rows", "n_local", "loss_weight"}
     return {name: v for name, v in batch.to_dict().items() if name not in own}
 
@@ -151,7 +151,7 @@ def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
     assert seen[: len(expected)] == expected
 
 
-def test_after_an_epochs_last_batch_the_cursor_stays_until_moved_on() -> None:
+def test_the_cursor_stays_after_an_epochs_last_batch_until_it_is_moved_on() -> None:
     (plan,) = constant(10, 4)
     end = plan.cursor_after(plan.batch(2))
     assert (end.epoch, end.batch, end.step, end.position) == (0, 3, 3, 10)
@@ -159,7 +159,7 @@ def test_after_an_epochs_last_batch_the_cursor_stays_until_moved_on() -> None:
     assert plan.start(1).step == end.step
 
 
-def test_a_state_beyond_the_end_of_its_epoch_is_damaged() -> None:
+def test_a_state_beyond_the_end_of_its_epoch_counts_as_damaged() -> None:
     (plan,) = constant(10, 4)
     end = plan.state(plan.cursor_after(plan.batch(2)))
     beyond = plan.timeline.place(0, 4)
@@ -168,7 +168,7 @@ def test_a_state_beyond_the_end_of_its_epoch_is_damaged() -> None:
         plan.restore(damaged)
 
 
-def test_with_drop_last_the_end_is_that_of_the_last_whole_batch() -> None:
+def test_with_drop_last_an_epoch_ends_after_the_last_whole_batch() -> None:
     (plan,) = constant(10, 4, drop_last=True)
     assert plan.steps_in(7) == 2
     end = plan.cursor_after(plan.batch(1))
@@ -188,7 +188,7 @@ def test_a_schedule_sets_size_and_learning_rate_at_the_same_batch() -> None:
     assert [plan.first_step(epoch) for epoch in range(4)] == [0, 10, 16, 21]
 
 
-def test_one_rank_gets_a_short_last_batch() -> None:
+def test_a_single_rank_gets_a_short_last_batch() -> None:
     for tail in ("pad_mask", "pad_repeat"):
         (plan,) = constant(10, 8, tail=tail)
         last = plan.batch(1)
@@ -196,13 +196,13 @@ def test_one_rank_gets_a_short_last_batch() -> None:
         assert last.loss_weight == 1.0
 
 
-def test_the_tail_of_an_epoch_is_no_regime_of_its_own() -> None:
+def test_the_tail_of_an_epoch_is_not_a_regime_of_its_own() -> None:
     (plan,) = constant(81, 64)
     assert [plan.batch(step).n_global for step in (0, 1, 2)] == [64, 17, 64]
     assert {plan.regime(step) for step in range(6)} == {"batches of 64"}
 
 
-def test_masked_padding_repeats_the_batch_from_its_start_and_does_not_count() -> None:
+def test_masked_padding_repeats_the_start_of_the_batch_and_does_not_count() -> None:
     plans = constant(11, 8, world=4)
     batches = [plan.batch(1) for plan in plans]
     rows = [p.rows(b).indices.tolist() for p, b in zip(plans, batches, strict=True)]
@@ -260,7 +260,7 @@ def test_batches_planned_at_once_are_those_planned_one_by_one(
     assert list(plan.batches(start, start + count)) == expected
 
 
-def test_rows_are_the_same_in_whatever_order_batches_are_asked_for() -> None:
+def test_rows_do_not_depend_on_the_order_in_which_batches_are_asked_for() -> None:
     order = Order.sequential(5000).shuffle(0)
     plan = Plan(order, ConstantSchedule(Setting(7)), Shard(1, 2))
     forth = [true_rows(plan, plan.batch(step)) for step in range(1500)]
@@ -281,13 +281,13 @@ def test_threads_may_share_a_plan() -> None:
         assert all(rows == expected[step] for step, rows in found)
 
 
-def test_rows_cannot_be_written_to() -> None:
+def test_rows_are_read_only() -> None:
     (plan,) = constant(10, 4)
     with pytest.raises(ValueError, match="read-only"):
         plan.rows(plan.batch(0)).indices[0] = 1
 
 
-def test_a_far_step_of_a_huge_data_set_is_found_at_once() -> None:
+def test_a_far_step_of_a_huge_dataset_is_found_at_once() -> None:
     order = Order.sequential(10**12).shuffle(0).repeat(3)
     plan = Plan(order, ConstantSchedule(Setting(1000)), Shard(3, 8))
     started = time.process_time()
@@ -299,7 +299,7 @@ def test_a_far_step_of_a_huge_data_set_is_found_at_once() -> None:
     assert np.unique(rows.indices).size == 125
 
 
-def test_the_hash_holds_global_facts_only_and_all_of_them() -> None:
+def test_the_hash_covers_global_facts_only_and_all_of_them() -> None:
     def hash_of(
         length: int = 50,
         seed: int = 0,
@@ -324,14 +324,14 @@ def test_the_hash_holds_global_facts_only_and_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("step", [-1, -(10**9)])
-def test_a_step_before_the_first_is_no_batch(step: int) -> None:
+def test_there_is_no_batch_before_the_first_step(step: int) -> None:
     (plan,) = constant(10, 4)
     with pytest.raises(IndexError, match=f"`step` must be >= 0, got {step}"):
         plan.batch(step)
 
 
 @pytest.mark.parametrize("batch", [-1, 3])
-def test_a_batch_that_the_epoch_has_not_is_named(batch: int) -> None:
+def test_a_batch_beyond_the_epoch_is_refused_by_name(batch: int) -> None:
     (plan,) = constant(10, 4)
     with pytest.raises(IndexError, match=f"epoch 5 has batches 0 to 2, got {batch}"):
         plan.batch_at(5, batch)
@@ -349,12 +349,12 @@ def test_an_epoch_without_a_batch_is_refused() -> None:
         constant(10, 64, drop_last=True)
 
 
-def test_an_unknown_tail_is_refused_by_value() -> None:
+def test_an_unknown_tail_is_refused_and_shown() -> None:
     with pytest.raises(SpecError, match=r"`tail` must be one of .* got 'cut'"):
         constant(10, 4, tail="cut")
 
 
-def test_a_schedule_that_hides_a_change_of_size_is_found_out() -> None:
+def test_a_schedule_that_hides_a_change_of_size_is_detected() -> None:
     class Hiding(Growing):
         def next_change(self, place: Place) -> None:
             """Announce nothing."""

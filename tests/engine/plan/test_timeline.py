@@ -1,4 +1,4 @@
-"""Found in O(log), the batches are those that a walk over every step would find."""
+"""Batches found in O(log) are those that a walk over every step finds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from penstock.errors import SpecError
 
 @dataclass(frozen=True)
 class Stages:
-    """Global sizes by samples or steps: (from, size), the first from 0."""
+    """Global sizes by samples or steps as (start, size), the first from 0."""
 
     unit: Literal["samples", "steps"]
     table: tuple[tuple[int, int], ...]
@@ -74,7 +74,7 @@ PAST_THE_END = Stages("samples", ((0, 4), (9, 3)))
 @given(schedules(), st.booleans())
 @example((PAST_THE_END, 10), False)  # noqa: FBT003 - drawn
 @example((PAST_THE_END, 10), True)  # noqa: FBT003 - drawn
-def test_every_batch_stands_where_a_walk_finds_it(
+def test_every_batch_is_where_a_walk_finds_it(
     case: tuple[Stages, int],
     drop_last: bool,  # noqa: FBT001 - drawn
 ) -> None:
@@ -98,7 +98,7 @@ def test_every_batch_stands_where_a_walk_finds_it(
     assert {e: timeline.steps_in(e) for e in steps_in} == steps_in
 
 
-def test_far_epochs_cost_no_walk() -> None:
+def test_far_epochs_are_found_without_a_walk() -> None:
     timeline = Timeline(ConstantSchedule(Setting(3)), 10**12, drop_last=True)
     assert timeline.find(10**30)[1:] == divmod(10**30, 333333333333)
     assert timeline.place(10**18, 5) == Place(
@@ -106,7 +106,7 @@ def test_far_epochs_cost_no_walk() -> None:
     )
 
 
-def test_a_smaller_size_may_still_fit_what_a_larger_one_would_drop() -> None:
+def test_a_smaller_size_may_still_use_what_a_larger_one_would_drop() -> None:
     schedule = Stages("steps", ((0, 64), (1, 16)))
     timeline = Timeline(schedule, 100, drop_last=True)
     assert timeline.steps_in(0) == 1 + 2

@@ -1,4 +1,4 @@
-"""A segment's body: rows that fail are set aside, the others go on."""
+"""A segment's work: rows that fail are set aside, and the others go on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chunk(indices: Sequence[int], first_row: int = 0, epoch: int = 0) -> Chunk:
 
 
 def run(*operations: Operation, indices: Sequence[int] = range(4)) -> Outcome:
-    """Run operations on a chunk that stands at row 10 of its batch."""
+    """Run operations on a chunk that begins at row 10 of its batch."""
     program = Program(operations)
     return program.run(chunk(indices, 10), None, None, SampleRandom(7))
 
@@ -56,7 +56,7 @@ def failing_at(bad: set[int], error: type[BaseException]) -> Callable[[int], int
 
 @dataclass(slots=True)
 class Shelf:
-    """Takes rows, as a batch's buffer does."""
+    """Takes rows as a batch's buffer does."""
 
     rows: dict[int, Any] = field(default_factory=dict)
 
@@ -65,14 +65,14 @@ class Shelf:
         return 100 * len(rows)
 
 
-def test_samples_pass_through_the_operations_in_order() -> None:
+def test_samples_go_through_the_operations_in_order() -> None:
     outcome = run(read(), mapped(lambda n: n + 1), mapped(lambda n: n * 10))
     assert outcome.outputs == [10, 20, 30, 40]
     assert outcome.offsets is None
     assert (outcome.done, outcome.failures, outcome.dropped) == (4, [], 0)
 
 
-def test_results_go_into_the_batch_if_the_segment_is_the_last() -> None:
+def test_the_last_segment_puts_its_results_into_the_batch() -> None:
     shelf = Shelf()
     program = Program((read(),), places="Batch(ID:3)")
     outcome = program.run(chunk([5, 6], 10), None, shelf, SampleRandom(0))
@@ -82,7 +82,7 @@ def test_results_go_into_the_batch_if_the_segment_is_the_last() -> None:
 
 
 class SlowShelf(Shelf):
-    """Takes its time over each row."""
+    """Takes a while over each row."""
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         until_s = time.perf_counter() + 0.002 * len(rows)
@@ -110,7 +110,7 @@ def test_a_later_segment_starts_from_its_inputs() -> None:
 
 
 @given(st.sets(st.integers(0, 7)), st.integers(1, 8))
-def test_rows_that_raise_are_set_aside_wherever_they_stand(
+def test_rows_that_raise_are_set_aside_wherever_they_are(
     bad: set[int], rows: int
 ) -> None:
     calls: list[int] = []
@@ -121,7 +121,7 @@ def test_rows_that_raise_are_set_aside_wherever_they_stand(
 
     outcome = run(read(), mapped(function), indices=range(rows))
     good = [n for n in range(rows) if n not in bad]
-    assert calls == list(range(rows))  # each once
+    assert calls == list(range(rows))  # once each
     assert outcome.outputs == [2 * n for n in good]
     assert (outcome.offsets or list(range(rows))) == good or not good
     assert [
@@ -134,7 +134,7 @@ def test_rows_that_raise_are_set_aside_wherever_they_stand(
 @given(
     st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))
 )
-def test_what_one_operation_leaves_is_what_the_next_works_on(
+def test_an_operation_works_on_what_the_one_before_it_leaves(
     unread: set[int], bad: set[int], unwanted: set[int]
 ) -> None:
     shelf = Shelf()
@@ -156,7 +156,7 @@ def test_what_one_operation_leaves_is_what_the_next_works_on(
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_exceptions_that_end_programs_are_kept_for_the_trainer(
+def test_exceptions_that_end_a_program_are_kept_for_the_trainer(
     error: type[BaseException],
 ) -> None:
     outcome = run(read(), mapped(failing_at({1}, error)))
@@ -175,7 +175,7 @@ def test_a_stop_iteration_is_an_error_and_ends_nothing(at: int) -> None:
     assert "must return a sample" in str(failure.error)
 
 
-def test_none_is_no_sample() -> None:
+def test_none_is_not_a_sample() -> None:
     outcome = run(read(), mapped(lambda n: None if n == 2 else n))
     assert outcome.outputs == [0, 1, 3]
     (failure,) = outcome.failures
@@ -186,7 +186,7 @@ def test_none_is_no_sample() -> None:
     assert "filter()" in str(failure.error)
 
 
-def test_none_is_found_among_rows_of_which_others_have_failed() -> None:
+def test_none_is_found_where_other_rows_have_failed() -> None:
     def function(n: int) -> int | None:
         return None if n == 2 else failing_at({0}, ValueError)(n)
 
@@ -195,13 +195,13 @@ def test_none_is_found_among_rows_of_which_others_have_failed() -> None:
     assert [failure.row for failure in outcome.failures] == [10, 12]
 
 
-def test_samples_whose_comparison_is_no_truth_value_pass() -> None:
+def test_samples_whose_comparison_is_not_a_truth_value_pass() -> None:
     outcome = run(read(lambda n: np.full(3, n)), mapped(lambda array: array + 1))
     assert outcome.failures == []
     assert outcome.nbytes == 4 * 3 * 8
 
 
-def test_a_function_that_asks_is_given_its_samples_own_randomness() -> None:
+def test_a_function_that_asks_for_rng_gets_its_samples_own() -> None:
     def draw(sample: int, *, rng: np.random.Generator) -> tuple[int, int]:
         return sample, int(rng.integers(1 << 62))
 
@@ -227,7 +227,7 @@ def test_randomness_follows_the_sample_when_others_have_failed() -> None:
     assert part == [whole[1], whole[3]]
 
 
-def test_a_function_that_asks_is_given_the_context() -> None:
+def test_a_function_that_asks_for_ctx_gets_the_context() -> None:
     def look(sample: int, *, ctx: Context) -> tuple[int, int, int | None]:
         return ctx.epoch, ctx.step, ctx.image_size
 
@@ -249,7 +249,7 @@ def test_a_dataset_that_reads_many_at_once_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize("answer", [ValueError("all or nothing"), [1, 2]], ids=repr)
-def test_where_reading_many_fails_the_guilty_sample_says_so_itself(
+def test_where_reading_many_fails_each_sample_is_read_by_itself(
     answer: Exception | list[int],
 ) -> None:
     def get_many(indices: list[int]) -> list[int]:
@@ -270,7 +270,7 @@ def test_time_is_measured_in_cpu_and_on_the_wall() -> None:
 
 
 class Stream:
-    """An iterable that counts how often it is opened, and may break off."""
+    """An iterable that counts how often it is opened, and may raise in the middle."""
 
     def __init__(self, length: int, breaks_at: int | None = None) -> None:
         self.length = length
@@ -298,7 +298,7 @@ def reader(stream: Iterable[int]) -> Callable[..., Outcome]:
     return more
 
 
-def test_an_iterable_is_read_on_until_it_ends() -> None:
+def test_an_iterable_is_read_until_it_ends() -> None:
     more = reader(Stream(5))
     first, last, after = more(3), more(3), more(3)
     assert (first.outputs, first.ended, first.dropped) == ([0, 1, 2], False, 0)
@@ -307,7 +307,7 @@ def test_an_iterable_is_read_on_until_it_ends() -> None:
     assert (after.outputs, after.ended, after.dropped) == ([], True, 3)
 
 
-def test_an_iterable_is_opened_anew_for_each_epoch() -> None:
+def test_an_iterable_is_opened_once_for_each_epoch() -> None:
     stream = Stream(2)
     more = reader(stream)
     assert [more(3, epoch).outputs for epoch in (0, 1, 1, 2)] == [
@@ -319,7 +319,7 @@ def test_an_iterable_is_opened_anew_for_each_epoch() -> None:
     assert stream.opened == 3
 
 
-def test_a_generator_that_raises_ends_its_epoch_with_the_error() -> None:
+def test_a_generator_that_raises_ends_its_epoch_with_that_error() -> None:
     more = reader(Stream(9, breaks_at=2))
     outcome = more(5)
     assert outcome.outputs == [0, 1]
@@ -330,9 +330,7 @@ def test_a_generator_that_raises_ends_its_epoch_with_the_error() -> None:
     assert (outcome.ended, outcome.dropped) == (True, 1)
 
 
-def test_a_generator_that_raises_at_the_end_of_a_lease_is_cut_short_in_the_next() -> (
-    None
-):
+def test_an_epoch_cut_at_the_end_of_a_lease_says_so_in_the_next_lease() -> None:
     more = reader(Stream(9, breaks_at=2))
     (failure,) = more(3).failures
     later = more(3)
@@ -341,7 +339,7 @@ def test_a_generator_that_raises_at_the_end_of_a_lease_is_cut_short_in_the_next(
 
 
 class GoingOn:
-    """Raises for some samples and goes on, as a connection may; `iter` starts over."""
+    """Raises for some samples and goes on, as a connection may; `iter` restarts it."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
@@ -383,7 +381,7 @@ def test_the_samples_around_one_that_raised_keep_their_rows() -> None:
     assert (outcome.outputs, outcome.offsets) == ([0, 2, 3], [0, 2, 3])
 
 
-def test_a_place_is_counted_in_rows_also_in_those_that_raised() -> None:
+def test_a_place_counts_all_rows_including_those_that_raised() -> None:
     more = reader(GoingOn({1}))
     more.__dict__["operation"].restart(4)
     assert more(2).outputs == [4, 5]
@@ -405,7 +403,7 @@ def test_an_iterable_that_cannot_be_opened_fails_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 2, 3])
-def test_an_answer_without_a_truth_value_fails_its_row_alone(bad: int) -> None:
+def test_an_answer_without_a_truth_value_fails_only_its_row(bad: int) -> None:
     def predicate(n: int) -> Any:
         return np.zeros(2) if n == bad else n % 2 == 0
 
@@ -416,7 +414,7 @@ def test_an_answer_without_a_truth_value_fails_its_row_alone(bad: int) -> None:
     assert outcome.dropped == 4 - 1 - len(outcome.outputs)
 
 
-def test_an_iterable_resumes_by_leaving_out_what_was_had() -> None:
+def test_an_iterable_resumes_by_skipping_what_was_delivered() -> None:
     more = reader(Stream(5))
     more(4)
     more.__dict__["operation"].restart(3)

@@ -20,7 +20,7 @@ def drawn(random: SampleRandom, round_: int, index: int, stage: int) -> list[int
     return list(map(int, generator.integers(0, 2**64, size=6, dtype=np.uint64)))
 
 
-def test_the_streams_stay_the_same_over_releases_and_machines() -> None:
+def test_the_streams_are_the_same_in_every_release_and_on_every_machine() -> None:
     raw = SampleRandom(7).at(3, 1000, 2).bit_generator.random_raw(5)
     assert raw.tolist() == GOLDEN
 
@@ -31,7 +31,7 @@ def test_a_stream_is_philox_with_seed_as_key_and_the_address_as_counter() -> Non
     assert raw.tolist() == philox.random_raw(50).tolist()
 
 
-def test_what_was_drawn_before_does_not_matter() -> None:
+def test_earlier_draws_do_not_matter() -> None:
     random = SampleRandom(0)
     expected = drawn(SampleRandom(0), 1, 2, 3)
     earlier = random.at(9, 9, 9)
@@ -41,7 +41,7 @@ def test_what_was_drawn_before_does_not_matter() -> None:
     assert drawn(random, 1, 2, 3) == expected
 
 
-def test_half_words_left_over_are_forgotten() -> None:
+def test_a_half_word_left_over_is_forgotten() -> None:
     random = SampleRandom(0)
     first = random.at(0, 0, 0).integers(0, 2**32, dtype=np.uint32)
     assert random.at(0, 0, 0).integers(0, 2**32, dtype=np.uint32) == first
@@ -57,7 +57,7 @@ def test_streams_differ_in_seed_round_index_and_stage() -> None:
     assert len(firsts) == 3 * len(addresses)
 
 
-def test_neighbouring_streams_together_look_uniform() -> None:
+def test_streams_of_consecutive_samples_together_look_uniform() -> None:
     random = SampleRandom(5)
     values = np.array([random.at(0, index, 0).random() for index in range(20_000)])
     observed = np.histogram(values, bins=100, range=(0, 1))[0]
@@ -66,12 +66,12 @@ def test_neighbouring_streams_together_look_uniform() -> None:
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / np.sqrt(values.size)
 
 
-def test_addresses_may_be_as_large_as_any_data_set() -> None:
+def test_addresses_may_be_as_large_as_any_dataset() -> None:
     random = SampleRandom(2**64 - 1)
     assert drawn(random, 2**40, 10**12, 7) != drawn(random, 2**40, 10**12 + 1, 7)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "0", None])
-def test_a_seed_that_is_no_64_bit_int_is_refused_by_value(seed: object) -> None:
+def test_a_seed_that_is_not_a_64_bit_int_is_refused_and_shown(seed: object) -> None:
     with pytest.raises(SpecError, match=r"`seed` must be an int.*got"):
         SampleRandom(seed)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What draws from the global generators is noticed, and put back to the bit."""
+"""Draws from the global generators are noticed, and undone to the bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-# The global generators are what this is about.
+# This module tests the global generators.
 # ruff: noqa: NPY002
 from penstock.engine.program import seeding
 from penstock.engine.program.seeding import SeededCalls, Undrawn, place
@@ -45,7 +45,7 @@ def _seeded() -> None:
 
 
 @pytest.mark.parametrize("draw", list(DRAWS))
-def test_every_draw_moves_the_place(draw: str) -> None:
+def test_every_draw_moves_the_generators_place(draw: str) -> None:
     before = place()
     assert place() == before
     for _ in range(700):  # once around the words of a Mersenne Twister, and more
@@ -55,15 +55,17 @@ def test_every_draw_moves_the_place(draw: str) -> None:
         before = now
 
 
-def test_all_generators_are_read_where_they_lie() -> None:
+def test_all_generators_are_read_in_place() -> None:
     names = ("_PYTHON", "_PYTHONS_WORDS", "_SPARE", "_TORCH")
     known = [getattr(seeding, name) for name in names]
-    # Slower, but as good, where one of them lies otherwise.
+    # Where one has another layout, reading it is slower but as good.
     assert None not in (*known, seeding._numpys())  # noqa: SLF001
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from(sorted(DRAWS)))
-def test_a_seed_makes_what_each_generator_makes_of_it(seed: int, drawn: str) -> None:
+def test_a_seed_sets_each_generator_as_its_own_seed_function_does(
+    seed: int, drawn: str
+) -> None:
     DRAWS[drawn]()
     seeding.seed_global_generators(seed)
     numpys = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
@@ -78,7 +80,7 @@ def test_a_seed_makes_what_each_generator_makes_of_it(seed: int, drawn: str) -> 
     assert torch.equal(torch.default_generator.get_state(), torchs.get_state())
 
 
-def test_numpys_generator_may_be_another() -> None:
+def test_numpy_may_use_another_bit_generator() -> None:
     before = np.random.get_bit_generator()  # type: ignore[attr-defined]
     np.random.set_bit_generator(np.random.MT19937(3))  # type: ignore[attr-defined]
     try:
@@ -92,7 +94,7 @@ def test_numpys_generator_may_be_another() -> None:
     st.lists(st.sampled_from(sorted(DRAWS)), max_size=5),
     st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=5),
 )
-def test_what_was_drawn_is_put_back(trainers: list[str], datas: list[str]) -> None:
+def test_draws_are_undone(trainers: list[str], datas: list[str]) -> None:
     undrawn = Undrawn()
     for draw in trainers:
         DRAWS[draw]()
@@ -120,7 +122,7 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
         made = []
         for number, drawing in enumerate(draws):
             if not seeded:
-                random.random()  # what the trainer draws changes nothing
+                random.random()  # the trainer's draws change nothing
             make = random.random if drawing else lambda: 0.0
             made.append(calls.call(make, 7, number, alone=alone))
         return made, next_ones()[:1]
@@ -133,10 +135,10 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     assert len(set(drawn)) == len(drawn)
 
 
-def test_what_draws_nothing_beside_other_threads_is_not_seeded(
+def test_a_function_that_draws_nothing_is_not_seeded_beside_other_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another thread's draw looks like the call's own, so from then on it is."""
+    """Another thread's draw looks like the call's own, so later calls are seeded."""
     seeded = []
 
     def note(seed: int) -> None:

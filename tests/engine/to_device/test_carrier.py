@@ -1,4 +1,4 @@
-"""Copies read pinned memory, bounded, that nobody writes before they are done.
+"""Copies read bounded, pinned memory that nobody overwrites before they are done.
 
 The device is a stand-in whose copies are done when the test says so.
 """
@@ -18,7 +18,7 @@ from support.given_host import PLAN, Given, as_it_is, images, lane_from, taken
 PAGE = 4096
 
 
-def test_pinned_memory_is_that_of_one_batch_more_than_are_ahead() -> None:
+def test_pinned_memory_holds_one_batch_more_than_are_ahead() -> None:
     bus, host = ClockedBus(), Given([images(at, 100) for at in range(20)])
     lane = lane_from(host, bus)
     for host.ready in range(1, 21):
@@ -26,12 +26,12 @@ def test_pinned_memory_is_that_of_one_batch_more_than_are_ahead() -> None:
         nbytes = images(0, 100).nbytes
         assert bus.pinned_bytes <= (DEPTH + 1) * (nbytes + nbytes // 4)
     assert bus.from_pageable == 0
-    assert bus.waited > 0  # it never ticked by itself, and was waited for
+    assert bus.waited > 0  # it ticks only when the carrier waits for it
     lane.close()
     assert (bus.pinned_bytes, bus.done) == (0, bus.issued)
 
 
-def test_where_copies_lag_nothing_more_is_taken_ahead() -> None:
+def test_no_more_batches_are_taken_ahead_while_copies_lag() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(20)])
     host.ready = 20
     lane = lane_from(host, bus)
@@ -77,7 +77,7 @@ def test_slabs_that_cannot_be_pinned_are_copied_through_the_ring() -> None:
     batch = allocate((8,), torch.uint8).fill_(5)
     crossing = carrier.send(Delivery(batch, PLAN))
     del allocate, batch
-    assert pool.lend_bytes(PAGE)[0] is slab  # free again: it has been read
+    assert pool.lend_bytes(PAGE)[0] is slab  # free again, as it has been read
     slab.block[0] = 9
     bus.refusing.clear()
     bus.tick()
@@ -87,7 +87,7 @@ def test_slabs_that_cannot_be_pinned_are_copied_through_the_ring() -> None:
     pool.close()
 
 
-def test_without_pinned_memory_batches_are_copied_from_where_they_are() -> None:
+def test_batches_are_copied_in_place_where_no_memory_can_be_pinned() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(3)])
     bus.refusing = {"pinned"}
     lane = lane_from(host, bus)
@@ -96,7 +96,7 @@ def test_without_pinned_memory_batches_are_copied_from_where_they_are() -> None:
     assert bus.from_pageable == 3
 
 
-def test_what_is_on_a_device_already_is_left_to_the_trainers_stream() -> None:
+def test_data_already_on_a_device_is_left_to_the_trainers_stream() -> None:
     bus = ClockedBus()
     data = (torch.zeros(3, device="meta"), torch.ones(3))
     to_meta = ToDevice(DeviceStage.of("meta"))
@@ -104,7 +104,7 @@ def test_what_is_on_a_device_already_is_left_to_the_trainers_stream() -> None:
     assert (crossing.mark, bus.issued) == (None, 0)
 
 
-def test_a_batch_of_another_size_has_a_buffer_of_its_size() -> None:
+def test_a_batch_of_another_size_gets_a_buffer_of_that_size() -> None:
     bus = ClockedBus()
     carrier = Carrier(bus, as_it_is(), 1)
     for rows in (1, 100, 90, 2):

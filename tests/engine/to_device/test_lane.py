@@ -1,4 +1,4 @@
-"""Batches reach a device ahead of the trainer, whole, and are what they are at home.
+"""Batches reach a device ahead of the trainer, whole and unchanged.
 
 The device is a stand-in whose copies are done when the test says so.
 """
@@ -39,7 +39,7 @@ STAGE = DeviceStage.of("cpu", (MEAN, STD))
 # The stand-in
 
 
-def test_a_buffer_written_over_before_its_copy_would_be_seen() -> None:
+def test_the_stand_in_shows_a_buffer_overwritten_before_its_copy() -> None:
     bus = ClockedBus()
     memory = bus.pinned(8).fill_(1)
     with bus.side():
@@ -58,7 +58,7 @@ def test_a_buffer_written_over_before_its_copy_would_be_seen() -> None:
     st.lists(st.integers(1, 9), max_size=12),
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20)), max_size=12),
 )
-def test_at_whatever_pace_batches_are_those_copied_in_the_trainers_thread(
+def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
     rows: list[int], paces: list[tuple[int, int]]
 ) -> None:
     bus = ClockedBus()
@@ -78,7 +78,7 @@ def test_at_whatever_pace_batches_are_those_copied_in_the_trainers_thread(
 
 
 @pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
-def test_whatever_a_batch_is_made_of_crosses(collate: Any) -> None:
+def test_a_batch_of_any_content_crosses(collate: Any) -> None:
     bus, data = ClockedBus(), collate([Numbers(50)[at] for at in range(8)])
     lane = lane_from(host := Given([data]), bus)
     moved = taken(lane, host)
@@ -86,7 +86,7 @@ def test_whatever_a_batch_is_made_of_crosses(collate: Any) -> None:
     assert same(moved, as_it_is()(data))
 
 
-def test_what_is_ready_is_on_its_way_before_it_is_asked_for() -> None:
+def test_a_ready_batch_is_under_way_before_it_is_asked_for() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(5)])
     lane = lane_from(host, bus)
     taken(lane, host)
@@ -113,7 +113,7 @@ def test_an_error_is_raised_when_its_batch_is_due() -> None:
 
 
 def test_a_batch_that_cannot_be_copied_ahead_is_copied_when_it_is_due() -> None:
-    """As the device may have had no room for it."""
+    """The device may have had no room for it."""
     host = Given([images(at) for at in range(6)])
     host.ready = 6
     bus = ClockedBus()
@@ -138,7 +138,7 @@ def broken(_: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("no room")
 
 
-def test_what_was_copied_ahead_is_dropped_when_the_trainer_goes_elsewhere() -> None:
+def test_batches_copied_ahead_are_dropped_when_the_trainer_goes_elsewhere() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(9)])
     host.ready = 9
     lane = lane_from(host, bus)
@@ -154,7 +154,7 @@ def test_what_was_copied_ahead_is_dropped_when_the_trainer_goes_elsewhere() -> N
 # Whole pipelines
 
 
-def test_an_engine_is_looked_ahead_of_up_to_the_end_of_its_epoch() -> None:
+def test_the_lane_looks_ahead_to_the_end_of_the_engines_epoch() -> None:
     stages = (
         SourceStage(Numbers(40), executor="thread", name="data"),
         BatchStage(4),
@@ -182,7 +182,7 @@ def test_an_engine_is_looked_ahead_of_up_to_the_end_of_its_epoch() -> None:
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[ClockedBus, Lane]]]:
-    """Every pipeline to a device has it behind a clocked bus; these are they."""
+    """Put a clocked bus in front of every pipeline's device; return buses and lanes."""
     made: list[tuple[ClockedBus, Lane]] = []
 
     def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, None]:
@@ -264,7 +264,7 @@ def test_a_failing_sample_fails_its_own_batch(
 
 
 @pytest.mark.parametrize("how", [KINDS["2 threads"], KINDS["3 processes"]])
-def test_nothing_of_a_batch_outlives_its_pipeline(
+def test_no_part_of_a_batch_outlives_its_pipeline(
     lanes: list[tuple[ClockedBus, Lane]], how: Any
 ) -> None:
     with described(**how).to_device("cpu") as pipe:
@@ -280,7 +280,7 @@ def test_nothing_of_a_batch_outlives_its_pipeline(
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_where_there_is_no_cuda_device_nothing_of_it_is_loaded(device: str) -> None:
+def test_no_code_for_cuda_is_loaded_without_a_cuda_device(device: str) -> None:
     code = (
         "import sys, threading, penstock as ps;"
         f"pipe = ps.Pipeline.from_dataset(range(8)).batch(4).to_device({device!r});"

@@ -1,4 +1,4 @@
-"""Coroutines as workers: what a wakeup costs, what meters say, how they leave."""
+"""Coroutines as workers: the cost of a wakeup, their meters, and how they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON_S = 60.0
 
 
 class Counted(Connector):
-    """Counts how often work was asked for, and tells when it was so often."""
+    """Counts requests for work, and signals when there were as many as expected."""
 
     def __init__(self, core: Core, engine_lock: EngineLock, segment: int) -> None:
         super().__init__(core, engine_lock, segment, lambda in_flight: "batch")
@@ -45,7 +45,7 @@ class Counted(Connector):
 
 
 class Site:
-    """A pool at the second of three segments; the first is worked on by hand."""
+    """A pool at the second of three segments; the test works on the first."""
 
     def __init__(self, function: Any, sizes: tuple[int, ...] = (4,)) -> None:
         segments = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(3)]
@@ -66,7 +66,7 @@ class Site:
         self.pool.close()
 
     def load(self) -> int:
-        """Let the source hand on its next rows; return how many."""
+        """Let the source pass on its next rows; return how many."""
         meter = self.source.enter()
         lease = self.source.try_take(meter)
         assert lease is not None
@@ -75,7 +75,7 @@ class Site:
         return rows
 
     def waits(self) -> list[Wait | None]:
-        """What each worker waits for."""
+        """Return what each worker waits for."""
         with self.engine_lock.lock:
             return [meter.waiting_for for meter in self.connector.meters]
 
@@ -93,16 +93,16 @@ async def hand_on(sample: Any) -> Any:
     return sample
 
 
-def test_a_new_permit_tries_once_so_that_its_meter_says_what_it_waits_for() -> None:
+def test_a_new_permit_tries_once_so_its_meter_knows_what_it_waits_for() -> None:
     with site(hand_on) as here:
-        here.connector.expect(101)  # the last ends in the line's first trying again
+        here.connector.expect(101)  # after the last, the first in line tries again
         here.pool.resize(100)
         assert here.connector.there.wait(SOON_S)
         assert here.waits() == [Wait.INPUT] * 100
         assert here.pool.statistics().alive == 100
 
 
-def test_a_wake_up_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
+def test_a_wakeup_without_work_costs_one_try_not_one_per_permit() -> None:
     with site(hand_on) as here:
         here.connector.expect(1001)
         here.pool.resize(1000)
@@ -112,11 +112,11 @@ def test_a_wake_up_that_brings_nothing_costs_one_try_not_one_a_permit() -> None:
             here.connector.expect(1)
             here.connector.engine_lock.notify(here.connector.segment)
             assert here.connector.there.wait(SOON_S)
-        late = 1  # the resize's, where the loop had begun to staff before it
+        late = 1  # from the resize, if the loop began to start workers before it
         assert here.connector.tries <= before + 10 + late
 
 
-def test_retiring_lets_those_at_work_finish_and_ends_the_thread() -> None:
+def test_retiring_lets_active_workers_finish_and_ends_the_thread() -> None:
     begun, finish = threading.Event(), threading.Event()
 
     async def slow(sample: Any) -> int:
@@ -137,7 +137,7 @@ def test_retiring_lets_those_at_work_finish_and_ends_the_thread() -> None:
         assert here.connector.total(0).rows == rows
 
 
-def test_what_goes_wrong_in_the_engine_itself_is_told() -> None:
+def test_a_fault_of_the_engine_itself_is_reported() -> None:
     class Broken(Exception):
         pass
 

@@ -132,7 +132,7 @@ def test_every_sample_comes_once_and_in_order(
 
 
 @every
-def test_an_epoch_goes_on_where_it_was_left(maker: Any, tmp_path: Path) -> None:
+def test_an_epoch_resumes_where_it_was_left(maker: Any, tmp_path: Path) -> None:
     make = maker(tmp_path)
     ps.testing.assert_exact_resume(lambda: make().shuffle(seed=3).batch(7), every=3)
 

@@ -36,7 +36,7 @@ def sleeper() -> Iterator[int]:
         (None, (0, 0), "unknown, because the fork server ended, too"),
     ],
 )
-def test_the_end_is_told_with_what_is_known(
+def test_the_cause_of_death_says_all_that_is_known(
     status: int | None, kills: tuple[int, int], told: str
 ) -> None:
     assert told in cause_of(status, *kills)
@@ -50,7 +50,7 @@ def test_the_end_is_told_with_what_is_known(
         ("5:memory:/a/b", "memory/a/b/memory.oom_control", "under_oom 0\noom_kill 2\n"),
     ],
 )
-def test_kills_for_memory_are_read_from_either_version_of_control_groups(
+def test_kills_for_memory_are_read_from_both_versions_of_cgroups(
     line: str, path: str, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "self").mkdir()
@@ -61,7 +61,7 @@ def test_kills_for_memory_are_read_from_either_version_of_control_groups(
     assert oom_kills(tmp_path, tmp_path / "cgroup") == 2
 
 
-def test_where_nothing_is_counted_there_were_no_kills(tmp_path: Path) -> None:
+def test_no_kills_are_reported_where_none_are_counted(tmp_path: Path) -> None:
     assert oom_kills(tmp_path, tmp_path) == 0
 
 

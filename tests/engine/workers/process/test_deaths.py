@@ -1,4 +1,4 @@
-"""Only what was in hand is blamed, and only until it gets through."""
+"""Only the samples being worked on are blamed, and only until they get through."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_nobody_is_blamed_at_first() -> None:
 
 
 @pytest.mark.parametrize(("first", "found"), [(0, 5), (4, 1), (5, 0), (6, None)])
-def test_a_suspect_is_found_wherever_its_chunk_begins(
+def test_a_suspect_is_found_wherever_the_chunk_begins(
     first: int, found: int | None
 ) -> None:
     blame = Blame()
@@ -41,7 +41,7 @@ def test_a_sample_is_given_up_after_its_last_death() -> None:
     assert blame.verdict(chunk(1, 4, 2)) is None
 
 
-def test_one_that_got_through_is_acquitted() -> None:
+def test_a_sample_that_got_through_is_acquitted() -> None:
     blame = Blame()
     blame.add(chunk(1, 0, 4), [1, 3], "died")
     blame.acquit(chunk(1, 0, 2))

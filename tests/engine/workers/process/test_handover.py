@@ -1,4 +1,4 @@
-"""A batch crosses as it is, and the memory it crossed in comes back or is let go."""
+"""A batch crosses unchanged, and the memory it crossed in comes back or is released."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.datasets import Numbers
 
 
 def keeps_bytes(dtype: torch.dtype) -> bool:
-    """Whether tensors of this dtype can be made of bytes: quantised ones cannot."""
+    """Return whether bytes can become tensors of this dtype; quantised ones cannot."""
     try:
         torch.zeros(16, dtype=torch.uint8).view(dtype)
     except RuntimeError:
@@ -43,7 +43,7 @@ class Ferry:
         self.unpacker = Unpacker()
 
     def carry(self, data: Any) -> tuple[Packed, Any]:
-        """Bring a batch over; first let the child know what has died."""
+        """Bring a batch over, after telling the child which arrays have died."""
         self.packer.take_back(self.unpacker.returned())
         packed, descriptors = self.packer.pack(data)
         copies = deque(map(os.dup, descriptors))  # as a pipe does
@@ -72,7 +72,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
-def test_a_batch_arrives_as_it_was(
+def test_a_batch_arrives_unchanged(
     collate: Callable[[list[Any]], Any], ferry: Ferry
 ) -> None:
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_batch_arrives_as_it_was(
         assert same(ferry.carry(data)[1], data)
 
 
-def test_a_tensor_that_is_in_there_twice_is_one_tensor_there(ferry: Ferry) -> None:
+def test_a_tensor_that_a_batch_holds_twice_arrives_as_one(ferry: Ferry) -> None:
     tensor = torch.ones(3)
     _, (first, second, third) = ferry.carry([tensor, tensor, torch.ones(3)])
     assert first is second
@@ -102,7 +102,7 @@ def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
     assert len({part.key for part in packed.parts}) == 1
 
 
-def test_memory_is_written_again_only_when_its_last_array_has_died(
+def test_memory_is_reused_only_after_its_last_array_has_died(
     ferry: Ferry,
 ) -> None:
     _, first = ferry.carry(ferry.made_in_place(1.0))
@@ -114,12 +114,14 @@ def test_memory_is_written_again_only_when_its_last_array_has_died(
     assert (row[0], second[0, 0], third[0, 0]) == (1.0, 2.0, 3.0)
     assert packed.new
     del row, second, third
-    assert ferry.carry(ferry.made_in_place(4.0))[0].new  # they died too late for it
+    assert ferry.carry(ferry.made_in_place(4.0))[
+        0
+    ].new  # they died too late to be reused for it
     assert ferry.carry(ferry.made_in_place(5.0))[0].new == ()
 
 
 @pytest.mark.parametrize("where", ["slab", "heap"])
-def test_a_steady_trainer_is_sent_no_more_slabs(where: str, ferry: Ferry) -> None:
+def test_a_steady_trainer_receives_no_new_slabs(where: str, ferry: Ferry) -> None:
     def carry(value: float) -> Packed:
         data = (
             ferry.made_in_place(value) if where == "slab" else torch.full((8, 4), value)
@@ -136,7 +138,9 @@ def test_a_steady_trainer_is_sent_no_more_slabs(where: str, ferry: Ferry) -> Non
 
 
 @pytest.mark.parametrize("where", ["slab", "heap"])
-def test_what_the_trainer_keeps_costs_no_descriptor(where: str, ferry: Ferry) -> None:
+def test_batches_that_the_trainer_keeps_cost_no_descriptor(
+    where: str, ferry: Ferry
+) -> None:
     kept, seen = [], []
     for value in range(2 * KEEP):
         data = (
@@ -151,9 +155,9 @@ def test_what_the_trainer_keeps_costs_no_descriptor(where: str, ferry: Ferry) ->
     assert ferry.carry(torch.zeros(2))[1].tolist() == [0.0, 0.0]
 
 
-def test_what_a_fork_shares_is_not_written_again(ferry: Ferry) -> None:
+def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
     packed, batch = ferry.carry(ferry.made_in_place(1.0))
-    ferry.unpacker.share()  # as before a fork there; the sender's process is another
+    ferry.unpacker.share()  # as before a fork there; the sender is another process
     shared = packed.parts[0].key
     del batch
     later = [ferry.carry(ferry.made_in_place(2.0))[0] for _ in range(5)]
@@ -184,17 +188,17 @@ def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None
         torch.nn.Parameter(torch.ones(2)),
     ],
 )
-def test_a_message_carries_tensors_however_they_lie(tensor: torch.Tensor) -> None:
+def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) -> None:
     found = pickle.loads(dumps({"x": tensor}))["x"]  # noqa: S301 our own
     assert torch.equal(found, tensor)
     assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
     assert found.stride() == torch.empty_like(tensor, device="meta").stride()
 
 
-def test_memory_that_comes_twice_is_held_by_both(ferry: Ferry) -> None:
+def test_memory_that_arrives_twice_is_held_by_both_batches(ferry: Ferry) -> None:
     tensor = ferry.made_in_place(1.0)
     packed, descriptors = ferry.packer.pack(tensor)
-    ferry.unpacker.unpack(packed, deque(map(os.dup, descriptors)))  # and dies at once
+    ferry.unpacker.unpack(packed, deque(map(os.dup, descriptors)))  # it dies at once
     first, second = ferry.carry(tensor)[1], ferry.carry(tensor)[1]
     del tensor, second
     for value in range(2, 5):
@@ -207,7 +211,9 @@ def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:
         assert ferry.carry(torch.arange(size))[1].tolist() == list(range(size))
 
 
-def test_what_cannot_be_pickled_says_so_and_the_next_one_crosses(ferry: Ferry) -> None:
+def test_a_batch_that_cannot_be_pickled_is_an_error_and_the_next_crosses(
+    ferry: Ferry,
+) -> None:
     with pytest.raises(TypeError, match="it stays here"):
         ferry.carry([torch.ones(3), Refusing()])
     assert ferry.carry([torch.ones(3)])[1][0].tolist() == [1.0] * 3

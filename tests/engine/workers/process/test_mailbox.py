@@ -1,4 +1,4 @@
-"""The end that never waits: whole objects, in order, whatever the other end does."""
+"""A mailbox never waits; whole objects arrive in order whatever the other end does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGE = bytes(3 << 20)
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Pipe, Pipe]]:
-    """The trainer's end, and the worker's."""
+    """Return the trainer's end and the worker's."""
     ours, theirs = Pipe.pair()
     yield ours, theirs
     ours.close()
     theirs.close()
 
 
-def test_what_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
+def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.post("one")
     ours.post(2)
@@ -32,7 +32,7 @@ def test_what_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     assert (theirs.receive(), theirs.receive()) == ("one", 2)
 
 
-def test_posting_to_one_who_does_not_read_does_not_wait(
+def test_posting_to_an_end_that_does_not_read_does_not_wait(
     ends: tuple[Pipe, Pipe],
 ) -> None:
     ours, _ = ends
@@ -41,14 +41,14 @@ def test_posting_to_one_who_does_not_read_does_not_wait(
     assert ours.waiting
 
 
-def test_what_had_no_room_follows_in_order_with_its_descriptors(
+def test_objects_that_had_no_room_follow_in_order_with_descriptors(
     ends: tuple[Pipe, Pipe],
 ) -> None:
     ours, theirs = ends
     reading, writing = os.pipe()
     ours.post(LARGE)
     ours.post("with it", [writing])
-    os.close(writing)  # its number may be used again before the message is sent
+    os.close(writing)  # its number may be reused before the message is sent
     again = os.open(os.devnull, os.O_WRONLY)
     assert again == writing
     with ThreadPoolExecutor(1) as pool:
@@ -75,7 +75,7 @@ def test_large_objects_are_read_as_they_come(ends: tuple[Pipe, Pipe]) -> None:
     assert found == [LARGE, "small"]
 
 
-def test_nothing_yet_is_no_end(ends: tuple[Pipe, Pipe]) -> None:
+def test_an_empty_pipe_is_not_the_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, _ = ends
     assert ours.collect() == []
 
@@ -90,7 +90,7 @@ def test_half_an_object_waits_for_its_rest(ends: tuple[Pipe, Pipe]) -> None:
     assert ours.collect() == ["whole"]
 
 
-def test_last_words_come_before_the_end(ends: tuple[Pipe, Pipe]) -> None:
+def test_the_last_messages_arrive_before_the_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     theirs.send("last")
     theirs.close()

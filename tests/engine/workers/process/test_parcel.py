@@ -1,4 +1,4 @@
-"""What travels to fresh interpreters arrives; what cannot is named."""
+"""Objects travel to fresh interpreters, and one that cannot is named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.datasets import Numbers
 
 
 class Locked:
-    """Holds what no process can send to another."""
+    """Holds an object that no process can send to another."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -67,7 +67,7 @@ def around(thing: Any) -> Any:
 
 
 class Slotted:
-    """Backoffs a lock in a slot."""
+    """Holds a lock in a slot."""
 
     __slots__ = ("lock",)
 
@@ -160,7 +160,7 @@ def test_a_tensor_that_is_on_a_gpu_says_so() -> None:
         pack(Rows(torch.zeros(3, device="cuda")), "dataset")
 
 
-def test_what_was_packed_comes_out_again() -> None:
+def test_packed_objects_are_unpacked_unchanged() -> None:
     rows = unpack(pack(Rows(around(torch.arange(3))), "dataset"))
     assert rows[3] == 3
     assert torch.equal(rows.transform(1)[1], torch.arange(3))
@@ -185,7 +185,7 @@ print(pack([Rows(), lambda sample: plus(sample) + 1], "stages").hex())
 """
 
 
-def test_what_main_defines_travels_by_value(tmp_path: Path) -> None:
+def test_objects_that_main_defines_travel_by_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     told = warm.run([sys.executable, str(script)], cwd=tmp_path)

@@ -47,7 +47,9 @@ def test_an_object_larger_than_the_pipe_arrives_whole(ends: tuple[Pipe, Pipe]) -
 
 
 @pytest.mark.parametrize("started", [b"", b"\0\0\0"], ids=["between", "within"])
-def test_the_other_ends_end_is_told(started: bytes, ends: tuple[Pipe, Pipe]) -> None:
+def test_the_end_of_the_other_end_is_reported(
+    started: bytes, ends: tuple[Pipe, Pipe]
+) -> None:
     ours, theirs = ends
     os.write(ours.fileno(), started)
     ours.close()
@@ -55,7 +57,7 @@ def test_the_other_ends_end_is_told(started: bytes, ends: tuple[Pipe, Pipe]) -> 
         theirs.receive()
 
 
-def test_sending_to_an_end_that_is_gone_is_told(ends: tuple[Pipe, Pipe]) -> None:
+def test_sending_to_an_end_that_is_gone_is_an_error(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     theirs.close()
     with pytest.raises(EOFError):
@@ -66,7 +68,7 @@ def test_sending_to_an_end_that_is_gone_is_told(ends: tuple[Pipe, Pipe]) -> None
         ours.receive()
 
 
-def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Pipe, Pipe]) -> None:
+def test_messages_sent_before_the_end_still_arrive(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.send("last words")
     ours.close()
@@ -75,7 +77,9 @@ def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Pipe, Pipe]) -> 
         theirs.receive()
 
 
-def test_a_descriptor_arrives_as_the_receivers_own(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_descriptor_arrives_as_one_of_the_receivers_own(
+    ends: tuple[Pipe, Pipe],
+) -> None:
     ours, theirs = ends
     reading, writing = os.pipe()
     ours.send("before")
@@ -93,7 +97,9 @@ def test_a_descriptor_arrives_as_the_receivers_own(ends: tuple[Pipe, Pipe]) -> N
     os.close(reading)
 
 
-def test_a_descriptor_that_finds_no_room_is_told_of(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_descriptor_for_which_there_is_no_room_is_an_error(
+    ends: tuple[Pipe, Pipe],
+) -> None:
     ours, theirs = ends
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
@@ -111,7 +117,9 @@ def test_a_descriptor_that_finds_no_room_is_told_of(ends: tuple[Pipe, Pipe]) -> 
             os.close(descriptor)
 
 
-def test_all_that_has_come_is_received_at_once(ends: tuple[Pipe, Pipe]) -> None:
+def test_everything_that_has_arrived_is_received_at_once(
+    ends: tuple[Pipe, Pipe],
+) -> None:
     ours, theirs = ends
     for number in range(5):
         ours.send(number)
@@ -125,7 +133,7 @@ def test_all_that_has_come_is_received_at_once(ends: tuple[Pipe, Pipe]) -> None:
         theirs.receive_all()
 
 
-def test_an_object_that_cannot_be_pickled_leaves_the_pipe_as_it_was(
+def test_an_object_that_cannot_be_pickled_leaves_the_pipe_unchanged(
     ends: tuple[Pipe, Pipe],
 ) -> None:
     ours, theirs = ends
@@ -135,7 +143,7 @@ def test_an_object_that_cannot_be_pickled_leaves_the_pipe_as_it_was(
     assert theirs.receive() == "still there"
 
 
-def test_a_child_keeps_its_own_end_alone(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_child_keeps_only_its_own_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     other, another = Pipe.pair()
     with kept(theirs):

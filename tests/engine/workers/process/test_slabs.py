@@ -1,4 +1,4 @@
-"""Shared memory: lent with a batch, free again when the batch's last array dies."""
+"""Shared memory is lent with a batch and free again when its last array dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def flat(nbytes: int) -> Layout:
-    """Lay out a sample of so many bytes."""
+    """Return the layout of a sample of this many bytes."""
     layout = learn(np.zeros(nbytes, np.uint8))
     assert layout is not None
     return layout
@@ -38,7 +38,7 @@ def is_open(descriptor: int) -> bool:
 
 @pytest.fixture
 def pool() -> SlabPool:
-    """A pool that gives slabs away from the fourth handed over on."""
+    """A pool that gives away every slab after the first three handed over."""
     return SlabPool(keep=3)
 
 
@@ -54,7 +54,7 @@ def test_two_mappings_of_a_slab_are_one_memory() -> None:
     slab.give_away()
 
 
-def test_leaves_lie_apart_on_cache_lines() -> None:
+def test_leaves_begin_on_separate_cache_lines() -> None:
     slab = Slab(1, PAGE)
     allocate, memory = allocate_on(slab.block)
     leaves = [allocate((3,), torch.uint8) for _ in range(4)]
@@ -87,7 +87,7 @@ def test_a_slab_lives_while_a_tensor_of_it_does(pool: SlabPool) -> None:
     assert key == 1
 
 
-def test_a_slab_is_lent_again_when_its_batch_has_died(pool: SlabPool) -> None:
+def test_a_slab_is_lent_again_after_its_batch_has_died(pool: SlabPool) -> None:
     slab, allocate = pool.lend(flat(100), 1)
     tensor = allocate((4,), torch.int64)
     del allocate
@@ -122,7 +122,7 @@ def test_a_batch_is_alive_while_any_part_of_it_is(
     pool.close()
 
 
-def test_slabs_of_another_size_are_let_go(pool: SlabPool) -> None:
+def test_slabs_of_another_size_are_released(pool: SlabPool) -> None:
     small, allocate = pool.lend(flat(100), 1)
     del allocate
     assert small.descriptor >= 0
@@ -133,7 +133,7 @@ def test_slabs_of_another_size_are_let_go(pool: SlabPool) -> None:
     pool.close()
 
 
-def test_what_the_trainer_keeps_costs_no_descriptor(pool: SlabPool) -> None:
+def test_batches_that_the_trainer_keeps_cost_no_descriptor(pool: SlabPool) -> None:
     kept, slabs = [], []
     for value in range(8):
         slab, allocate = pool.lend(flat(100), 1)
@@ -147,7 +147,7 @@ def test_what_the_trainer_keeps_costs_no_descriptor(pool: SlabPool) -> None:
     pool.close()
 
 
-def test_a_slab_that_is_still_to_be_written_is_not_given_away(pool: SlabPool) -> None:
+def test_a_slab_that_is_still_being_written_is_not_given_away(pool: SlabPool) -> None:
     first, allocate = pool.lend(flat(100), 1)
     tensor, kept = allocate((1,), torch.int64), []
     for _ in range(20):
@@ -162,7 +162,7 @@ def test_a_slab_that_is_still_to_be_written_is_not_given_away(pool: SlabPool) ->
     pool.close()
 
 
-def test_what_a_fork_shares_is_not_lent_again(pool: SlabPool) -> None:
+def test_memory_that_a_fork_shares_is_not_lent_again(pool: SlabPool) -> None:
     slabs, kept = [], []
     for value in range(2):
         slab, allocate = pool.lend(flat(100), 1)
@@ -180,7 +180,7 @@ def test_what_a_fork_shares_is_not_lent_again(pool: SlabPool) -> None:
     pool.close()
 
 
-def test_a_fork_takes_no_lock_of_a_pool(pool: SlabPool) -> None:
+def test_a_fork_takes_no_lock_of_the_pool(pool: SlabPool) -> None:
     with pool.lock:
         if (pid := os.fork()) == 0:
             os._exit(0)
@@ -212,7 +212,7 @@ def test_closing_closes_every_descriptor_and_batches_live_on(pool: SlabPool) -> 
     assert tensor.tolist() == [5, 5, 5, 5]
 
 
-def test_a_descriptor_is_not_inherited_and_its_name_is_ours() -> None:
+def test_a_descriptor_is_not_inherited_and_has_our_name() -> None:
     slab = Slab(4, PAGE)
     assert not os.get_inheritable(slab.descriptor)
     assert "penstock" in os.readlink(f"/proc/self/fd/{slab.descriptor}")
@@ -221,7 +221,7 @@ def test_a_descriptor_is_not_inherited_and_its_name_is_ours() -> None:
     slab.give_away()
 
 
-def test_memory_that_cannot_be_had_is_an_error_and_leaves_no_descriptor() -> None:
+def test_a_failed_allocation_is_an_error_and_leaves_no_descriptor() -> None:
     before = os.listdir("/proc/self/fd")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (PAGE, hard))

@@ -1,4 +1,4 @@
-"""A worker's page: what it holds and how it ended can be read after its death."""
+"""A worker's status page shows what it worked on and how it ended, even after death."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(status_page: StatusPage) -> dict[int, int]:
     return {held.task: held.row for held in status_page.held()}
 
 
-def test_nothing_is_in_hand_before_a_task_and_after_it(status_page: StatusPage) -> None:
+def test_no_sample_is_shown_before_and_after_a_task(status_page: StatusPage) -> None:
     lane = status_page.lane(0)
     assert status_page.held() == []
     lane.begin(7)
@@ -37,7 +37,7 @@ def test_nothing_is_in_hand_before_a_task_and_after_it(status_page: StatusPage) 
     assert status_page.held() == []
 
 
-def test_the_sample_taken_is_the_sample_shown(status_page: StatusPage) -> None:
+def test_the_sample_being_worked_on_is_shown(status_page: StatusPage) -> None:
     lane = status_page.lane(0)
     lane.begin(1)
     seen = [(item, rows(status_page)[1]) for item in lane.each("abc", [0, 4, 5])]
@@ -45,14 +45,14 @@ def test_the_sample_taken_is_the_sample_shown(status_page: StatusPage) -> None:
     assert rows(status_page) == {1: ALL_ROWS}
 
 
-def test_lanes_do_not_mix(status_page: StatusPage) -> None:
+def test_lanes_do_not_interfere(status_page: StatusPage) -> None:
     for lane in (0, 1, 499):
         status_page.lane(lane).begin(100 + lane)
     status_page.lane(1).end()
     assert rows(status_page) == {100: ALL_ROWS, 599: ALL_ROWS}
 
 
-def test_a_killed_process_leaves_what_it_held_its_status_and_its_stacks(
+def test_a_killed_process_leaves_its_sample_its_status_and_its_stacks(
     status_page: StatusPage,
 ) -> None:
     pid = os.fork()
@@ -79,7 +79,7 @@ def test_a_page_says_nothing_until_something_is_written(
     assert status_page.status is None
 
 
-def test_it_is_known_when_a_lane_last_moved(status_page: StatusPage) -> None:
+def test_the_page_says_when_a_lane_last_moved(status_page: StatusPage) -> None:
     assert status_page.moved_ns() == 0
     before = time.monotonic_ns()
     status_page.lane(0).begin(1)

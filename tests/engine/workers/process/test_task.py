@@ -1,4 +1,4 @@
-"""Exceptions come back from worker processes as what they were, or quoted."""
+"""Exceptions come back from worker processes unchanged or quoted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penstock.errors import WorkerError
 
 
 class Plain(ValueError):
-    """Comes out of pickle as it went in."""
+    """Survives pickling unchanged."""
 
 
 class Demanding(Exception):
-    """Its constructor takes other arguments than it keeps."""
+    """Has a constructor whose arguments differ from those it keeps."""
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(f"{path}:{line}")
 
 
 class Holding(Exception):
-    """Holds what cannot be pickled."""
+    """Holds an object that cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -64,14 +64,14 @@ def test_an_exception_comes_back_as_its_own_type(error: BaseException) -> None:
     ("error", "told"),
     [(Demanding("a.py", 3), "Demanding: a.py:3"), (Holding("shut"), "Holding: shut")],
 )
-def test_one_that_cannot_travel_is_quoted(error: Exception, told: str) -> None:
+def test_an_exception_that_cannot_travel_is_quoted(error: Exception, told: str) -> None:
     came = journey(error)
     assert type(came) is WorkerError
     assert str(came) == told
 
 
 @pytest.mark.parametrize("error", [Plain("bad"), Demanding("a.py", 3)])
-def test_the_workers_traceback_hangs_on_it_as_its_cause(error: Exception) -> None:
+def test_the_workers_traceback_is_the_exceptions_cause(error: Exception) -> None:
     came = journey(error)
     assert isinstance(came.__cause__, RemoteTraceback)
     shown = "".join(traceback.format_exception(came))
@@ -80,7 +80,7 @@ def test_the_workers_traceback_hangs_on_it_as_its_cause(error: Exception) -> Non
     assert getattr(came, "__notes__", []) == []
 
 
-def test_notes_of_the_users_stay() -> None:
+def test_notes_added_by_the_user_stay() -> None:
     error = Plain("bad")
     error.add_note("while reading the index")
     assert journey(error).__notes__ == ["while reading the index"]

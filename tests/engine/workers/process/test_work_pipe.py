@@ -1,4 +1,4 @@
-"""A worker's end: frames however they come, descriptors in order, and the GIL kept."""
+"""A worker's end takes frames of any split, descriptors in order, and keeps the GIL."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_descriptors_come_in_order_with_the_frames_they_belong_to(ends: Ends) ->
     assert found == [b"0", b"1", b"2", b"2", b"3"]
 
 
-def test_what_is_not_there_yet_is_waited_for(ends: Ends) -> None:
+def test_the_worker_waits_for_what_is_not_there_yet(ends: Ends) -> None:
     worker, trainer = ends
     timer = threading.Timer(0.05, trainer.send, ("late",))
     timer.start()
@@ -69,7 +69,7 @@ def test_what_is_not_there_yet_is_waited_for(ends: Ends) -> None:
     timer.join()
 
 
-def test_the_end_of_the_other_end_is_heard(ends: Ends) -> None:
+def test_the_end_of_the_other_end_is_noticed(ends: Ends) -> None:
     worker, trainer = ends
     trainer.send("last")
     trainer.close()
@@ -80,7 +80,7 @@ def test_the_end_of_the_other_end_is_heard(ends: Ends) -> None:
         worker.send("anybody?")
 
 
-def test_a_frame_that_breaks_off_is_an_end_too(ends: Ends) -> None:
+def test_a_frame_that_breaks_off_is_the_end_too(ends: Ends) -> None:
     worker, trainer = ends
     trainer._socket.sendall(b"\0\0\0")  # noqa: SLF001 half a header
     trainer.close()
@@ -94,12 +94,12 @@ def test_no_other_thread_runs_while_tasks_are_taken_and_outcomes_sent(
     worker, trainer = ends
     for number in range(200):
         trainer.send(number)
-    worker.receive()  # the rest has come with it
+    worker.receive()  # the rest has arrived with it
     begin, ran = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: begin.wait() and ran.set())
     thread.start()
     interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(60.0)  # from here on it runs only if this one lets it
+    sys.setswitchinterval(60.0)  # from here on it runs only if this thread lets it
     try:
         begin.set()
         for _ in range(199):
