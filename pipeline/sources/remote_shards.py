@@ -47,9 +47,10 @@ class RemoteShards(Shards):
         self._files = self.FILES(store, paths, None, ())
 
     def __getitem__(self, index: Any) -> Any:
-        path, begin, end = self._place(index)
-        data = self._files.read(path, (begin, end)) if begin < end else b""
-        return self._sample(index, data, begin)
+        place = self._place(index)
+        begin, end = part = place.begin, place.end
+        data = self._files.read(place.path, part) if begin < end else b""
+        return self._sample(place, data, begin)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each sample: `uint64 [n, 2]`.
@@ -72,10 +73,11 @@ class AsyncShards(RemoteShards):
     FILES = AsyncFiles
 
     async def __getitem__(self, index: Any) -> Any:
-        path, begin, end = self._place(index)
+        place = self._place(index)
+        begin, end = part = place.begin, place.end
         files: Any = self._files
-        data = await files.wait_for(path, (begin, end)) if begin < end else b""
-        return self._sample(index, data, begin)
+        data = await files.wait_for(place.path, part) if begin < end else b""
+        return self._sample(place, data, begin)
 
     def in_threads(self) -> RemoteShards:
         """Return the same shards, for threads to read."""

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -34,6 +34,26 @@ RUN_BYTES = 1 << 20
 """Samples side by side are read at once up to this size. Beyond it, a read takes as
 long as copying its bytes, so larger ones gain nothing.
 """
+
+
+class Place(NamedTuple):
+    """Where a sample lies."""
+
+    index: int
+    path: str
+    """Its shard."""
+    fields: list[list[int]]
+    """Number of the name, first byte and size of each field, in the shard's order."""
+
+    @property
+    def begin(self) -> int:
+        """The first byte of its fields."""
+        return self.fields[0][1] if self.fields else 0
+
+    @property
+    def end(self) -> int:
+        """The byte after its fields."""
+        return self.fields[-1][1] + self.fields[-1][2] if self.fields else 0
 
 
 class Shards(Source):
@@ -63,37 +83,32 @@ class Shards(Source):
     def __len__(self) -> int:
         return len(self.index.keys)
 
-    def _place(self, index: int) -> tuple[str, int, int]:
-        """Return the shard of a sample, and the first and last byte of its fields."""
+    def _place(self, index: int) -> Place:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         wanted = self._wanted
         first, after = wanted.firsts[index : index + 2].tolist()
-        path = self.paths[wanted.shards[index]]
-        if first == after:
-            return path, 0, 0
-        _, end, nbytes = wanted.fields[after - 1].tolist()
-        return path, int(wanted.fields[first, 1]), end + nbytes
+        path, fields = self.paths[wanted.shards[index]], wanted.fields[first:after]
+        return Place(index, path, fields.tolist())
 
-    def _sample(self, index: int, data: bytes, begin: int) -> Any:
+    def _sample(self, place: Place, data: bytes, begin: int) -> Any:
         """Return a sample, given bytes of its shard from `begin` on."""
-        wanted, names = self._wanted, self.index.names
-        first, after = wanted.firsts[index : index + 2].tolist()
+        names, key = self.index.names, self.index.keys[place.index]
         found = {
             names[number]: self._reads[names[number]](
                 data[start - begin : start - begin + nbytes]
             )
-            for number, start, nbytes in wanted.fields[first:after].tolist()
+            for number, start, nbytes in place.fields
         }
         if self.fields is None:
-            return {"__key__": self.index.keys[index], **found}
+            return {"__key__": key, **found}
         try:
             return tuple([found[name] for name in self.fields])
         except KeyError as error:
-            path, key = self.paths[wanted.shards[index]], self.index.keys[index]
             text = (
-                f"sample {key!r} in {path} has no field {error}, only {sorted(found)};"
-                " correct the name, or leave out samples that lack the field"
+                f"sample {key!r} in {place.path} has no field {error}, only"
+                f" {sorted(found)}; correct the name, or leave out samples that lack"
+                " the field"
             )
             raise KeyError(text) from None
 
@@ -180,37 +195,41 @@ class WebDataset(Shards):
         return cls(found, checked_fields(index, fields, found[0]), index)
 
     def __getitem__(self, index: Any) -> Any:
-        path, begin, end = self._place(index)
-        return self._sample(index, self._shard(path).read(begin, end), begin)
+        place = self._place(index)
+        data = self._shard(place.path).read(place.begin, place.end)
+        return self._sample(place, data, place.begin)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return some samples; those that lie side by side are read at once."""
         found: list[Any] = [None] * len(indices)
-        for path, begin, end, places in self._runs(indices):
-            data = self._shard(path).read(begin, end)
-            for place in places:
-                found[place] = self._sample(indices[place], data, begin)
+        for begin, end, run in self._runs(indices):
+            data = self._shard(run[0][1].path).read(begin, end)
+            for at, place in run:
+                found[at] = self._sample(place, data, begin)
         return found
 
     def _runs(
         self, indices: Sequence[int]
-    ) -> Iterator[tuple[str, int, int, list[int]]]:
-        """Yield what to read at once: shard, first and last byte, places of samples."""
-        path, begin, end, places = "", 0, 0, list[int]()
-        before = -1
-        for place in sorted(range(len(indices)), key=indices.__getitem__):
-            next_path, start, stop = self._place(indices[place])
-            near = indices[place] <= before + 1 and next_path == path
-            if places and near and begin <= start and stop - begin <= RUN_BYTES:
+    ) -> Iterator[tuple[int, int, list[tuple[int, Place]]]]:
+        """Yield what to read of a shard at once: its first byte and the byte after it.
+
+        The samples that lie there follow, each with its position in `indices`.
+        """
+        begin, end, run = 0, 0, list[tuple[int, Place]]()
+        for at in sorted(range(len(indices)), key=indices.__getitem__):
+            place = self._place(indices[at])
+            start, stop = place.begin, place.end
+            _, last = run[-1] if run else (0, place)
+            near = run and place.path == last.path and place.index <= last.index + 1
+            if near and begin <= start and stop - begin <= RUN_BYTES:
                 end = max(end, stop)
             else:
-                if places:
-                    yield path, begin, end, places
-                path, begin, end, places = next_path, start, stop, []
-            places.append(place)
-            before = indices[place]
-        if places:
-            yield path, begin, end, places
+                if run:
+                    yield begin, end, run
+                begin, end, run = start, stop, []
+            run.append((at, place))
+        if run:
+            yield begin, end, run
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each sample: `uint64 [n, 2]`.
