@@ -76,7 +76,7 @@ class Engine:
         slabs: memory that worker processes write to; passed if others use it, too.
 
     Raises:
-        BudgetError: from `pop`, if the budget cannot hold one batch.
+        SpecError: worker processes or actors cannot be started.
     """
 
     def __init__(
@@ -133,6 +133,8 @@ class Engine:
         Raises:
             BudgetError: the budget cannot hold one batch.
             PenstockError: the engine was closed.
+            Exception: the engine itself failed; a `WorkerError`, if its workers die one
+                after another.
         """
         engine_lock = self.engine_lock
         self._follow_all()
@@ -199,6 +201,9 @@ class Engine:
 
         An iterable starts over and skips its first `skip` samples. Its reader has a
         place in it, so reads for dropped rows must end first.
+
+        Raises:
+            PenstockError: the engine was closed.
         """
         reader = self.recipe.segments[0].program.operations[0]
         if isinstance(reader, ReadOn):
@@ -232,6 +237,7 @@ class Engine:
 
         Raises:
             SpecError: the segment cannot be sent to another process; it is unchanged.
+            PenstockError: the engine was closed.
         """
         if kind == "process" and not self._pools.forked:
             with self.still():
@@ -317,6 +323,9 @@ class Engine:
 
         A fork copies the locks of the user's functions as they are. One that a thread
         holds at that moment would stay locked in the copy forever.
+
+        Raises:
+            PenstockError: the engine was closed.
         """
         try:
             while self._stop_all():

@@ -68,7 +68,11 @@ class Faults:
         self._count = 0
 
     def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
-        """Count failures; raise the first one's exception if they exceed the budget."""
+        """Count the failures of a batch.
+
+        Raises:
+            BaseException: the first failure's, if they exceed the budget of the epoch.
+        """
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
@@ -144,7 +148,12 @@ class PlannedBatches:
     def deliver(
         self, in_flight: InFlightBatch, finished: Finished | FailedBatch
     ) -> Delivery:
-        """Deliver a batch, or raise its error if it could not be made."""
+        """Deliver a batch.
+
+        Raises:
+            BaseException: its error, if it could not be made, or if too many samples of
+                the epoch have failed.
+        """
         self.left -= 1
         plan = in_flight.plan
         if isinstance(finished, FailedBatch) and finished.failures:
@@ -257,9 +266,10 @@ class PlannedFeed(PlannedBatches):
 class RepackFeed:
     """The feed of a pipeline with a filter, or over an iterable.
 
-    The engine loads blocks of planned tickets. Here, the samples that survived are
-    dealt into batches of the requested size, in ticket order. So batches do not depend
-    on where blocks begin, and a state only needs the number of tickets used.
+    A ticket is a position of the epoch, whether or not a sample comes of it. The engine
+    loads blocks of planned tickets. Here, the samples that survived are dealt into
+    batches of the requested size, in ticket order. So batches do not depend on where
+    blocks begin, and a state only needs the number of tickets used.
     """
 
     def __init__(self, engine: MakingBlocks, cursor: Cursor) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 WAIT_S = 5.0
 """How long the child may take to answer: it may wait for a thread that it lacks."""
 END_S = 1.0
+"""How long it may take to end after that, in seconds."""
 
 
 def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:

@@ -26,7 +26,11 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Options:
-    """Options of the whole pipeline; none changes a byte of any batch."""
+    """Options of the whole pipeline; none changes a byte of any batch.
+
+    Raises:
+        SpecError: an option has an invalid value.
+    """
 
     host: Host = "auto"
     """Where the engine and its threads run: in the trainer's process, or in a child."""
@@ -137,8 +141,11 @@ class SegmentRecipe:
     """`auto`: inline until it proves to be worth workers."""
     num_parallel_workers: int
     bounds: tuple[int, int]
+    """Smallest and largest number of workers."""
     prefetch_size: int
+    """Batches it may work ahead of its consumer."""
     tunable: bool
+    """Whether the tuner may change its settings."""
     thread_safe: bool = True
     """Whether several threads of one process may work on it."""
     timeout_s: float | None = None
@@ -172,6 +179,7 @@ class BatchRecipe:
     error_budget: float
     """Share of an epoch's samples that may be substituted, 0 to 1."""
     microbatches: int | None
+    """Parts that each batch is split into; None leaves it whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,10 @@ WARM_STEPS = 5
 HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
-"""Minimum time between two of them."""
+"""Minimum time between two of them, in seconds."""
 PAUSE_S = 1.0
-"""A longer pause between two epochs means that the trainer did something else."""
+"""A longer pause between two epochs, in seconds, means that the trainer did something
+else."""
 
 
 class Run:
@@ -51,6 +52,14 @@ class Run:
 
     `next` and `begin` belong to the trainer's thread, and `observe`, `knobs` and
     `steps` to the tuner's; any thread may call `close`.
+
+    Args:
+        recipe: what to run.
+        byte_budget: the bytes it may hold, shared with other pipelines.
+        cursor: where the first batch starts.
+
+    Raises:
+        Exception: the engine, or the process that hosts it, cannot be started.
     """
 
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
@@ -112,7 +121,7 @@ class Run:
         """Return the next batch of the epoch, stamped; None at its end. Measured.
 
         Raises:
-            Exception: as `Feed.next`.
+            Exception: as `Host.next`, `ToDevice` and `in_parts`.
         """
         trainer, host = self._trainer, self.host
         trainer.ask(time.perf_counter_ns())
@@ -210,7 +219,7 @@ class Run:
         if begun.recipe.program.batches is not None:
             begun.connector.keeps_nothing()
         if direct.iterable:
-            self._direct = None  # its reader has the place in it
+            self._direct = None  # its reader keeps its place, and cannot come back
         self._settle_in(workers)
 
     def _take_back(self, host: Host) -> None:
@@ -446,7 +455,8 @@ def process_host(
     """Start an engine in a child of the trainer.
 
     Raises:
-        SpecError: this system has no fork or no memfd, or building the engine failed.
+        SpecError: this system has no fork or no memfd.
+        Exception: as `ProcessHost`.
     """
     check(
         FORKS,

@@ -402,7 +402,7 @@ def gather(
     dtype: np.dtype[Any] | torch.dtype,
     shape: tuple[int, ...],
 ) -> None:
-    """Write rows of an array of this type and shape in one call."""
+    """Write rows of an array in one call; raise `Misfit` if type or shape differ."""
     (column,) = samples.columns
     if column.dtype != dtype or column.shape[1:] != shape:
         raise Misfit

@@ -35,7 +35,10 @@ class ByteBudget:
         self._resting: set[Callable[[], None]] = set()
 
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
-        """Change the budget; return the callbacks of the refused, to call unlocked."""
+        """Change the budget; return the callbacks of refused pipelines.
+
+        Call them without holding a lock.
+        """
         with self.lock:
             self.limit_bytes = limit_bytes
             return self._take_refused()
@@ -239,7 +242,10 @@ class Reservations:
         return ReservationStatistics(self._total, self._peak, self.batch_bytes)
 
     def _learn(self, high: int, image_size: int | None) -> None:
-        """Grow at once, shrink by an eighth: a light batch must not admit ten heavy."""
+        """Grow at once, and shrink by an eighth of the difference.
+
+        Otherwise one light batch would let ten heavy ones start.
+        """
         known = self._batch_bytes
         if known is None or high > known or image_size != self._image_size:
             self._batch_bytes = high

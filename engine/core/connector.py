@@ -280,7 +280,12 @@ class Connector:
                 self._gone += meter.read(self.engine_lock.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
-        """Wait for work. `surplus()` is called with the lock held: True retires."""
+        """Wait for work; return a lease, or the signal to end.
+
+        Args:
+            meter: the worker's instrument.
+            surplus: called with the lock held; True means that this worker retires.
+        """
         engine_lock = self.engine_lock
         with engine_lock.lock:
             while True:
@@ -294,7 +299,7 @@ class Connector:
                 engine_lock.wait(self.segment)
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
-        """Take work if there is any now."""
+        """Return a lease; None if there is no work now, or the engine is closed."""
         with self.engine_lock.lock:
             return None if self.engine_lock.closed else self._attempt(meter)
 

@@ -41,6 +41,7 @@ class BatchMeter:
         self._cold = self._slowest = (0, 0)
         """Rows and nanoseconds of the first batch, and of the slowest other one."""
         self.sample_bytes = 0
+        """Bytes of a sample, as last measured."""
         self.usual_ns = 0
         """Time of a sample (ns): the median of the first batch; 0 if unknown."""
 

@@ -48,6 +48,7 @@ class DirectHost:
 
     Raises:
         BudgetError: from `next`, if the budget cannot hold one batch.
+        PenstockError: from `next`, once it is closed.
     """
 
     era = 0

@@ -76,7 +76,11 @@ class HostChild(Child):
         super().__init__(*self.fork(partial(body, theirs), theirs))
 
     def receive(self) -> list[Any]:
-        """Return everything it has sent, waiting for something; EOFError if gone."""
+        """Return everything it has sent, waiting for something.
+
+        Raises:
+            EOFError: it is gone.
+        """
         messages = self.pipe.receive_all()
         self._at_once = (len(messages) + 1) // 2
         return messages
@@ -154,7 +158,8 @@ class ProcessHost:
         trainer: the meter of the trainer's thread, whose totals readings include.
 
     Raises:
-        SpecError: building the engine raises it.
+        WorkerError: the child died several times while it started.
+        Exception: whatever building the engine raises in the child.
     """
 
     def __init__(

@@ -46,7 +46,12 @@ class Pausable(Protocol):
 
 
 def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:
-    """Judge cycles: of each, its mean step and its paused step, in seconds."""
+    """Compare the trainer's steps while the engine loads with those while it rests.
+
+    Args:
+        cycles: for each cycle, the mean of its steps and its last step, when loading
+            was paused, in seconds.
+    """
     loading, paused = zip(*cycles, strict=True)
     lowest, _, _ = quantiles([a / b for a, b in cycles], n=4)
     return ContentionObservation(median(loading), median(paused), lowest > 1.0)
@@ -63,7 +68,7 @@ class ContentionMeter:
         """Whether a cycle may begin: no trial is running."""
         self.found: ContentionObservation | None = None
         self._cycles: list[tuple[float, float]] = []
-        # Of the current cycle.
+        # The trainer's own part of each step of the current cycle, in seconds.
         self._gaps: list[float] = []
         self._paused: Pausable | None = None
         # Steps until the next cycle may begin.

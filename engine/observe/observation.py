@@ -89,9 +89,10 @@ class ContentionObservation:
     """The trainer's own part of a step, with and without loading beside it."""
 
     loading_s: float
-    """Median in seconds, while workers load in the trainer's process."""
+    """Mean step of a cycle, in seconds; the median of all cycles. Workers load in the
+    trainer's process during the first half of a cycle."""
     paused_s: float
-    """The same while loading is paused."""
+    """Last step of a cycle, with loading paused, in seconds; the median of all."""
     certain: bool
     """Whether loading made it longer in nearly all comparisons."""
 
@@ -233,7 +234,7 @@ class Observation:
     time_s: float
     """End of the window on the tuner's clock."""
     window_s: float
-    """Length of the window in seconds."""
+    """Length of the window in seconds, without the time that the trainer was away."""
     epoch: int
     step: int
     """The step of the last batch handed over."""
@@ -245,8 +246,8 @@ class Observation:
     peak_bytes: int
     """Maximum charged at any time so far."""
     regime: str = ""
-    """The plan's description of the last batch, such as `batches of 64 of 224 px`. What
-    was learned in one regime may be wrong in another."""
+    """The plan's description of the batch that starts loading next, such as `batches of
+    64 of 224 px`. What was learned in one regime may be wrong in another."""
     gil_held: float | None = None
     """Share of moments, 0 to 1, at which threads of the trainer's process held the GIL
     when another wanted it; None if not measured yet."""

@@ -46,6 +46,7 @@ class BatchPlan(NamedTuple):
     image_size: int | None
     """Pixels per side; None if no schedule sets it."""
     lr_mult: float
+    """Factor on the learning rate."""
     momentum: float | None
     """None leaves the optimiser's own."""
     substituted: tuple[int, ...] = ()

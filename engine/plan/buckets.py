@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Any) -> Lengths:
-        """Copy `lengths`, `int [N]`.
+        """Copy `lengths`, `int [N]`; a length of 0 counts as 1.
 
         Raises:
             SpecError: they are not integers in one dimension, or one is below 0.
@@ -210,7 +210,11 @@ def bucketed(
     parts: int,
     window: int,
 ) -> Order:
-    """Return an order with its samples sorted into batches: see `Buckets`."""
+    """Return an order with its samples sorted into batches: see `Buckets`.
+
+    Raises:
+        SpecError: there is not one length per sample, or a sample is too long.
+    """
     step = Buckets(order, lengths, size, tokens, parts, window)
     return order.then(step)
 

@@ -255,6 +255,10 @@ class DrawnPlan:
             seed: the epoch's seed, for the random streams of its samples.
             skip: batches that are consumed already.
             length: number of batches in the epoch, if known.
+
+        Raises:
+            SpecError: as `draw`.
+            Exception: whatever a sampler raises.
         """
         self._drawn.clear()
         self._length = length
@@ -272,7 +276,12 @@ class DrawnPlan:
         return cursor
 
     def draw(self, head: int) -> bool:
-        """Draw what is needed while the trainer is at step `head`; True if any was."""
+        """Draw what is needed while the trainer is at step `head`; True if any was.
+
+        Raises:
+            SpecError: a batch is empty, or has an index that is not an int.
+            Exception: whatever a sampler raises.
+        """
         before = self.stop
         while not self.exhausted and self.stop < head + self.ahead:
             indices = self._next()
@@ -288,7 +297,7 @@ class DrawnPlan:
         return self.stop > before
 
     def regime(self, _step: int) -> str:
-        """Return none: no schedule sets the size of these batches, only their sampler.
+        """Return an empty text: only their sampler decides the size of these batches.
 
         It may yield one of another size at any time, such as the last of an epoch.
         """
@@ -298,6 +307,10 @@ class DrawnPlan:
         """Return the batch of this step, with indices as the sampler yielded them.
 
         None at the end. For a trainer that loads the batch itself: nothing is kept.
+
+        Raises:
+            SpecError: the batch is empty.
+            Exception: whatever a sampler raises.
         """
         drawn = self._drawn.pop(step, None)
         if drawn is not None:  # drawn for an engine that the trainer has left

@@ -46,8 +46,8 @@ PLAN_VERSION = 1
 class Plan:
     """What is loaded and when: immutable, O(1) in the dataset, safe in any thread.
 
-    Except for padding, the global batches, the hash and the state are the same on every
-    rank and for every number of ranks. Only what depends on `shard` is not.
+    The global batches (except for padding), the hash and the state are the same on
+    every rank and for every number of ranks. Only what depends on `shard` is not.
 
     Raises:
         SpecError: a global size is below the number of ranks, an epoch has no batch,
@@ -99,6 +99,7 @@ class Plan:
 
         Raises:
             IndexError: `step` is below 0.
+            SpecError: the schedule contradicts itself there.
         """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
@@ -134,6 +135,7 @@ class Plan:
 
         Raises:
             IndexError: the epoch has no such batch.
+            SpecError: the schedule contradicts itself there.
         """
         steps = self.timeline.steps_in(epoch)
         if not (0 <= batch < steps and epoch >= 0):

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size` data-parallel ranks."""
+    """Rank `rank` of `size` data-parallel ranks.
+
+    Raises:
+        SpecError: `size` is below 1, or `rank` is not in [0, size).
+    """
 
     rank: int
     size: int
@@ -41,7 +45,7 @@ class Shard:
 
     @classmethod
     def found(cls) -> Shard:
-        """Return the shard in the default process group; the only one without a group.
+        """Return the shard in the default process group, or Shard(0, 1) without one.
 
         If ranks of a group share data (tensor, context, pipeline parallelism), use
         `from_device_mesh` instead.
@@ -75,10 +79,12 @@ class Shard:
 
     @classmethod
     def from_env(cls) -> Shard:
-        """Return the shard set by torchrun in `RANK`, `WORLD_SIZE`, or the only one.
+        """Return the shard that torchrun sets in `RANK` and `WORLD_SIZE`.
+
+        If neither is set, this is Shard(0, 1).
 
         Raises:
-            SpecError: one of them is not a number.
+            SpecError: one of them is not a number, or the rank is not below the size.
         """
         names = ("RANK", "WORLD_SIZE")
         said = [os.environ.get(name) for name in names]

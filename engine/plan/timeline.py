@@ -21,7 +21,11 @@ from ...errors import check
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What applies to one global batch."""
+    """What applies to one global batch.
+
+    Raises:
+        SpecError: a value is out of its range.
+    """
 
     global_size: int
     """Samples over all ranks, >= 1."""
@@ -85,7 +89,10 @@ class Change:
 
 
 class Schedule(Protocol):
-    """Pure, the same on every rank, with finitely many changes of the global size."""
+    """Decides the setting of each batch.
+
+    It is pure, the same on every rank, and changes the global size finitely many times.
+    """
 
     def at(self, place: Place) -> Setting:
         """Return what applies to the batch that starts at `place`."""

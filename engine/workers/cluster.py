@@ -115,7 +115,7 @@ class RayCluster:
             options: the options of its actors.
 
         Raises:
-            SpecError: the cluster is too small for so many.
+            SpecError: the cluster is too small for so many, or does not answer.
         """
         check(self._reach(), SILENT % self.head)  # Ray itself would wait for a minute
         nodes = [node for node in self._ray.nodes() if node["Alive"]]

@@ -85,6 +85,10 @@ class PoolMaker:
             connector: where they take their leases.
             recipe: the segment's recipe.
             kind: kind of the workers.
+
+        Raises:
+            SpecError: this system has no such workers, or the program cannot be sent
+                to them.
         """
         program, seed = recipe.program, self._recipe.seed
         match kind:
@@ -154,7 +158,11 @@ class PoolMaker:
         self._fork_server = ForkServer(programs, recipe.seed, self._begun, method)
 
     def renew(self) -> None:
-        """Replace all workers in other processes: the dataset may have changed."""
+        """Replace all workers in other processes: the dataset may have changed.
+
+        Raises:
+            SpecError: something in the programs can no longer be sent.
+        """
         if self._fork_server is not None:
             self._fork_server.renew()
         for pool in self._actor_pools:

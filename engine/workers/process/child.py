@@ -155,9 +155,8 @@ class Child:
             return
         if not self.ends_within(wait_s):
             self.kill()
-        with contextlib.suppress(
-            ChildProcessError
-        ):  # somebody waiting for any child was faster
+        # Somebody who waits for any child may have been faster.
+        with contextlib.suppress(ChildProcessError):
             post_status(self.status_page.descriptor, os.waitpid(self.pid, 0)[1])
 
     def cause(self) -> str:

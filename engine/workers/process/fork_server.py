@@ -49,8 +49,8 @@ __all__ = [
 ]
 
 LEAVE_S = 0.5
-"""How long workers may take to finish their current samples, in seconds. A worker that
-is killed amid a sample keeps the locks that it shares with other processes."""
+"""How long workers may take to finish their current tasks, in seconds. A worker that is
+killed amid a sample keeps the locks that it shares with other processes."""
 END_S = 1.0
 """How long the fork server may take to end by itself, in seconds."""
 FAILED = 1 << 8
@@ -153,8 +153,9 @@ def end(server: Child) -> None:
     server.close()
 
 
-# From here on, all but `start_fresh` runs in the fork server and in workers. The fork
-# server has one thread, the main one, and one signal handler, for SIGCHLD.
+# From here on, everything runs in the fork server or in workers, except `start_fresh`
+# and what it calls. The fork server has one thread, the main one, and one signal
+# handler, for SIGCHLD.
 
 Seeds = tuple[int, ...]
 """The seed of the samples' random streams, and what distinguishes runs with it."""

@@ -124,8 +124,8 @@ class Worker:
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone.
 
-        Each lane finishes its current sample first, as that may hold a lock shared with
-        other processes.
+        Each lane finishes its current task first: its function may hold a lock that it
+        shares with other processes.
         """
         write_crashes_to(self._status_page)
         self._end.send(os.getpid())
