@@ -5,10 +5,12 @@
     ├── SampleError   a function broke its contract            (also a TypeError)
     ├── BudgetError   a budget is too small for the pipeline   (also a ValueError)
     ├── StateError    a saved state does not fit               (also a ValueError)
-    └── WorkerError   a worker process died                    (also a RuntimeError)
+    └── WorkerError   a worker died, here or in a Ray cluster  (also a RuntimeError)
 
 An exception raised by the user's own function keeps its type. It is re-raised as it is,
-with a note (PEP 678) that names the stage, the sample and the step.
+with a note (PEP 678) that names the stage, the sample and the step. A cache refuses
+samples with errors of its own, outside this tree: `RandomUpstreamError` (a ValueError)
+and `UnstorableError` (a TypeError).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The base class of every exception that penstock itself raises."""
+    """The base class of penstock's own exceptions."""
 
 
 class SpecError(PenstockError, ValueError):
@@ -38,7 +40,7 @@ class SpecError(PenstockError, ValueError):
 
 
 class SampleError(PenstockError, TypeError):
-    """A stage's function returned something that cannot become part of a batch."""
+    """A function returned what cannot become part of a batch, or reach the trainer."""
 
 
 class BudgetError(PenstockError, ValueError):
@@ -50,7 +52,10 @@ class StateError(PenstockError, ValueError):
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker process died and its work could not be repeated."""
+    """A worker died and its work could not be repeated.
+
+    It also stands for an exception that could not be sent from a worker as it was.
+    """
 
 
 def add_note(error: BaseException, text: str) -> None:
