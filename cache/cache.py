@@ -30,7 +30,8 @@ from .tiers import Claim, Found, Here, Opening
 REPEATED = 3
 """Samples computed twice, to see whether the results differ."""
 REPEATED_DRAWS = 64
-"""The same if the code reaches a random generator: one call in ten may be random."""
+"""How many are computed twice if the code reaches a random generator or a clock: it may
+draw in one call of ten."""
 RANDOM = (
     "{}: sample index {} differed when it was computed twice. A stage before the cache"
     " is random (most likely an augmentation in the dataset's __getitem__), so a cached"

@@ -35,7 +35,7 @@ MAX_BYTES = 512 << 20
 """Largest body, and so the largest allocation that reading a record makes."""
 
 MAX_STRUCTURE_BYTES = 8 << 20
-"""Once read, JSON takes up to some 40 times its size in memory."""
+"""Largest structure: once read, JSON takes up to some 40 times its size in memory."""
 
 KEY_BYTES = 16
 MAGIC = b"psrc"

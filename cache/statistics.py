@@ -159,7 +159,7 @@ class CacheStatistics:
     """What a cache did; counts are of this pipeline on this host since it began."""
 
     name: str
-    """Such as `Cache(ID:2)`."""
+    """Name of the cache in the log, such as `Cache(ID:2)`."""
     tiers: tuple[TierStatistics, ...]
     misses: int
     """Samples computed."""

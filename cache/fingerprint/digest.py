@@ -410,7 +410,7 @@ def versions(*names: str) -> str | None:
         name = waiting.pop()
         with suppress(importlib.metadata.PackageNotFoundError):
             one = importlib.metadata.distribution(name)
-            # Also its origin: one version of a repository may be many commits.
+            # Its origin counts, too: one version of a repository may be many commits.
             found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
             required = [each for each in one.requires or () if "extra ==" not in each]
             further = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
