@@ -32,7 +32,7 @@ FAR = ("process", "ray")
 MAX_MOVES = 16
 """Moves that are remembered."""
 SURE_LOOKS = 3
-"""Checks without a change before a single requested worker may get company."""
+"""Checks without a change before others may join a single requested worker."""
 ALONE = (
     "one worker was requested and stays alone, because `{}` changes there while samples"
     " are made, and each other worker would change its own copy"

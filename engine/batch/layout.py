@@ -45,7 +45,7 @@ KINDS: dict[type, type[np.generic]] = {
     float: np.float64,
     bool: np.bool_,
 }
-"""The same, as numpy names them."""
+"""numpy's types for these numbers."""
 
 
 ARRAYS = (np.ndarray, np.memmap)

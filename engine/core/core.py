@@ -48,7 +48,7 @@ ALL = 1 << 30
 LEASE_NS = 1_500_000
 """Work in one lease: long next to its hand-over (some 20 us), short next to a batch."""
 FAR_LEASE_NS = 20_000_000
-"""The same if the hand-over is to another process: some 300 us of CPU in all."""
+"""Work in a lease handed to another process, which takes some 300 us of CPU in all."""
 PATIENCE_NS = 200_000_000
 """Longest lease of rows that mostly wait: these pay for the hand-over only later."""
 LEARNING = 0.3
@@ -240,7 +240,10 @@ class Core:
     # What a worker does
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
-        """Hand out the earliest rows that segment `at` may work on."""
+        """Hand out the earliest rows that segment `at` may work on.
+
+        If there are none, return what its worker must wait for.
+        """
         state, allowed = self.segments[at], self.state
         lease: Lease | None = None
         self.short = False

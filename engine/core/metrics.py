@@ -60,9 +60,11 @@ class Wait(Enum):
     """What a worker without a lease is waiting for."""
 
     INPUT = "input"
+    """Rows from the segment before."""
     CREDIT = "credit"
+    """Permission to work further ahead of the consumer."""
     MEMORY = "memory"
-    """Also credit, but because the byte budget has no room for another batch."""
+    """Credit, because the byte budget has no room for another batch."""
 
 
 @dataclass(frozen=True, slots=True)

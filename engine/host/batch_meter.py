@@ -95,7 +95,7 @@ class BatchMeter:
 
     @property
     def samples_tally(self) -> tuple[int, int]:
-        """The same for making the samples, without collating."""
+        """Rows and nanoseconds like `tally`, without the time for collating."""
         rows, run_ns = self.tally
         return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self._run_ns)))
 

@@ -107,7 +107,7 @@ class PartObservation:
     """One operation of a segment: a read, a function, a filter."""
 
     name: str
-    """Such as `Map(ID:2) decode`."""
+    """Name of the operator in the log, such as `Map(ID:2) decode`."""
     run_s_per_row: float
     """Worker-seconds that it takes per row; 0 before any row is finished."""
     bytes_per_row: float

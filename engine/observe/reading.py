@@ -53,7 +53,8 @@ class SegmentReading:
     names: tuple[str, ...] = ()
     """Names of its operations."""
     storable: tuple[int | None, ...] = ()
-    """For each operation: the samples that a cache after it would hold, if possible."""
+    """For each operation, the samples that a cache after it would hold; None if they
+    differ between epochs."""
     max_workers: int = 0
     iterable: bool = False
     """Whether one worker reads it from start to end, as an iterable."""

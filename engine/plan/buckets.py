@@ -269,7 +269,7 @@ class BudgetTimeline:
 
     drop_last = False
     runs: tuple[Any, ...] = ()
-    """None are known in advance."""
+    """Empty: no batch's size is known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length = buckets.length

@@ -57,9 +57,9 @@ class Drawing:
     dataset: Any = None
     """State of an iterable dataset itself, before this epoch began."""
     later: Any = None
-    """The same when the state was taken, not loaded yet."""
+    """State of an iterable dataset itself when the state was taken, not loaded yet."""
     whole: bool = False
-    """Whether that was everything, and nobody has asked further."""
+    """Whether the epoch's last batch was delivered, and its loop has not ended yet."""
     keeper: Any = None
     """Keeps the place of an iterable while it is read."""
     owner: Any = None

@@ -1,8 +1,8 @@
 """The stages up to a cache, as one operation: a cache is asked before anything runs.
 
-Each sample is requested from the last stage, which requests it from the one before only
-if it must: a function always, a cache if it does not hold the sample. A sample that is
-found thus costs neither a read nor any function before the cache.
+Each sample is requested from the last stage. A function always requests its input from
+the stage before it. A cache does so only if it does not hold the sample. A sample that
+is found thus costs neither a read nor any function before the cache.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Cached(Calling):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCached(Cached):
-    """The same, if all functions are coroutine functions."""
+    """Like `Cached`, for steps whose functions are all coroutine functions."""
 
     async def _make(self, at: int, index: int, context: Context) -> Any:
         """Return the sample as step `at` makes it."""

@@ -139,9 +139,10 @@ def keeps(thing: Any, before: dict[str, Any]) -> bool:
 class SeededCalls:
     """Calls something that may draw, without disturbing the trainer's own draws.
 
-    Setting and restoring the generators takes 100 us. So calls are only seeded until
-    the first has shown that it draws nothing, and again from a call that does draw.
-    That call is made twice, so all calls are seeded if each changes the subject.
+    Setting and restoring the generators takes 100 us, so calls that draw nothing are
+    not seeded. The first call is seeded, and shows whether it draws. If a later one
+    draws, it is made again under its seed. If calls change the subject, none may be
+    made twice, so all of them are seeded.
 
     Args:
         subject: what is called.

@@ -52,9 +52,9 @@ AHEAD_NS = 100_000_000
 SILENT_S = 20.0
 """How long the head of the cluster may be silent: after 60 s Ray ends the program."""
 ALONE_S = 60.0
-"""How long a segment may be without any actor."""
+"""How long a segment may be without any actor, in seconds."""
 INSTALL_S = 600.0
-"""The same if Ray may have to install packages for it first."""
+"""How long, if Ray may have to install packages for its actors first."""
 PLACED_S = 15.0
 """An actor that has not come up after this waits for room."""
 LOST = (
@@ -133,13 +133,13 @@ class ActorPool(FarPool):
         """How many of the requested actors it may have."""
         self._actors: list[RemoteActor] = []
         self._idle: list[RemoteActor] = []
-        """Those at work without a lease; the last one has waited the shortest."""
+        """Actors without a lease; the last one has waited the shortest."""
         self._arrivals: deque[Arrival] = deque()
         self._tasks = count(BEGIN + 1)
         self._listening = True
         """Whether to wake the thread when there may be work."""
         self._alone_since_s = time.monotonic()
-        """Since when no actor is at work; infinity while one is."""
+        """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
         cluster.share(self, 1, options)
         self._start()

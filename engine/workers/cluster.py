@@ -45,7 +45,7 @@ SILENT = (
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 """Options of an actor that claim a resource of a node, and its name there."""
 UNBOUNDED = 1 << 16
-"""Actors that fit where they claim nothing."""
+"""Number of actors that fit on any node if they claim nothing."""
 
 
 def slots(nodes: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> int:
@@ -99,7 +99,7 @@ class RayCluster:
 
     @property
     def connected(self) -> bool:
-        """Whether actors may be asked for anything: Ray would start itself again."""
+        """Whether Ray may be called: a Ray that was shut down would start again."""
         return not self._ended.is_set() and bool(self._ray.is_initialized())
 
     @property

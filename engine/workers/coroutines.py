@@ -36,8 +36,8 @@ class Permit:
 class Coroutines(ServedPool):
     """A number of permits, each taking and settling leases.
 
-    A function that continues after its cancellation is left to its thread, which ends
-    when the function does.
+    If a function goes on after its cancellation, closing the pool does not wait for it
+    without end. The thread is left behind, and ends when the function does.
     """
 
     executor = "async"

@@ -196,6 +196,7 @@ class Errand:
     meter: WorkerMeter
     """The worker's instrument: a process has as many workers as errands."""
     sent_ns: int
+    """When it was sent, on the monotonic clock."""
 
 
 class WorkerChild(Child):

@@ -61,8 +61,9 @@ LIMIT = 5
 class Blame:
     """Samples being processed when a worker died, by address: `(step, row)`.
 
-    A suspect runs again alone. A second death then separates it from samples that only
-    happened to be in the same process. A suspect that succeeds is acquitted.
+    A suspect runs again, alone in its process. A further death then counts against it,
+    and not against samples that only happened to be beside it. A suspect that succeeds
+    is acquitted.
     """
 
     def __init__(self) -> None:

@@ -5,9 +5,10 @@ a lease or for a child. The engine lock wakes it when there may be work, the pip
 work is done or a child is gone, and its own timer when samples have a time limit.
 
 A worker holds one lease at a time. A child is a process. If the segment is thread-safe,
-a child carries several leases, each in a thread of its own, so no more children than
-cores are needed, however many workers wait for storage. A few more leases wait at the
-child, so that its threads need not wait for the trainer's answer.
+a child carries several leases, each in a thread of its own. So no more children than
+cores are needed until each carries `MAX_LANES` workers, which mostly wait for storage.
+A few more leases wait at the child, so that its threads need not wait for the trainer's
+answer.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class ChildSet:
     Args:
         connector: where workers register.
         fork_server: starts the children.
-        cores: number of children of a thread-safe segment with at least as many
-            workers; None: each worker needs a child of its own.
+        cores: children that a thread-safe segment starts before several workers share
+            one; None: each worker needs a child of its own.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class ProcessPool(FarPool):
         recipe: the segment's recipe.
         fork_server: starts the processes.
         slabs: the memory of batches.
-        cores: maximum number of children of a thread-safe segment.
+        cores: as for `ChildSet`, if the segment is thread-safe.
         seed: returns the seed for the draws of a collate_fn now.
     """
 
