@@ -1,4 +1,4 @@
-"""What a face is called: as its user calls it."""
+"""A pipeline or loader is named as its user names it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Module:
         self.all = {"train": ps.DataLoader(DATA)}
 
 
-def test_it_is_the_variable_without_what_says_that_it_is_a_loader() -> None:
+def test_the_name_is_that_of_the_variable_without_words_for_loader() -> None:
     train_loader = ps.DataLoader(DATA)
     test_dl = made_by_another()
     pipe = ps.Pipeline.from_dataset(DATA).shuffle(seed=0).batch(2)
@@ -38,7 +38,7 @@ def test_it_is_the_variable_without_what_says_that_it_is_a_loader() -> None:
     assert found == ["train", "test", "pipe"]
 
 
-def test_it_is_an_attribute_or_a_variable_of_a_function_around() -> None:
+def test_the_name_may_come_from_an_attribute_or_an_outer_variable() -> None:
     inner = made()
 
     def named() -> str:
@@ -47,13 +47,13 @@ def test_it_is_an_attribute_or_a_variable_of_a_function_around() -> None:
     assert (Module().val_dataloader.name, named()) == ("val", "inner")
 
 
-def test_it_is_file_and_line_where_there_is_no_variable() -> None:
+def test_the_name_is_file_and_line_where_there_is_no_variable() -> None:
     names = [Module().all["train"].name, two()[0].name]
     assert all(name.startswith("test_naming.py:") for name in names)
     assert ps.DataLoader(DATA).name.startswith("test_naming.py:")
 
 
-def test_a_name_that_is_given_stands() -> None:
+def test_a_given_name_is_kept() -> None:
     train = ps.DataLoader(DATA, name="digits")
     val = made().options(name="letters")
     assert (train.name, val.name) == ("digits", "letters")
@@ -61,7 +61,7 @@ def test_a_name_that_is_given_stands() -> None:
     assert [each.name for each in again] == ["digits", "letters"]
 
 
-def test_no_variable_is_looked_at() -> None:
+def test_finding_a_name_leaves_local_variables_alone() -> None:
     kept = locals()
     train = made()
     assert train.name == "train"

@@ -1,4 +1,4 @@
-"""What a cell of a notebook shows, as its last line."""
+"""What a notebook shows for the last line of a cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.engine.workers.process.fork_server import ForkServer
 from support.datasets import KINDS
 
 
-def test_figures_are_tables_and_names_are_escaped() -> None:
+def test_figures_are_shown_as_tables_and_names_are_escaped() -> None:
     source = ps.Pipeline.from_dataset(list(range(64)), name="<b>digits</b>")
     with source.batch(8) as pipe:
         list(pipe)
@@ -70,7 +70,7 @@ def test_a_schedule_prints_as_the_code_that_makes_it() -> None:
 
 
 class Shell(code.InteractiveInterpreter):
-    """Runs cells as a notebook does: what they raise is shown, and kept."""
+    """Runs cells as a notebook does: it shows what they raise, and keeps it."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         super().__init__(names)
@@ -85,7 +85,7 @@ class Shell(code.InteractiveInterpreter):
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a shell keeps of the last exception holds its frames.
+    """Drop the last exception that a shell keeps, as it holds frames.
 
     A shell shows exceptions itself only where no package, such as Ray, does.
     """
@@ -121,7 +121,7 @@ def test_a_cell_that_was_interrupted_runs_again_from_its_first_batch(kind: str) 
             assert "KeyboardInterrupt" in shell.shown
             assert [len(names["seen"]), int(names["seen"][0][0])] == [3, 0]
             counts.append(begun())
-        assert len(set(counts)) == 1  # nothing piles up
+        assert len(set(counts)) == 1  # nothing accumulates
         names["interrupted"] = False
         shell.run(CELL)
         assert len(names["seen"]) == 10
@@ -133,17 +133,19 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_ctrl_c_while_a_loop_begins_costs_that_loop_alone(
+def test_ctrl_c_while_a_loop_begins_ends_only_that_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ps.set_enable_autotune(True)
-    others = psutil.Process().children(recursive=True)  # of other tests
+    others = psutil.Process().children(
+        recursive=True
+    )  # children that other tests started
     loader = ps.DataLoader(list(range(80)), batch_size=8, num_workers=2)
     assert len(list(loader)) == 10
     start = ForkServer._start  # noqa: SLF001 where Ctrl-C comes
 
     def interrupted(server: ForkServer) -> Any:
-        psutil.wait_procs(old, timeout=5)  # replacements are asked for
+        psutil.wait_procs(old, timeout=5)  # so replacements are needed
         signal.raise_signal(signal.SIGINT)
         return start(server)
 
@@ -159,7 +161,7 @@ def test_ctrl_c_while_a_loop_begins_costs_that_loop_alone(
 
 
 @pytest.mark.parametrize("face", LOADERS)
-def test_a_cell_that_makes_its_loader_anew_leaves_none_behind(face: str) -> None:
+def test_a_cell_that_remakes_its_loader_leaves_none_behind(face: str) -> None:
     ps.set_enable_autotune(True)
     names = {"make": lambda: LOADERS[face](list(range(80))), "interrupted": True}
     shell = Shell({**names, "os": os, "signal": signal})

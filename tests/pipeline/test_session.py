@@ -1,4 +1,4 @@
-"""Ctrl-C may come between any two lines of a loop's `__next__`, and closes the loop."""
+"""Ctrl-C between any two lines of a loop's `__next__` closes the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loader() -> ps.DataLoader[int]:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt before a line of the loops' methods: the `at`-th run.
+    """Raises KeyboardInterrupt before the `at`-th line that the loops' methods run.
 
     The first line of a `__next__` is its `try`, before which nothing has happened.
     """
@@ -49,7 +49,7 @@ class Interrupt:
 
 
 def interrupted(face: Any, at: int) -> tuple[str, BaseException | None]:
-    """Run an epoch, interrupted at the `at`-th line; say where, and with what error."""
+    """Interrupt an epoch at the `at`-th line; return where, and the error."""
     interrupt = Interrupt(at)
     before = sys.gettrace()
     loop = iter(face)

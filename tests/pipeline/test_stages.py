@@ -35,7 +35,7 @@ SOURCE = SourceStage([1, 2, 3])
 STREAM = SourceStage(iter([1]), iterable=True)
 ANY: Any = None
 
-# What is made, what the text says was given, the rule, and the cure.
+# The call, the value that the error shows, the rule, and the cure.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "unknown executor": (
         lambda: MapStage(decode, executor="threads"),  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_built_is_refused_by_value_rule_and_cure(case: str) -> None:
+def test_an_impossible_stage_is_refused_by_value_rule_and_cure(case: str) -> None:
     make, value, rule, cure = REFUSED[case]
     with pytest.raises(SpecError) as caught:
         make()
@@ -226,13 +226,13 @@ def test_what_cannot_be_built_is_refused_by_value_rule_and_cure(case: str) -> No
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="this machine has what is refused"
 )
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SpecError, match=re.escape('use to_device("cpu")')):
         DeviceStage.of("cuda")
 
 
 @pytest.mark.parametrize("bounds", [(None, 4), (2, None)])
-def test_bounds_are_numbers(bounds: Any) -> None:
+def test_bounds_must_be_numbers(bounds: Any) -> None:
     with pytest.raises(SpecError, match="num_parallel_workers"):
         MapStage(decode, num_parallel_workers=bounds)
 
@@ -241,7 +241,7 @@ def test_bounds_are_numbers(bounds: Any) -> None:
     "make",
     [lambda: BatchStage(True), lambda: MapStage(decode, num_parallel_workers=True)],  # noqa: FBT003
 )
-def test_a_truth_value_is_no_number(make: Callable[[], Any]) -> None:
+def test_a_bool_is_not_a_number(make: Callable[[], Any]) -> None:
     with pytest.raises(SpecError):
         make()
 
@@ -309,13 +309,15 @@ def test_a_stage_prints_as_the_code_that_makes_it(stage: Stage, code: str) -> No
         (int, "int"),
     ],
 )
-def test_a_function_is_called_what_the_user_calls_it(function: Any, name: str) -> None:
+def test_a_function_has_the_name_that_the_user_gave_it(
+    function: Any, name: str
+) -> None:
     assert name_of(function) == name
     assert MapStage(function).label == name
     assert MapStage(function, name="mine").label == "mine"
 
 
-def test_stages_compare_by_what_they_say() -> None:
+def test_stages_are_equal_if_their_arguments_are() -> None:
     assert (
         MapStage(decode, num_parallel_workers=2)
         == MapStage(decode, num_parallel_workers=2)

@@ -1,4 +1,4 @@
-"""Drawn photos: the same for the same arguments, whole or not there."""
+"""Drawn photos are the same for the same arguments, and either whole or missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_photos_are_dealt_out_to_the_classes(tmp_path: Path) -> None:
+def test_photos_are_distributed_over_the_classes(tmp_path: Path) -> None:
     folder = draw_photos(tmp_path / "photos", 5, classes=2, size=SMALL)
     assert folder == tmp_path / "photos"
     assert set(contents(folder)) == {
@@ -48,7 +48,7 @@ def test_the_same_arguments_draw_the_same_files(tmp_path: Path) -> None:
     assert not set(one.values()) & set(other.values())
 
 
-def test_what_is_there_is_kept_and_what_is_missing_is_drawn(tmp_path: Path) -> None:
+def test_existing_photos_are_kept_and_missing_ones_are_drawn(tmp_path: Path) -> None:
     folder = draw_photos(tmp_path, 6, size=SMALL)
     whole = contents(folder)
     kept, lost = (
@@ -63,7 +63,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_drawn(tmp_path: Path) -> N
     assert kept.stat().st_ino == inode
 
 
-def test_several_may_draw_into_one_folder_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_draw_into_one_folder_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         folders = [pool.submit(draw_photos, tmp_path, 8, size=SMALL) for _ in range(4)]
     assert {folder.result() for folder in folders} == {tmp_path}
@@ -71,7 +71,7 @@ def test_several_may_draw_into_one_folder_at_once(tmp_path: Path) -> None:
     assert {k: v for k, v in contents(tmp_path).items() if "alone" not in k} == alone
 
 
-def test_a_broken_off_write_leaves_no_file(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
     def stop(done: int, _: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
@@ -108,7 +108,7 @@ def slope(data: bytes) -> float:
     return float(fit[0])
 
 
-def test_another_folders_files_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SpecError, match=r"`folder` must be empty.*give a new folder"):
         draw_photos(tmp_path, 2, classes=1, size=SMALL)

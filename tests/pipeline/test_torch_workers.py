@@ -1,4 +1,4 @@
-"""What worker processes will suffer from is said before they do."""
+"""Problems of worker processes are reported before they occur."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
     found = find_on_device(Backoffs("meta"), "dataset", "meta")
     assert found == ("dataset.tables['near'][1]", torch.device("meta"))
     assert find_on_device(Backoffs("cpu"), "dataset", "meta") is None
-    tell_of_cuda(Backoffs("meta"))  # no CUDA in use: nothing to tell
+    tell_of_cuda(Backoffs("meta"))  # CUDA is not in use, so there is nothing to report
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_tensor_in_a_forked_data_set_is_named(
+def test_a_cuda_tensor_in_a_forked_dataset_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     list(DataLoader(Backoffs("cuda"), num_workers=1, sample_seeding=True))
     assert "`dataset.tables['near'][1]` is a tensor on cuda:0" in caplog.text
 
 
-def test_little_shared_memory_is_told_of_once(
+def test_little_shared_memory_is_reported_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -66,7 +66,7 @@ def test_little_shared_memory_is_told_of_once(
     assert "--shm-size" in told
 
 
-def test_no_limit_of_descriptors_is_room_for_any_number(
+def test_without_a_limit_of_descriptors_there_is_room_for_any_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     none = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -88,7 +88,7 @@ print("whole")
 
 
 @pytest.mark.parametrize("limit", [48, 64])
-def test_few_descriptors_mean_fewer_workers_and_a_line(limit: int) -> None:
+def test_few_descriptors_mean_fewer_workers_and_a_line_in_the_log(limit: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     script = SHORT.format(limit=limit, hard=hard)
     done = warm.run([sys.executable, "-P", "-c", script], timeout=60)

@@ -1,4 +1,4 @@
-"""Stages become a recipe: an order, a seed, batches; or are refused with a cure."""
+"""Stages become a recipe of order, seed and batches, or are refused with a cure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.pipeline.stages import (
 from support.recipes import DATA, compiled, wanted
 
 
-def test_the_order_is_what_the_stages_say_in_their_order() -> None:
+def test_the_order_applies_the_stages_in_the_order_they_are_written() -> None:
     recipe = compiled(
         DATA, SelectStage([9, 8, 7, 6]), TakeStage(3), RepeatStage(2), BatchStage(6)
     )
@@ -34,7 +34,7 @@ def test_the_order_is_what_the_stages_say_in_their_order() -> None:
     ("stages", "seed"),
     [((), 11), ((ShuffleStage(5),), 5), ((ShuffleStage(5), ShuffleStage(6)), 6)],
 )
-def test_the_seed_of_random_functions_is_the_last_shuffles(
+def test_random_functions_take_the_seed_of_the_last_shuffle(
     stages: Sequence[Stage], seed: int
 ) -> None:
     assert compiled(DATA, *stages, BatchStage(1)).seed == seed
@@ -43,7 +43,7 @@ def test_the_seed_of_random_functions_is_the_last_shuffles(
 @pytest.mark.parametrize(
     ("batch", "n_global"), [(BatchStage(2), 4), (BatchStage(global_size=6), 6)]
 )
-def test_a_size_is_per_rank_and_a_global_size_over_all(
+def test_a_size_is_per_rank_and_a_global_size_over_all_ranks(
     batch: BatchStage, n_global: int
 ) -> None:
     plan = compiled(DATA, batch, shard=Shard(1, 2)).plan.batch(0)
@@ -51,7 +51,7 @@ def test_a_size_is_per_rank_and_a_global_size_over_all(
     assert plan.n_rows == n_global // 2
 
 
-def test_a_filter_batches_what_it_leaves_and_drops_no_ticket_before() -> None:
+def test_batches_after_a_filter_are_formed_from_what_it_keeps() -> None:
     plain = compiled(DATA, BatchStage(4, drop_last=True))
     filtered = compiled(DATA, FilterStage(wanted), BatchStage(4, drop_last=True))
     assert (plain.repack, plain.plan.steps_in(0), plain.buffers.keep) == (
@@ -116,7 +116,9 @@ REFUSED: dict[str, tuple[list[Stage], int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_makes_no_pipeline_is_refused_by_value_rule_and_cure(case: str) -> None:
+def test_stages_that_make_no_pipeline_are_refused_by_value_rule_and_cure(
+    case: str,
+) -> None:
     stages, ranks, told = REFUSED[case]
     with pytest.raises(SpecError) as caught:
         compiled(*stages, shard=Shard(0, ranks))

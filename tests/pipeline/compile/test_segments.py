@@ -1,4 +1,4 @@
-"""Stages become segments: fused where nothing forbids it, named as in the log."""
+"""Stages become segments, fused where nothing forbids it and named as in the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READ = "Dataset(ID:0) data > Dataset(ID:0) data"
 
 
 def segments(*stages: Stage) -> list[str]:
-    """Return `name > queue name` of each segment, the batch stage added."""
+    """Return `name > queue name` of each segment of these stages and a batch stage."""
     return [
         f"{segment.name} > {segment.queue_name}"
         for segment in compiled(*stages, BatchStage(4)).segments
@@ -55,7 +55,7 @@ def photos(tmp_path: Path) -> SourceStage:
     return SourceStage(Folder.scan(tmp_path))
 
 
-def test_neighbours_that_say_nothing_are_one_segment() -> None:
+def test_adjacent_stages_without_options_become_one_segment() -> None:
     recipe = compiled(DATA, MapStage(decode), MapStage(flip), BatchStage(4))
     assert stages_of(recipe) == [
         ["Dataset(ID:0) data", "Map(ID:1) decode", "Map(ID:2) flip"]
@@ -70,7 +70,7 @@ def test_neighbours_that_say_nothing_are_one_segment() -> None:
     assert segment.prefetch_size == 2
 
 
-def test_a_segment_is_called_after_what_the_user_does_in_it() -> None:
+def test_a_segment_is_named_after_what_the_user_does_in_it() -> None:
     assert segments(DATA) == ["Dataset(ID:0) data > Batch(ID:1)"]
     assert segments(DATA, ShuffleStage(0), MapStage(decode)) == [
         "Map(ID:2) decode > Batch(ID:3)"
@@ -145,12 +145,14 @@ BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
 
 
 @pytest.mark.parametrize("border", BORDERS)
-def test_segments_end_at_borders_alone(border: str) -> None:
+def test_segments_end_only_at_borders(border: str) -> None:
     stages, expected = BORDERS[border]
     assert segments(*stages) == expected
 
 
-def test_a_folder_is_read_apart_from_what_computes(photos: SourceStage) -> None:
+def test_reading_a_folder_is_a_segment_apart_from_computing(
+    photos: SourceStage,
+) -> None:
     recipe = compiled(photos, MapStage(decode), BatchStage(1))
     assert stages_of(recipe) == [["Folder(ID:0) read"], ["Map(ID:1) decode"]]
     assert [segment.executor for segment in recipe.segments] == ["thread", "auto"]
@@ -187,7 +189,9 @@ EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", EXECUTORS)
-def test_the_executor_is_what_was_said_or_fits_the_source(case: str) -> None:
+def test_the_executor_is_the_one_requested_or_one_that_suits_the_source(
+    case: str,
+) -> None:
     stages, executors = EXECUTORS[case]
     recipe = compiled(*stages, BatchStage(1))
     assert [segment.executor for segment in recipe.segments] == executors
@@ -230,7 +234,7 @@ SHARING: dict[str, tuple[list[Stage], list[tuple[str, bool]]]] = {
 
 
 @pytest.mark.parametrize("case", SHARING)
-def test_threads_share_nothing_that_is_known_to_be_unsafe(case: str) -> None:
+def test_threads_share_no_object_that_is_known_to_be_unsafe(case: str) -> None:
     stages, expected = SHARING[case]
     recipe = compiled(*stages, BatchStage(1))
     found = [(segment.executor, segment.thread_safe) for segment in recipe.segments]
@@ -247,13 +251,13 @@ def told(caplog: pytest.LogCaptureFixture, *stages: Stage) -> list[tuple[str, st
     return [(record.name, record.levelname) for record in caplog.records]
 
 
-def test_the_log_says_what_made_it_take_processes(
+def test_the_log_says_why_processes_were_chosen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert told(caplog, SourceStage(OPEN)) == [("penstock.autotune", "INFO")]
 
 
-def test_threads_that_were_asked_for_are_kept_with_a_warning(
+def test_requested_threads_are_kept_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = SourceStage(OPEN, executor="thread")
@@ -272,7 +276,7 @@ def test_threads_that_were_asked_for_are_kept_with_a_warning(
     ],
     ids=repr,
 )
-def test_the_log_is_silent_where_nothing_surprises(
+def test_the_log_is_silent_where_nothing_is_surprising(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert told(caplog, stage) == []
@@ -302,7 +306,7 @@ def test_an_iterable_is_read_by_one_worker() -> None:
     assert (first.num_parallel_workers, first.bounds) == (1, (1, 1))
 
 
-def test_what_the_user_keeps_to_himself_is_not_tuned() -> None:
+def test_a_stage_that_the_user_excludes_is_not_tuned() -> None:
     recipe = compiled(
         DATA,
         MapStage(decode, num_parallel_workers=2),
@@ -313,7 +317,7 @@ def test_what_the_user_keeps_to_himself_is_not_tuned() -> None:
 
 
 class Many:
-    """A dataset that reads several at once."""
+    """A dataset that reads several samples at once."""
 
     def __len__(self) -> int:
         return 9
@@ -329,7 +333,7 @@ def operation(stage: Stage, source: SourceStage = DATA) -> Operation:
     return compiled(source, stage, BatchStage(1)).segments[-1].program.operations[-1]
 
 
-def test_a_dataset_that_reads_many_is_asked_for_many() -> None:
+def test_a_dataset_that_reads_many_at_once_is_asked_for_many() -> None:
     for source, many in ((SourceStage(Many()), [1, 2]), (DATA, None)):
         first = compiled(source, BatchStage(1)).segments[0].program.operations[0]
         assert isinstance(first, Read)
@@ -344,7 +348,7 @@ def test_iterables_and_filters_have_operations_of_their_own() -> None:
 
 
 class Augment:
-    """A function that is an object, and asks for both."""
+    """A function that is an object, and asks for both `rng` and `ctx`."""
 
     def __call__(self, sample: Any, *, ctx: Any, rng: Any) -> Any:
         return sample
@@ -364,7 +368,7 @@ class Augment:
         (torch.nn.Identity(), False, False),
     ],
 )
-def test_a_function_asks_by_the_names_of_its_parameters(
+def test_a_functions_parameter_names_say_what_it_asks_for(
     function: Any,
     wants_rng: bool,  # noqa: FBT001
     wants_ctx: bool,  # noqa: FBT001

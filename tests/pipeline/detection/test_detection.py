@@ -1,4 +1,4 @@
-"""Images with boxes against plain loops, on a thousand random samples each."""
+"""Operators for images with boxes equal plain loops on a thousand random samples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scaled(given: Any, x: float, y: float) -> Any:
 
 
 def visible(keypoints: Any) -> Any:
-    """Return keypoints that are not visible as zeros."""
+    """Return the keypoints, with zeros for those that are not visible."""
     return keypoints * (keypoints[..., 2:] > 0)
 
 
@@ -68,7 +68,7 @@ def test_a_flip_mirrors_pixels_masks_boxes_and_keypoints() -> None:
         assert moved["labels"].equal(target["labels"])
 
 
-def test_a_resized_image_has_the_short_side_asked_for_or_the_longest_allowed() -> None:
+def test_a_resized_image_has_the_short_side_or_else_the_longest_allowed() -> None:
     rng = np.random.default_rng(1)
     for _ in range(SAMPLES):
         image, target = drawn_sample(rng)
@@ -94,7 +94,7 @@ def test_a_resized_image_has_the_short_side_asked_for_or_the_longest_allowed() -
 
 
 def nearest(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which pixels have one nearest before, and that; others lie between two."""
+    """Return which pixels have a single nearest source pixel, and which one it is."""
     at = 2 * np.arange(after) + 1
     clear = at * before % (2 * after) != 0
     return np.flatnonzero(clear), at[clear] * before // (2 * after)
@@ -128,7 +128,7 @@ def cut_point(point: Any, part: tuple[int, int, int, int]) -> list[float]:
 
 
 def check_part(part: tuple[int, int, int, int], sample: Sample, seed: int) -> None:
-    """Check that a part keeps the rule of the paper, but where it is the whole."""
+    """Check that a crop obeys the rule of the paper, unless it is the whole image."""
     height, width = sample[0].shape[:2]
     if part == (0, 0, width, height):
         return
@@ -142,7 +142,7 @@ def check_part(part: tuple[int, int, int, int], sample: Sample, seed: int) -> No
     assert any(has_middle(box, part) for box in boxes)
 
 
-def test_a_crop_overlaps_a_box_and_takes_along_what_lies_in_it() -> None:
+def test_a_crop_overlaps_a_box_and_keeps_the_targets_inside_it() -> None:
     rng, parts = np.random.default_rng(2), 0
     for seed in range(SAMPLES):
         image, target = sample = drawn_sample(rng)
@@ -182,14 +182,14 @@ def test_aspects_are_grouped_at_even_steps_of_their_logarithm(groups: int) -> No
 
 
 @pytest.mark.parametrize("groups", [2, 4, 6, 8])
-def test_an_even_number_of_groups_keeps_upright_and_lying_images_apart(
+def test_an_even_number_of_groups_separates_portrait_from_landscape(
     groups: int,
 ) -> None:
     upright, lying = aspect_groups([[101, 100], [100, 101]], groups)
     assert upright != lying
 
 
-def test_a_batch_has_each_image_at_its_top_left_and_the_fill_around() -> None:
+def test_a_batch_has_each_image_at_the_top_left_and_fill_elsewhere() -> None:
     rng = np.random.default_rng(3)
     for _ in range(SAMPLES // 4):
         samples = [drawn_sample(rng) for _ in range(4)]
@@ -208,7 +208,7 @@ def test_a_batch_has_each_image_at_its_top_left_and_the_fill_around() -> None:
         assert all(it is s[1] for it, s in zip(targets, samples, strict=True))
 
 
-def test_images_of_all_kinds_give_one_batch_and_read_only_ones_no_warning() -> None:
+def test_images_of_all_kinds_make_one_batch_without_warnings() -> None:
     image = drawn_sample(np.random.default_rng(4))[0]
     frozen = image.copy()
     frozen.flags.writeable = False

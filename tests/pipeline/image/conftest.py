@@ -1,4 +1,4 @@
-"""One drawn photo, as the file and as its pixels."""
+"""One drawn photo, as a file and as pixels."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def photo_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="session")
 def photo(photo_file: bytes) -> Image:
-    """Its pixels, `uint8 [375, 500, 3]`, by Pillow, read-only."""
+    """Its pixels as Pillow decodes them, `uint8 [375, 500, 3]`, read-only."""
     return np.asarray(PIL.Image.open(io.BytesIO(photo_file)))

@@ -44,7 +44,7 @@ JPEGS = FORMATS[:5]
 
 
 @pytest.mark.parametrize(("mode", "kind", "options"), FORMATS)
-def test_every_format_decodes_to_the_pixels_that_pillow_has(
+def test_every_format_decodes_to_the_pixels_of_pillow(
     photo: Image, mode: str, kind: str, options: dict[str, object]
 ) -> None:
     data = encoded(photo, mode, kind, **options)
@@ -67,7 +67,7 @@ def test_a_jpeg_cut_anywhere_is_an_error(
             decode(data[:cut])
 
 
-def test_a_truncated_jpeg_is_named_so(photo_file: bytes) -> None:
+def test_a_truncated_jpeg_is_reported_as_such(photo_file: bytes) -> None:
     with pytest.raises(ValueError, match="got 5000 bytes: Premature end of JPEG file"):
         decode(photo_file[:5000])
 
@@ -78,7 +78,7 @@ def test_entropy_data_that_ends_early_is_an_error(photo_file: bytes) -> None:
         decode(data)
 
 
-def test_stray_bytes_that_cost_no_pixel_are_read_past(photo_file: bytes) -> None:
+def test_stray_bytes_that_cost_no_pixel_are_skipped(photo_file: bytes) -> None:
     stray = photo_file[:-2] + bytes(30) + photo_file[-2:]
     assert np.array_equal(decode(stray), decode(photo_file))
 
@@ -98,14 +98,16 @@ def test_no_image_starts_another_program(
     program.write_text(f"#!/bin/sh\necho called >> {tmp_path}/called\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(PIL.EpsImagePlugin, "gs_binary", None)  # it looks again
+    monkeypatch.setattr(
+        PIL.EpsImagePlugin, "gs_binary", None
+    )  # Pillow looks for the program again
     for read in (decode, image_size):
         with pytest.raises(ValueError, match="must be one of .*JPEG"):
             read(POSTSCRIPT)
     assert not (tmp_path / "called").exists()
     with pytest.raises(OSError, match="."), PIL.Image.open(io.BytesIO(POSTSCRIPT)) as p:
         p.load()
-    assert (tmp_path / "called").exists()  # the test would notice it
+    assert (tmp_path / "called").exists()  # so the test would have noticed
 
 
 SAVED = ["AVIF", "BLP", "BMP", "DDS", "EPS", "GIF", "ICNS", "ICO", "IM", "JPEG"]
@@ -113,9 +115,9 @@ SAVED += ["JPEG2000", "MPO", "PCX", "PDF", "PNG", "PPM", "QOI", "SGI", "TGA", "T
 SAVED += ["WEBP"]
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow's: of what it reads all the same
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of damage that it reads past
 @pytest.mark.parametrize("kind", SAVED)
-def test_whatever_ails_an_image_is_a_value_error(kind: str) -> None:
+def test_any_damage_to_an_image_is_a_value_error(kind: str) -> None:
     rng = random.Random(kind)
     pixels = np.random.default_rng(0).integers(0, 256, (24, 31, 3), np.uint8)
     try:
@@ -135,7 +137,7 @@ def test_whatever_ails_an_image_is_a_value_error(kind: str) -> None:
     assert refused > 0
 
 
-def test_bytes_that_are_no_image_are_shown() -> None:
+def test_bytes_that_are_not_an_image_are_shown() -> None:
     with pytest.raises(ValueError, match=re.escape("start with b'{\"label\"'")):
         decode(b'{"label": 3}')
     with pytest.raises(ValueError, match="must not be empty, got 0 bytes"):
@@ -176,11 +178,11 @@ def test_a_reduced_picture_has_the_size_rounded_up_and_looks_the_same(
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_kind_of_bytes_is_taken(photo_file: bytes, kind: type) -> None:
+def test_any_bytes_like_object_is_accepted(photo_file: bytes, kind: type) -> None:
     assert np.array_equal(decode(kind(photo_file)), decode(photo_file))
 
 
-def test_the_rest_of_a_tuple_passes_unchanged(photo_file: bytes) -> None:
+def test_the_other_items_of_a_tuple_stay_unchanged(photo_file: bytes) -> None:
     label = object()
     result = decode((photo_file, label, "name"))
     assert isinstance(result, tuple)
@@ -194,14 +196,14 @@ class Pair(NamedTuple):
     label: int
 
 
-def test_a_namedtuple_stays_one(photo_file: bytes) -> None:
+def test_a_namedtuple_stays_a_namedtuple(photo_file: bytes) -> None:
     result = decode(Pair(photo_file, 3))
     assert isinstance(result, Pair)
     assert result.label == 3
 
 
 @pytest.mark.parametrize("sample", [{"file": b""}, (), None, "a.jpg", ("a.jpg", 1)])
-def test_a_sample_without_bytes_is_an_error_that_says_what_is_there(
+def test_a_sample_without_bytes_is_an_error_that_describes_it(
     sample: object,
 ) -> None:
     first = sample[0] if isinstance(sample, tuple) and sample else sample

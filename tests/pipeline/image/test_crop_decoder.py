@@ -1,4 +1,4 @@
-"""A box decoded alone: the pixels of a full decode, or a full decode instead."""
+"""A box decoded alone has the pixels of a full decode, or is left to a full decode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def seeded(seed: int) -> np.random.Generator:
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image:
-    """Pixels in which every neighbour matters: a smooth photo hides what is off."""
+    """Return pixels that differ from those beside them: a smooth photo hides faults."""
     return seeded(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -69,7 +69,7 @@ def by_pillow(pixels: Image, mode: str = "RGB", **options: object) -> bytes:
 
 
 def outcome(decode: Callable[[], Any]) -> Any:
-    """What a call returns or raises, to compare with another's."""
+    """Return what a call returns or raises, to compare it with another call."""
     try:
         return decode().tobytes()
     except ValueError as error:
@@ -78,7 +78,7 @@ def outcome(decode: Callable[[], Any]) -> Any:
 
 @st.composite
 def boxes(draw: st.DrawFn) -> tuple[int, int, Box]:
-    """Height and width of an image, and a box in it."""
+    """Draw the height and width of an image, and a box in it."""
     side = st.one_of(st.integers(1, 40), st.integers(1, 200))
     height, width = draw(side), draw(side)
     top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
@@ -95,7 +95,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, Box]:
     quality=st.integers(1, 100),
     to_end=st.booleans(),
 )
-def test_a_box_has_the_pixels_of_a_full_decode(
+def test_a_box_decoded_alone_has_the_pixels_of_a_full_decode(
     drawn: tuple[int, int, Box], sampling: str, quality: int, *, to_end: bool
 ) -> None:
     height, width, box = drawn
@@ -122,12 +122,12 @@ def test_a_box_may_begin_and_end_at_any_pixel_of_an_imcu(sampling: str) -> None:
 
 
 def with_second_scan(data: bytes) -> bytes:
-    """A file whose entropy data is followed by a scan's header."""
+    """Return a file whose entropy data is followed by the header of a scan."""
     return data[:-2] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[-2:]
 
 
 def arithmetic(data: bytes) -> bytes:
-    """A file that says its codes are arithmetic."""
+    """Return a file that says its codes are arithmetic."""
     return data.replace(b"\xff\xc0", b"\xff\xc9", 1)
 
 
@@ -168,7 +168,7 @@ both = pytest.mark.parametrize("make", OPERATORS)
 
 @both
 @pytest.mark.parametrize("name", [*UNUSUAL, *USUAL])
-def test_every_file_gives_what_it_gives_without_the_extension(
+def test_every_file_decodes_as_it_does_without_the_extension(
     make: Any, name: str
 ) -> None:
     data, operator = {**UNUSUAL, **USUAL}[name], make(32, flip=0.5)
@@ -185,7 +185,7 @@ def middle(data: bytes, *, to_end: bool) -> Image | None:
 
 @needs_extension
 @pytest.mark.parametrize("to_end", [True, False])
-def test_usual_files_are_taken_and_others_left(to_end: bool) -> None:  # noqa: FBT001
+def test_the_extension_takes_usual_files_and_leaves_others(to_end: bool) -> None:  # noqa: FBT001
     taken = {name for name in USUAL if middle(USUAL[name], to_end=to_end) is not None}
     left = {name for name in UNUSUAL if middle(UNUSUAL[name], to_end=to_end) is None}
     assert taken == USUAL.keys()
@@ -194,7 +194,7 @@ def test_usual_files_are_taken_and_others_left(to_end: bool) -> None:  # noqa: F
 
 @needs_extension
 @both
-def test_a_file_that_is_cut_anywhere_is_the_documented_error(
+def test_a_file_cut_anywhere_raises_the_documented_error(
     make: Any, photo_file: bytes
 ) -> None:
     operator = make(64)
@@ -205,7 +205,7 @@ def test_a_file_that_is_cut_anywhere_is_the_documented_error(
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """A file with some bytes flipped, and now and then cut, doubled or filled."""
+    """Return a file with some bytes flipped, and sometimes cut, doubled or filled."""
     changed = bytearray(data)
     for _ in range(rng.choice((0, 1, 1, 2, 5, 20))):
         at = rng.randrange(rng.choice((len(changed), min(len(changed), 700))))
@@ -224,7 +224,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def said_size(data: bytes) -> tuple[int, int]:
-    """What the header says; by whoever can read it."""
+    """Return the size in the header, from whichever decoder can read it."""
     try:
         return image_size(data)
     except ValueError:
@@ -233,7 +233,7 @@ def said_size(data: bytes) -> tuple[int, int]:
 
 @needs_extension
 @pytest.mark.parametrize("to_end", [True, False])
-def test_no_damage_makes_pixels_that_a_full_decode_has_not(
+def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
     to_end: bool,  # noqa: FBT001
 ) -> None:
     rng, decoded, unnoticed = random.Random(19), 0, 0
@@ -263,7 +263,7 @@ def test_no_damage_makes_pixels_that_a_full_decode_has_not(
     ("shape", "kind"),
     [((4, 4), np.uint8), ((4, 4, 4), np.uint8), ((4, 4, 3), np.float32)],
 )
-def test_memory_that_is_no_image_is_refused(shape: Any, kind: type) -> None:
+def test_memory_that_cannot_hold_an_image_is_refused(shape: Any, kind: type) -> None:
     data = jpeg(PIXELS, "420")
     with pytest.raises(ValueError, match="`pixels` must be"):
         EXTENSION.decode(data, np.zeros(shape, kind), 90, 120, 0, 0, 1)
@@ -288,15 +288,15 @@ def test_a_box_beyond_the_image_is_refused_and_nothing_is_written(
 
 
 @needs_extension
-def test_others_run_while_it_decodes() -> None:
-    # Nobody is made to let go of the GIL: what runs beside was let in by the decoder.
+def test_other_threads_run_while_the_extension_decodes() -> None:
+    # No thread is forced to release the GIL: only the decoder can have let others run.
     data = jpeg(noise(1500, 1500), "444")
     box, beside, done = Box(0, 0, 1500, 1500), [0], threading.Event()
 
     def count() -> None:
         while not done.is_set():
             beside[0] += 1
-            time.sleep(0)  # lets go of it
+            time.sleep(0)  # releases the GIL
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
@@ -330,12 +330,12 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(
         assert list(pool.map(run, range(40))) == expected
 
 
-# Where it cannot be used
+# Where the extension cannot be used
 
 
 @pytest.fixture
 def asked_again() -> Any:
-    """Look for the extension once more, in the test and after it."""
+    """Look for the extension again, both in the test and after it."""
     crop_extension.cache_clear()
     yield
     crop_extension.cache_clear()

@@ -1,4 +1,4 @@
-"""Where crops lie: facts of the distribution, and its edges."""
+"""The distribution of crops, and its edge cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_box_lies_inside_its_image(
     assert box.short_side >= 1
 
 
-def test_share_and_aspect_stay_in_range_and_fill_it() -> None:
+def test_area_and_aspect_stay_in_their_ranges_and_fill_them() -> None:
     rng = np.random.default_rng(0)
     boxes = [random_box(1000, 1000, (0.1, 0.5), RATIO, rng) for _ in range(4000)]
     shares = np.array([box.height * box.width / 1e6 for box in boxes])
@@ -50,7 +50,7 @@ def test_share_and_aspect_stay_in_range_and_fill_it() -> None:
     assert aspects.std() == pytest.approx(2 * math.log(4 / 3) / math.sqrt(12), abs=0.01)
 
 
-def test_every_place_is_drawn() -> None:
+def test_every_position_is_drawn() -> None:
     rng = np.random.default_rng(0)
     boxes = [random_box(4, 4, (1 / 16, 1 / 16), (1, 1), rng) for _ in range(400)]
     assert {(box.top, box.left) for box in boxes} == {
@@ -67,7 +67,7 @@ def test_every_place_is_drawn() -> None:
         (1, 9, Box(0, 4, 1, 1)),
     ],
 )
-def test_where_no_draw_fits_the_box_is_the_largest_central_one(
+def test_the_box_is_the_largest_central_one_where_no_draw_fits(
     height: int, width: int, expected: Box
 ) -> None:
     class Misfit(np.random.Generator):
@@ -84,7 +84,7 @@ def test_where_no_draw_fits_the_box_is_the_largest_central_one(
     factor=st.sampled_from([2, 4, 8]),
     seed=st.integers(0, 2**32),
 )
-def test_a_reduced_box_lies_in_the_reduced_image_half_a_pixel_off_at_most(
+def test_a_reduced_box_is_in_the_reduced_image_and_half_a_pixel_off_at_most(
     height: int, width: int, factor: int, seed: int
 ) -> None:
     box = random_box(height, width, (0.3, 1), RATIO, np.random.default_rng(seed))
@@ -96,7 +96,7 @@ def test_a_reduced_box_lies_in_the_reduced_image_half_a_pixel_off_at_most(
     assert abs(bottom - (box.top + box.height) / factor) <= 0.5
 
 
-def test_a_central_box_leaves_as_much_on_both_sides() -> None:
+def test_a_central_box_leaves_equal_margins() -> None:
     assert central_box(10, 20, 4, 4) == Box(3, 8, 4, 4)
 
 
@@ -104,7 +104,7 @@ def test_a_central_box_leaves_as_much_on_both_sides() -> None:
     ("size", "expected"),
     [((375, 500), (256, 341)), ((500, 375), (341, 256)), ((9, 9), (256, 256))],
 )
-def test_the_short_side_gets_the_size_and_the_aspect_stays(
+def test_the_short_side_becomes_the_size_and_the_aspect_stays(
     size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     assert short_side_size(*size, 256) == expected

@@ -1,4 +1,4 @@
-"""The operators as a pipeline uses them."""
+"""The image operators as a pipeline uses them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_pillow(photo: Image, size: int, seed: int) -> Image:
     return np.asarray(picture.resize((size, size), PIL.Image.Resampling.BILINEAR))
 
 
-def test_a_random_crop_is_what_pillow_makes_of_the_same_box(photo: Image) -> None:
+def test_a_random_crop_is_pillows_crop_of_the_same_box(photo: Image) -> None:
     for seed in range(10):
         crop = random_resized_crop(64)(photo, seeded(seed))
         assert isinstance(crop, np.ndarray)
@@ -53,7 +53,9 @@ def test_a_random_crop_is_what_pillow_makes_of_the_same_box(photo: Image) -> Non
         assert np.abs(crop.astype(int) - by_pillow(photo, 64, seed)).max() <= 1
 
 
-def test_the_fused_operator_gives_the_pixels_of_the_three(photo_file: bytes) -> None:
+def test_the_fused_operator_gives_the_pixels_of_the_three_it_fuses(
+    photo_file: bytes,
+) -> None:
     fused = decode_random_resized_crop(96, flip=0.5, reducing_gap=math.inf)
     crop, flip = random_resized_crop(96), horizontal_flip(0.5)
     for seed in range(10):
@@ -94,7 +96,9 @@ def test_a_truncated_file_is_an_error_at_every_scale(photo_file: bytes) -> None:
             decode_random_resized_crop(size)(photo_file[:-2000], seeded(0))
 
 
-def test_without_a_size_the_context_says_it(photo: Image, photo_file: bytes) -> None:
+def test_the_size_comes_from_the_context_if_none_is_given(
+    photo: Image, photo_file: bytes
+) -> None:
     ctx = Context(image_size=48)
     assert random_resized_crop(None)(photo, seeded(0), ctx).shape == (48, 48, 3)
     fused = decode_random_resized_crop(None)
@@ -134,7 +138,7 @@ def test_a_result_has_memory_of_its_own(photo: Image) -> None:
         assert not np.shares_memory(result, square)
 
 
-def test_flip_is_as_likely_as_asked(photo: Image) -> None:
+def test_a_flip_is_as_likely_as_requested(photo: Image) -> None:
     small = photo[:4, :6]
     mirrored = small[:, ::-1]
     rng = seeded(0)
@@ -145,7 +149,7 @@ def test_flip_is_as_likely_as_asked(photo: Image) -> None:
     assert np.array_equal(horizontal_flip(0.0)(small, rng), small)
 
 
-def test_the_usual_chain_for_evaluation(photo_file: bytes) -> None:
+def test_the_usual_chain_for_evaluation_works(photo_file: bytes) -> None:
     image, label = center_crop(224)(resize_short_side(256)(decode((photo_file, 5))))
     assert (image.shape, image.dtype, label) == ((224, 224, 3), np.uint8, 5)
     assert image.flags.c_contiguous
@@ -168,13 +172,13 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: type(o).__name__)
-def test_an_operator_prints_as_its_call_and_pickles(operator: object) -> None:
+def test_an_operator_prints_as_its_call_and_can_be_pickled(operator: object) -> None:
     assert eval(repr(operator)) == operator  # noqa: S307
     assert pickle.loads(pickle.dumps(operator)) == operator  # noqa: S301
     assert hash(operator) == hash(pickle.loads(pickle.dumps(operator)))  # noqa: S301
 
 
-def test_what_an_operator_wishes_for_stands_in_its_signature() -> None:
+def test_an_operators_signature_says_what_it_asks_for() -> None:
     wishes = {
         type(operator).__name__: {"rng", "ctx"}
         & set(inspect.signature(operator).parameters)
@@ -224,7 +228,7 @@ def test_an_argument_out_of_range_is_an_error_when_it_is_given(
         (PIL.Image.new("L", (4, 4)), "a Pillow image L 4 x 4"),
     ],
 )
-def test_what_is_no_image_is_an_error_that_describes_it(
+def test_a_value_that_is_not_an_image_is_an_error_that_describes_it(
     sample: object, kind: str
 ) -> None:
     with pytest.raises(SampleError, match=kind):

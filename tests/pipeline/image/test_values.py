@@ -1,4 +1,4 @@
-"""The values that operators make: those of Pillow, and of the papers' formulas."""
+"""Operators make the values of Pillow and of the papers' formulas."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def small(photo: Image) -> Image:
         ("saturation", PIL.ImageEnhance.Color),
     ],
 )
-def test_a_factor_of_color_is_that_of_pillow(
+def test_a_factor_of_color_acts_as_in_pillow(
     kind: Kind, name: str, enhance: Any, small: Image
 ) -> None:
     for factor in (0.0, 0.4, 1.7):
@@ -87,7 +87,7 @@ def test_hue_turns_by_a_share_of_the_circle() -> None:
 
 
 def references(picture: Picture, magnitude: int) -> list[Any]:
-    """Return what each of the 14 changes makes of a picture, either way."""
+    """Return what each of the 14 changes makes of a picture, in both directions."""
     level, (width, height) = magnitude / 30, picture.size
     found = [
         picture,
@@ -118,7 +118,7 @@ def references(picture: Picture, magnitude: int) -> list[Any]:
 
 
 @KINDS
-def test_rand_augment_makes_one_of_pillows_changes_and_all_in_time(
+def test_rand_augment_makes_one_of_pillows_changes_and_all_of_them_in_time(
     kind: Kind, small: Image
 ) -> None:
     expected = references(PIL.Image.fromarray(small), 17)
@@ -133,7 +133,7 @@ def test_rand_augment_makes_one_of_pillows_changes_and_all_in_time(
     assert len(met) == len(distinct)
 
 
-def test_what_moves_with_rand_augment_stays_on_its_object() -> None:
+def test_targets_move_with_the_image_under_rand_augment() -> None:
     rng = seeded(0)
     for seed in range(300):
         left, top = (int(each) for each in rng.integers(8, 20, 2))
@@ -158,15 +158,15 @@ def test_what_moves_with_rand_augment_stays_on_its_object() -> None:
 @pytest.mark.parametrize(
     "operator", [color_jitter(0.4, 0.4, 0.4, 0.1), rand_augment(), rand_augment(0)]
 )
-def test_an_array_that_has_been_changed_may_be_written_to(
-    operator: Any, small: Image
-) -> None:
+def test_a_changed_array_is_writable(operator: Any, small: Image) -> None:
     assert operator(small, seeded(0)).flags.writeable
 
 
 @KINDS
 @pytest.mark.parametrize("size", [(20, 31), (90, 80), 37])
-def test_a_resized_image_is_pillows(kind: Kind, size: Any, small: Image) -> None:
+def test_a_resized_image_equals_that_of_pillow(
+    kind: Kind, size: Any, small: Image
+) -> None:
     tall, wide = (size, size) if isinstance(size, int) else size
     bilinear = PIL.Image.Resampling.BILINEAR
     expected = PIL.Image.fromarray(small).resize((wide, tall), bilinear)
@@ -175,7 +175,7 @@ def test_a_resized_image_is_pillows(kind: Kind, size: Any, small: Image) -> None
 
 
 @KINDS
-def test_a_padded_image_is_pillows(kind: Kind, small: Image) -> None:
+def test_a_padded_image_equals_that_of_pillow(kind: Kind, small: Image) -> None:
     picture, fill = PIL.Image.fromarray(small), (9, 8, 7)
     border = PIL.ImageOps.expand(picture, (1, 2, 3, 4), fill)
     found = pad((1, 2, 3, 4), fill=fill)(kind(small))
@@ -186,7 +186,7 @@ def test_a_padded_image_is_pillows(kind: Kind, small: Image) -> None:
 
 
 @KINDS
-def test_a_random_crop_is_a_part_of_the_padded_image_with_all_in_it(
+def test_a_random_crop_is_a_part_of_the_padded_image_with_its_targets(
     kind: Kind, small: Image
 ) -> None:
     padded = np.pad(small, ((4, 4), (4, 4), (0, 0)), constant_values=3).astype(int)
@@ -217,7 +217,7 @@ def test_a_random_crop_is_a_part_of_the_padded_image_with_all_in_it(
 
 
 @KINDS
-def test_normalized_pixels_are_those_of_the_formula(kind: Kind, small: Image) -> None:
+def test_normalized_pixels_follow_the_formula(kind: Kind, small: Image) -> None:
     mean, std = (0.1, 0.5, 0.7), (0.2, 0.3, 0.9)
     expected = ((small / 255 - mean) / std).transpose(2, 0, 1)
     found = normalize(mean, std)(kind(small))
@@ -254,7 +254,7 @@ def test_cutmix_takes_each_pixel_from_one_image_by_the_share_of_their_labels() -
 
 
 @pytest.mark.parametrize("operator", [mixup(6), cutmix(6), mixup(6, p=0)])
-def test_a_namedtuple_of_a_batch_stays_one(operator: Any) -> None:
+def test_a_batch_that_is_a_namedtuple_stays_a_namedtuple(operator: Any) -> None:
     pair = namedtuple("pair", ("images", "labels"))  # noqa: PYI024
     found = operator(pair(*drawn_batch(0)), seeded(0))
     assert type(found) is pair

@@ -1,4 +1,4 @@
-"""Schedules: curves, policy strings, couplings, and the table of them."""
+"""Schedules: curves, policy strings, couplings, and their preview."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place(samples: int, step: int = 0) -> Place:
 
 
 def settings(schedule: Any, world: int = 1, epochs: int = 3) -> list[Any]:
-    """Return what is in force for each batch, as the timeline walks over them."""
+    """Return the settings of each batch, as the timeline walks over them."""
     resolved = schedule.resolve(world)
     timeline = Timeline(resolved, LENGTH, drop_last=False)
     return [
@@ -93,7 +93,7 @@ def test_a_policy_string_is_read_as_moxing_writes_it() -> None:
     assert seen == [(200, 128)] * 5 + [(200, 224)] * 5 + [(100, 288)] * 10
 
 
-def test_a_policy_takes_tables_for_the_learning_rate_and_the_momentum() -> None:
+def test_a_policy_accepts_tables_for_the_learning_rate_and_the_momentum() -> None:
     schedule = ps.schedule.policy(
         "2:128-100,4:224-50",
         coupling="linear",
@@ -110,7 +110,9 @@ def test_a_policy_takes_tables_for_the_learning_rate_and_the_momentum() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "20:128", "20:128-0", "20:1-2,20:1-2", "a:b-c"])
-def test_a_policy_string_with_a_mistake_is_an_error_that_shows_one(text: str) -> None:
+def test_a_mistake_in_a_policy_string_is_an_error_that_shows_an_example(
+    text: str,
+) -> None:
     with pytest.raises(ps.SpecError, match="END_EPOCH:IMAGE-BATCH"):
         ps.schedule.policy(text)
 
@@ -137,7 +139,7 @@ def test_the_learning_rate_is_coupled_to_the_batch_size(
         lambda n: ps.schedule.linear(n, 4 * n, end=2, multiple_of=n),
     ],
 )
-def test_what_a_plan_is_told_apart_by_holds_global_sizes_only(sizes: Any) -> None:
+def test_a_description_holds_global_sizes_only(sizes: Any) -> None:
     def told(size: int, world: int) -> Any:
         schedule = ps.schedule.of(sizes(size), coupling="sqrt", base_batch=2 * size)
         return schedule.resolve(world).describe(), settings(schedule, world)
@@ -146,7 +148,7 @@ def test_what_a_plan_is_told_apart_by_holds_global_sizes_only(sizes: Any) -> Non
     assert told(8, 4) != told(8, 2)
 
 
-def test_a_table_of_stages_keeps_what_a_row_leaves_out() -> None:
+def test_a_row_of_a_table_of_stages_inherits_what_it_leaves_out() -> None:
     schedule = ps.schedule.stages(
         {"until": 1, "batch_size": 100, "momentum": 0.8, "strength": 1},
         {"until": 2, "momentum": 0.9},
@@ -161,7 +163,7 @@ def test_a_table_of_stages_keeps_what_a_row_leaves_out() -> None:
         ps.schedule.stages({"until": 1, "batch_size": 1}, {"until": 2, "momentum": 1})
 
 
-def test_the_preview_says_from_when_on_what_is_in_force() -> None:
+def test_the_preview_says_what_is_in_force_from_when_on() -> None:
     schedule = ps.schedule.policy("2:128-100,4:224-50", coupling="linear")
     lines = schedule.preview(LENGTH, world=2).splitlines()
     assert lines[0].split()[:4] == ["epoch", "step", "batch", "image"]
@@ -196,7 +198,7 @@ def test_a_mistake_is_an_error_with_the_cure(wrong: Any, told: str) -> None:
         wrong()
 
 
-def test_a_function_may_give_the_batch_size_up_to_where_it_says() -> None:
+def test_a_function_may_give_the_batch_size_up_to_an_epoch() -> None:
     curve = ps.schedule.function(lambda epoch: 100 * (epoch + 1), until=2)
     sizes = [s.global_size for s in settings(ps.schedule.of(curve), epochs=4)]
     assert sizes == [100] * 10 + [200] * 5 + [300] * 4 + [300] * 4

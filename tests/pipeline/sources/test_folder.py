@@ -1,4 +1,4 @@
-"""Sources: a folder of classes, and telling map-style from iterable."""
+"""Sources: a folder of classes, and the difference between map-style and iterable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_labels_number_the_class_folders_in_sorted_order(tmp_path: Path) -> None
     ]
 
 
-def test_class_folders_without_images_are_no_classes(tmp_path: Path) -> None:
+def test_a_class_folder_without_images_is_not_a_class(tmp_path: Path) -> None:
     touch(tmp_path / "a" / "readme.md")
     touch(tmp_path / "b" / "1.jpg")
     folder = Folder.scan(str(tmp_path))
@@ -103,7 +103,7 @@ class Numbers(IterableDataset[int]):
 
 
 class Unsized(Dataset[int]):
-    """Neither length nor iterator."""
+    """Has neither a length nor an iterator."""
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -121,20 +121,25 @@ class Unsized(Dataset[int]):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_length_and_index_is_map_style(dataset: Any, iterable: bool) -> None:  # noqa: FBT001
+def test_a_dataset_with_length_and_index_is_map_style(
+    dataset: Any,
+    iterable: bool,  # noqa: FBT001
+) -> None:
     assert is_iterable(dataset) is iterable
 
 
 @pytest.mark.parametrize(
     "dataset", [5, None, object()], ids=["a number", "None", "an object"]
 )
-def test_what_is_neither_is_refused_by_type_rule_and_cure(dataset: Any) -> None:
+def test_an_object_that_is_no_dataset_is_refused_by_type_rule_and_cure(
+    dataset: Any,
+) -> None:
     with pytest.raises(SpecError, match="needs a dataset with __len__") as caught:
         is_iterable(dataset)
     assert type(dataset).__name__ in str(caught.value)
     assert "give an object of a torch Dataset, a list or an array" in str(caught.value)
 
 
-def test_a_dataset_with_index_and_no_length_is_refused() -> None:
+def test_a_dataset_with_an_index_but_no_length_is_refused() -> None:
     with pytest.raises(SpecError, match="got Unsized"):
         is_iterable(Unsized())

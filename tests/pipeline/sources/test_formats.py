@@ -1,4 +1,4 @@
-"""LMDB, tars, Parquet and Arrow: each trains, resumes and is fingerprinted."""
+"""LMDB, tars, Parquet and Arrow train, resume and have fingerprints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_tars(folder: Path, field: str = "bin") -> str:
 
 
 def write_table(folder: Path, kind: str) -> str:
-    """Files of two groups of rows each; Arrow's in turn as a file and a stream."""
+    """Write files of two row groups each; Arrow's are files and streams in turn."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     for shard in range(SHARDS):
@@ -138,7 +138,7 @@ def test_an_epoch_resumes_where_it_was_left(maker: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("maker", GROUPED)
-def test_shards_are_shuffled_through_a_window_and_resumed(
+def test_shards_are_shuffled_through_a_window_and_can_be_resumed(
     maker: Any, tmp_path: Path
 ) -> None:
     make = maker(tmp_path)
@@ -155,7 +155,7 @@ def test_shards_are_shuffled_through_a_window_and_resumed(
 
 
 @every
-def test_what_it_is_survives_a_copy_and_each_sample_has_a_print(
+def test_fingerprints_survive_a_copy_and_each_sample_has_one(
     maker: Any, tmp_path: Path
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -178,7 +178,7 @@ def test_what_it_is_survives_a_copy_and_each_sample_has_a_print(
 
 
 @every
-def test_a_cache_serves_what_it_has_kept(maker: Any, tmp_path: Path) -> None:
+def test_a_cache_serves_the_samples_it_has_kept(maker: Any, tmp_path: Path) -> None:
     def make() -> ps.Pipeline:
         return made().cache(disk=tmp_path / "kept").batch(7, collate_fn=list)
 
@@ -213,7 +213,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
         source[0]
 
 
-def test_a_shard_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
+def test_a_truncated_shard_is_an_error(tmp_path: Path) -> None:
     source = source_of(ps.Pipeline.from_webdataset(write_tars(tmp_path)))
     os.truncate(tmp_path / "train-0.tar", 600)
     with pytest.raises(OSError, match="train-0.tar ends within a sample"):
@@ -221,8 +221,8 @@ def test_a_shard_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
     assert source[N - 1]["cls"] == N - 1
 
 
-def test_a_field_that_comes_twice_in_a_sample_is_refused(tmp_path: Path) -> None:
-    """The webdataset package refuses it, too; names differ in more than case."""
+def test_a_field_that_occurs_twice_in_a_sample_is_refused(tmp_path: Path) -> None:
+    """The webdataset package refuses it too: names must differ in more than case."""
     path = tmp_path / "a.tar"
     for names in (["0.jpg", "1.cls", "1.jpg", "1.cls"], ["1.cls", "1.CLS"]):
         with tarfile.open(path, "w") as tar:
@@ -232,7 +232,7 @@ def test_a_field_that_comes_twice_in_a_sample_is_refused(tmp_path: Path) -> None
             ps.Pipeline.from_webdataset(path)
 
 
-def test_what_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         add(tar, "0.bin", b"0")
     (tmp_path / "empty.lmdb").mkdir()
@@ -256,7 +256,7 @@ def test_a_table_in_a_store_is_refused_with_the_cure() -> None:
         ps.Pipeline.from_parquet("s3://bucket/a.parquet")
 
 
-def test_columns_are_chosen_and_must_be_there(tmp_path: Path) -> None:
+def test_columns_can_be_chosen_and_must_exist(tmp_path: Path) -> None:
     for kind, make in (
         ("parquet", ps.Pipeline.from_parquet),
         ("arrow", ps.Pipeline.from_arrow),
@@ -280,7 +280,7 @@ def write_groups(folder: Path, groups: int, rows: int, nbytes: int) -> str:
 def test_row_groups_in_memory_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an eighth of the memory budget, whatever their number; one is always kept."""
+    """The bound is an eighth of the memory budget, but one group is always kept."""
     path = write_groups(tmp_path, groups=20, rows=8, nbytes=1000)
     source = source_of(ps.Pipeline.from_parquet(path))
     for budget, kept in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
@@ -294,7 +294,7 @@ def test_row_groups_in_memory_are_bounded_in_bytes(
 
 
 @pytest.mark.parametrize("window", [None, 8])
-def test_row_groups_that_are_read_over_and_over_are_warned_of(
+def test_reading_the_same_row_groups_over_and_over_causes_a_warning(
     window: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_groups(tmp_path, groups=60, rows=16, nbytes=10)
@@ -307,7 +307,7 @@ def test_row_groups_that_are_read_over_and_over_are_warned_of(
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_reads_its_share_of_the_row_groups(ranks: int, tmp_path: Path) -> None:
-    """A tenth more at most: those at the border of two parts."""
+    """It may read a tenth more: the groups at the border of two parts."""
     groups = 80
     path = write_groups(tmp_path, groups, rows=16, nbytes=10)
     whole: list[int] = []

@@ -1,4 +1,4 @@
-"""Late reads are asked for once more, and no more comes a second than may."""
+"""Late reads are requested again, and the bandwidth stays within its limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def at_once(path: str) -> bytes:
 
 
 async def known() -> HedgedReads:
-    """Reads that have seen many that took no time."""
+    """Return hedged reads that have seen many reads take no time."""
     reads = HedgedReads()
     for number in range(KNOWN):
         assert await reads.read(at_once, str(number)) == str(number).encode()
@@ -34,7 +34,7 @@ async def known() -> HedgedReads:
 
 
 class Calls:
-    """A file whose calls end as they are told to."""
+    """A file whose calls end as the test says."""
 
     def __init__(self, *ends: Callable[[], Awaitable[bytes]]) -> None:
         self.ends = iter(ends)
@@ -72,7 +72,7 @@ async def broken_later() -> bytes:
     raise OSError("broken later")
 
 
-def test_a_late_read_is_asked_for_once_more_and_given_up() -> None:
+def test_a_late_read_is_requested_again_and_the_first_request_cancelled() -> None:
     async def run() -> None:
         reads, calls = await known(), Calls(never, right)
         assert await reads.read(calls, "file") == b"right"
@@ -82,7 +82,7 @@ def test_a_late_read_is_asked_for_once_more_and_given_up() -> None:
     asyncio.run(run())
 
 
-def test_one_that_fails_leaves_the_other_its_chance() -> None:
+def test_a_request_that_fails_leaves_the_other_its_chance() -> None:
     async def run() -> None:
         reads = await known()
         assert await reads.read(Calls(right), "file") == b"right"
@@ -103,10 +103,10 @@ def test_a_second_request_that_stalls_is_followed_by_a_third() -> None:
     asyncio.run(run())
 
 
-def test_a_stall_that_came_when_no_more_might_be_repeated_is_so_later(
+def test_a_stall_beyond_the_allowed_share_is_repeated_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing else is read meanwhile, so the share stays as it is."""
+    """The share stays as it is, because nothing else is read meanwhile."""
     monkeypatch.setattr(hedging, "REST_S", 0.05)
 
     async def run() -> None:
@@ -121,7 +121,7 @@ def test_a_stall_that_came_when_no_more_might_be_repeated_is_so_later(
     asyncio.run(run())
 
 
-def test_who_is_cancelled_leaves_no_read_behind() -> None:
+def test_a_cancelled_read_leaves_no_request_behind() -> None:
     async def run() -> None:
         reads, calls = await known(), Calls(never, never)
         task = asyncio.ensure_future(reads.read(calls, "file"))
@@ -135,7 +135,7 @@ def test_who_is_cancelled_leaves_no_read_behind() -> None:
     asyncio.run(run())
 
 
-def test_no_more_than_a_share_is_asked_for_twice() -> None:
+def test_only_a_limited_share_is_requested_twice() -> None:
     async def run() -> int:
         reads = await known()
         for _ in range(10 * KNOWN):
@@ -150,7 +150,7 @@ def test_no_more_than_a_share_is_asked_for_twice() -> None:
     assert 0 < hedged <= FIRST_FEW + MAX_SHARE * 11 * KNOWN + 1
 
 
-def test_until_enough_is_known_a_second_is_late() -> None:
+def test_a_default_limit_applies_until_enough_reads_are_known() -> None:
     reads = HedgedReads()
     for number in range(KNOWN - 1):
         reads._note(float(number))  # noqa: SLF001
@@ -162,7 +162,7 @@ def test_until_enough_is_known_a_second_is_late() -> None:
     assert reads.late_s() == 4.0
 
 
-def test_one_that_stalls_among_the_first_is_asked_for_again(
+def test_a_stall_among_the_first_reads_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hedging, "UNKNOWN_LATE_S", 0.01)
@@ -175,7 +175,7 @@ def test_one_that_stalls_among_the_first_is_asked_for_again(
     asyncio.run(run())
 
 
-def test_bytes_are_spread_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_spreads_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
 
     async def sleep(seconds: float) -> None:
@@ -199,11 +199,11 @@ LATTER = frozenset([*NUMBERS][300:])
 
 
 @pytest.mark.parametrize("hedge", [True, False])
-def test_a_store_that_errs_and_stalls_gives_every_file_once(
+def test_a_store_that_fails_and_stalls_delivers_every_file_once(
     hedge: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stalls last until the server ends, or for a second unhedged."""
+    """A stall lasts until the server ends, or for a second without hedging."""
     monkeypatch.setattr(files, "STALLED_S", 3600.0 if hedge else 1.0)
     faults: dict[str, list[Any]] = {f"{n:04d}.bin": [503] for n in range(50, 600, 97)}
     stalls = {f"{n:04d}.bin": ["stall"] for n in range(130, 600, 101)}
@@ -214,7 +214,7 @@ def test_a_store_that_errs_and_stalls_gives_every_file_once(
         )
         with pipe.batch(50, collate_fn=list) as batches:
             found = [content for batch in batches for content in batch]
-        # The first of them are read ahead for the next epoch, as far as time allows.
+        # The first files are also read ahead for the next epoch, as far as time allows.
         asked = sum(store.asked[name] for name in LATTER)
     assert found == [*NUMBERS.values()]
     wrong = sum(name in LATTER for name in faults | stalls)

@@ -1,4 +1,4 @@
-"""Values made once per process: the ones used last are kept, in number and in bytes."""
+"""Values made once per process: the last used are kept, up to a number and a size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock.pipeline.sources.per_process import PerProcess
     st.integers(1, 5),
     st.integers(0, 25),
 )
-def test_the_values_used_last_are_kept_as_far_as_there_is_room(
+def test_the_values_used_last_are_kept_while_there_is_room(
     asked: list[int], kept: int, limit: int
 ) -> None:
-    """Value n weighs n bytes; the newest stays, whatever it weighs."""
+    """Value n has n bytes; the newest stays, whatever its size."""
     made: list[int] = []
 
     def make(key: int) -> int:

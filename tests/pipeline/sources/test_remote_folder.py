@@ -1,4 +1,4 @@
-"""Class folders in a store are the folders that they are on a disk."""
+"""Class folders in a store are read like those on a disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = ("ant", "bee", "cat")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve images in three classes, one of them deeper, beside what is no image."""
+    """Write twelve images in three classes, one of them nested, and other files."""
     for number in range(12):
         name = CLASSES[number % 3]
         path = tmp_path / "photos" / name / ("deep" if number > 9 else "") / f"{number}"
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(folder: Path) -> Iterator[str]:
-    """The same in fsspec's memory."""
+    """Return the same folder in fsspec's memory."""
     files = fsspec.filesystem("memory")
     for path in folder.rglob("*.*"):
         files.pipe(f"/train/{path.relative_to(folder)}", path.read_bytes())
@@ -52,7 +52,9 @@ def test_a_store_has_the_samples_of_the_disk(folder: Path, store: str) -> None:
     assert samples(ps.Pipeline.from_folder(store, executor="thread")) == expected
 
 
-def test_it_prints_and_is_known_as_a_folder(folder: Path, store: str) -> None:
+def test_a_remote_folder_prints_and_is_identified_as_a_folder(
+    folder: Path, store: str
+) -> None:
     pipe = ps.Pipeline.from_folder(store)
     assert str(pipe) == "Pipeline.from_folder('memory://train')"
     source: Any = pipe._stages[0]  # noqa: SLF001
@@ -79,6 +81,6 @@ def test_a_place_without_class_folders_is_refused(
         ps.Pipeline.from_folder(url)
 
 
-def test_what_cannot_be_awaited_is_not(store: str) -> None:
+def test_a_file_system_without_coroutines_is_not_awaited(store: str) -> None:
     with pytest.raises(ps.SpecError, match="read in an event loop"):
         ps.Pipeline.from_folder(store, executor="async")

@@ -27,7 +27,7 @@ SHARDS = 3
 
 @pytest.fixture(scope="module", autouse=True)
 def own_thread_of_fsspec() -> None:
-    """It is started once a process, for good, by what is not read in a loop of ours."""
+    """Start fsspec's loop for reads outside ours; it lasts as long as the process."""
     fsspec.asyn.get_loop()
 
 
@@ -78,7 +78,9 @@ def source_of(pipe: ps.Pipeline) -> Any:
 
 
 @pytest.mark.parametrize("executor", ["auto", "async", "thread", "process", "inline"])
-def test_samples_of_a_web_server_come_in_order(executor: Any, web: HttpStore) -> None:
+def test_samples_from_a_web_server_arrive_in_order(
+    executor: Any, web: HttpStore
+) -> None:
     workers = None if executor == "inline" else 3
     pipe = shards(web.url, executor=executor, num_parallel_workers=workers)
     assert samples(pipe) == EXPECTED
@@ -95,7 +97,7 @@ def len_of(sample: tuple[bytes, int]) -> tuple[int, int]:
 
 
 def test_a_shard_is_never_read_whole() -> None:
-    """Headers are read with a look ahead, and then the wanted fields alone."""
+    """Headers are read ahead, and after them only the wanted fields."""
     files = {"train-00.tar": tar_of(range(6), body_bytes=40 * FIRST_BYTES)}
     with served(files) as web:
         url = f"{web.url}/train-00.tar"
@@ -109,13 +111,13 @@ def test_a_shard_is_never_read_whole() -> None:
 
 
 def test_short_samples_are_indexed_by_few_requests(web: HttpStore) -> None:
-    """One asks how long a shard is; the others read it in parts that grow."""
+    """One request asks for the length; the others read growing parts."""
     shards(web.url)
     assert web.asked.total() <= SHARDS * 4
 
 
 @pytest.mark.parametrize("executor", ["async", "thread"])
-def test_faults_that_pass_are_tried_again(executor: Any) -> None:
+def test_transient_faults_are_retried(executor: Any) -> None:
     faults: dict[str, list[Fault]] = {"train-01.tar": [503, "reset", 500, "short"]}
     with served(FILES) as web:
         pipe = shards(web.url, executor=executor)
@@ -123,7 +125,7 @@ def test_faults_that_pass_are_tried_again(executor: Any) -> None:
         assert samples(pipe) == EXPECTED
 
 
-def test_a_cache_keeps_what_came(
+def test_a_cache_keeps_the_samples_that_arrived(
     web: HttpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make() -> ps.Pipeline:
@@ -137,7 +139,7 @@ def test_a_cache_keeps_what_came(
     assert web.asked.total() - asked < N, "some are computed again to be compared"
 
 
-def test_what_it_is_survives_a_copy_and_changes_with_the_places() -> None:
+def test_a_fingerprint_survives_a_copy_and_changes_with_the_places() -> None:
     with served(FILES) as web:
         first, again = source_of(shards(web.url)), source_of(shards(web.url))
         prints = first.sample_fingerprints()
@@ -151,7 +153,7 @@ def test_what_it_is_survives_a_copy_and_changes_with_the_places() -> None:
         assert not (prints == changed).all(axis=1).any()
 
 
-def test_a_pattern_is_listed_where_the_store_can(tmp_path: Path) -> None:
+def test_a_pattern_is_expanded_where_the_store_can_list(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({f"/tars/{name}": content for name, content in FILES.items()})
     try:
@@ -166,7 +168,7 @@ def test_a_pattern_is_listed_where_the_store_can(tmp_path: Path) -> None:
         assert samples(shards(place)) == EXPECTED
 
 
-def test_a_server_that_sends_no_parts_is_refused_with_the_cure() -> None:
+def test_a_server_without_byte_ranges_is_refused_with_the_cure() -> None:
     with (
         served(FILES, parts=False) as web,
         pytest.raises(ps.SpecError, match="a server that sends byte ranges"),
@@ -174,7 +176,7 @@ def test_a_server_that_sends_no_parts_is_refused_with_the_cure() -> None:
         shards(web.url)
 
 
-def test_what_is_not_there_or_no_tar_is_refused() -> None:
+def test_a_missing_file_and_one_that_is_not_a_tar_are_refused() -> None:
     with served({"train-00.tar": b"no tar" * 999}) as web:
         with pytest.raises(ps.SpecError, match=r"cannot index .*FileNotFound"):
             ps.Pipeline.from_webdataset(f"{web.url}/train-07.tar")

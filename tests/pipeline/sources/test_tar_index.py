@@ -1,4 +1,4 @@
-"""The places of files in a tar: those that tarfile finds, without its pace."""
+"""The index of a tar has the places that tarfile finds, but is faster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def written(chosen: list[Any], form: int) -> bytes:
             try:
                 tar.addfile(info, io.BytesIO(body))
             except ValueError:
-                continue  # ustar has no place for such a name
+                continue  # ustar cannot hold such a name
     return content.getvalue()
 
 
@@ -62,7 +62,9 @@ def found_in(content: bytes) -> list[Member]:
 
 
 @given(st.lists(members, max_size=8), st.sampled_from(sorted(FORMATS)))
-def test_they_are_those_that_tarfile_finds(chosen: list[Any], form: str) -> None:
+def test_the_index_has_the_places_that_tarfile_finds(
+    chosen: list[Any], form: str
+) -> None:
     content = written(chosen, FORMATS[form])
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         expected = [*any_members(tar)]
@@ -95,7 +97,7 @@ def test_a_damaged_tar_is_read_as_far_as_tarfile_reads_it(data: st.DataObject) -
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_webdataset_and_tar_programs_write_needs_no_tarfile(form: str) -> None:
+def test_tars_from_webdataset_and_tar_programs_need_no_tarfile(form: str) -> None:
     chosen = [(f"train/{at:05}.jpg", b"x" * at, tarfile.REGTYPE, 1.5) for at in (0, 9)]
     content = written(chosen, FORMATS[form])
     read = partial(read_from, content)
@@ -104,8 +106,8 @@ def test_what_webdataset_and_tar_programs_write_needs_no_tarfile(form: str) -> N
         list(usual_members(partial(read_from, b"not a tar at all")))
 
 
-def test_an_empty_name_behind_a_prefix_is_no_folder() -> None:
-    """In ustar a long name is cut at a slash, and the part behind it may be empty."""
+def test_an_empty_name_after_a_prefix_is_not_a_folder() -> None:
+    """Ustar splits a long name at a slash, and the part after it may be empty."""
     for form in ("ustar", "pax"):
         content = written([("b" * 101 + "/", b"x", tarfile.AREGTYPE, 0)], FORMATS[form])
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:

@@ -1,4 +1,4 @@
-"""A small tokenizer, trained on text that is drawn."""
+"""A small tokenizer, trained on random text."""
 
 from __future__ import annotations
 

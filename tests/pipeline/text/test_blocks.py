@@ -28,7 +28,7 @@ def documents(count: int, longest: int, seed: int = 0) -> list[list[int]]:
 
 
 class Counted:
-    """Documents, and which were asked for, at once or one by one."""
+    """Documents that record which were read, together or one by one."""
 
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
@@ -57,7 +57,7 @@ def lines(blocks: PackedBlocks) -> list[dict[str, list[int]]]:
 
 
 def by_hand(texts: list[list[int]], size: int) -> list[dict[str, list[int]]]:
-    """Put token after token into blocks, each document ended by `EOS`."""
+    """Fill blocks token by token, with `EOS` after each document."""
     blocks: list[dict[str, list[int]]] = []
     for text in texts:
         document, position = -1, 0
@@ -78,7 +78,7 @@ def by_hand(texts: list[list[int]], size: int) -> list[dict[str, list[int]]]:
 
 
 def parts_of(block: dict[str, list[int]]) -> list[list[int]]:
-    """Return the tokens of a block's documents, having checked its other rows."""
+    """Check the other rows of a block, and return the tokens of its documents."""
     tokens, numbers, positions, attended = (block[key] for key in KEYS)
     count = sum(attended)
     assert attended == [1] * count + [0] * (len(tokens) - count)
@@ -106,8 +106,10 @@ def test_blocks_are_those_of_a_plain_loop(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 5000])
-def test_unsplit_blocks_hold_whole_documents(size: int) -> None:
-    texts = documents(1100, 40)  # measured in two goes
+def test_unsplit_blocks_hold_whole_documents_or_full_cuts_of_long_ones(
+    size: int,
+) -> None:
+    texts = documents(1100, 40)  # more than are measured at once
     blocks = PackedBlocks(texts, size=size, eos_id=EOS, split=False, pad_id=PADDING)
     found = [part for block in lines(blocks) for part in parts_of(block)]
     ended = [[*text, EOS] for text in texts]
@@ -169,7 +171,7 @@ def test_each_document_is_read_once_for_several_blocks() -> None:
         assert all((found[key] == blocks[number][key]).all() for key in KEYS)
 
 
-def test_blocks_are_counted_from_the_end_too() -> None:
+def test_negative_numbers_count_blocks_from_the_end() -> None:
     blocks = PackedBlocks(documents(40, 20), size=16)
     last = blocks[len(blocks) - 1]
     assert (blocks[-1]["input_ids"] == last["input_ids"]).all()
@@ -179,7 +181,7 @@ def test_blocks_are_counted_from_the_end_too() -> None:
     assert len(list(blocks)) == len(blocks)
 
 
-def test_it_is_copied_whole() -> None:
+def test_copies_of_packed_blocks_are_complete() -> None:
     blocks = PackedBlocks(documents(40, 20), size=16, split=False)
     for other in (pickle.loads(pickle.dumps(blocks)), copy.deepcopy(blocks)):  # noqa: S301
         assert lines(other) == lines(blocks)
@@ -190,13 +192,13 @@ def test_it_is_copied_whole() -> None:
 
 
 class Said(list[Any]):
-    """Documents that say which they are."""
+    """Documents with a fingerprint of their own."""
 
     def __penstock_fingerprint__(self) -> str:
         return "these"
 
 
-def test_what_identifies_blocks_is_what_they_are_made_of() -> None:
+def test_blocks_are_identified_by_what_they_are_made_of() -> None:
     texts = documents(40, 20)
     lengths = [len(text) for text in texts]
     for kind in (list, Said):
@@ -225,14 +227,14 @@ def test_what_identifies_blocks_is_what_they_are_made_of() -> None:
         ({"documents": []}, "the 0 documents have no tokens"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(
+def test_arguments_that_make_no_blocks_are_refused(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         PackedBlocks(**({"documents": [[1], [2, 3]], "size": 4} | options))
 
 
-def test_documents_that_are_not_as_was_said_are_refused() -> None:
+def test_documents_that_contradict_their_description_are_refused() -> None:
     with pytest.raises(SampleError, match="1 has 2 tokens, but `lengths` says 3"):
         PackedBlocks([[1], [2, 3]], [1, 3], size=4)[0]
     with pytest.raises(SampleError, match="must have one dimension, got an array"):
@@ -241,7 +243,7 @@ def test_documents_that_are_not_as_was_said_are_refused() -> None:
         PackedBlocks(["a text"], [3], size=4)[0]
 
 
-def test_an_answer_with_a_document_too_few_is_refused() -> None:
+def test_an_answer_with_too_few_documents_is_refused() -> None:
     class Lossy(Counted):
         def __getitems__(self, indices: list[int]) -> list[list[int]]:
             return [self.texts[index] for index in indices[1:]]
@@ -250,7 +252,7 @@ def test_an_answer_with_a_document_too_few_is_refused() -> None:
         PackedBlocks(Lossy([[1], [2], [3]]), [1, 1, 1], size=4)[0]
 
 
-# In both faces.
+# In a loader and in a pipeline
 
 TEXTS = documents(300, 30, 1)
 

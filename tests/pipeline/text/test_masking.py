@@ -28,7 +28,7 @@ def drawn_ids(rng: np.random.Generator, *shape: int) -> Any:
 
 
 def drawn_words(rng: np.random.Generator, length: int) -> list[int | None]:
-    """Return words of one to four tokens, and tokens between them that are none."""
+    """Return words of one to four tokens, and between them tokens outside any word."""
     words: list[int | None] = []
     number = 0
     while len(words) < length:
@@ -48,7 +48,7 @@ def by_hand(
     starts: list[int] | None = None,
     p: float = 0.15,
 ) -> tuple[list[int], list[int]]:
-    """Mask as BERT does; `starts` has for each token the first of its word."""
+    """Mask as BERT does; `starts` holds the first token of each token's word."""
     draws = [rng.random() for _ in ids]
     of_word = [draws[at] for at in starts or range(len(ids))]
     chosen = [at for at in range(len(ids)) if allowed[at] and of_word[at] < p]
@@ -106,7 +106,7 @@ def test_words_are_masked_as_in_a_plain_loop() -> None:
         assert (found["input_ids"].tolist(), found["labels"].tolist()) == expected
 
 
-def test_a_padded_batch_is_masked_as_its_tokens_in_a_row() -> None:
+def test_a_padded_batch_is_masked_like_its_tokens_in_a_row() -> None:
     mask = mask_tokens(VOCABULARY, MASK, special_ids=SPECIAL)
     for seed in range(100):
         ids = drawn_ids(seeded(seed), 8, 37)
@@ -121,7 +121,7 @@ def test_a_padded_batch_is_masked_as_its_tokens_in_a_row() -> None:
         assert found["labels"].ravel().tolist() == labels
 
 
-def test_words_end_with_their_row() -> None:
+def test_words_do_not_continue_in_the_next_row() -> None:
     mask = mask_tokens(VOCABULARY, MASK, whole_words=True, p=0.5)
     ids = np.full((200, 2), 50)
     labels = mask({"input_ids": ids, "word_ids": np.zeros_like(ids)}, seeded(0))[
@@ -132,7 +132,7 @@ def test_words_end_with_their_row() -> None:
 
 
 def within(count: int, total: int, p: float) -> bool:
-    """Whether a count is within five standard deviations of what is expected."""
+    """Return whether a count is within five standard deviations of its expectation."""
     return abs(count - total * p) <= 5 * math.sqrt(total * p * (1 - p))
 
 
@@ -161,7 +161,7 @@ samples = st.lists(st.integers(0, VOCABULARY - 1), max_size=60)
 
 
 @given(samples, st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1), st.data())
-def test_only_chosen_tokens_change_and_their_labels_are_what_they_were(
+def test_only_chosen_tokens_change_and_labels_keep_the_old_ones(
     ids: list[int], seed: int, p: float, mask_share: float, data: st.DataObject
 ) -> None:
     random_share = data.draw(st.floats(0, 1 - mask_share))
@@ -206,7 +206,7 @@ def test_lists_arrays_and_tensors_are_masked_alike(ids: list[int], seed: int) ->
     assert tensor.tolist() == ids
 
 
-def test_without_rng_torchs_global_generator_decides() -> None:
+def test_torchs_global_generator_is_used_without_rng() -> None:
     mask, ids = mask_tokens(VOCABULARY, MASK), np.full(1000, 9)
     torch.manual_seed(5)
     one, other = (mask(ids)["labels"].tolist() for _ in range(2))
@@ -214,7 +214,7 @@ def test_without_rng_torchs_global_generator_decides() -> None:
     assert mask(ids)["labels"].tolist() == one != other
 
 
-def test_it_is_a_value() -> None:
+def test_an_operator_compares_and_prints_as_a_value() -> None:
     mask = mask_tokens(VOCABULARY, MASK, special_ids=np.array(SPECIAL), p=0.2)  # type: ignore[arg-type]
     assert repr(mask).startswith("mask_tokens(vocab_size=120, mask_id=4, special_ids=")
     for other in (pickle.loads(pickle.dumps(mask)), eval(repr(mask))):  # noqa: S301, S307
@@ -235,7 +235,9 @@ def test_it_is_a_value() -> None:
         ({"p": math.nan}, "`p` must be a probability, 0 to 1, got nan"),
     ],
 )
-def test_what_makes_no_mask_is_refused(options: dict[str, Any], message: str) -> None:
+def test_arguments_that_make_no_mask_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         mask_tokens(**({"vocab_size": VOCABULARY, "mask_id": MASK} | options))
 
@@ -255,7 +257,7 @@ def test_what_makes_no_mask_is_refused(options: dict[str, Any], message: str) ->
         ({"input_ids": [1], "attention_mask": [1, 1]}, r"shape .* \[1\], got \[2\]"),
     ],
 )
-def test_what_cannot_be_masked_is_refused(sample: Any, message: str) -> None:
+def test_samples_that_cannot_be_masked_are_refused(sample: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
         mask_tokens(VOCABULARY, MASK)(sample, seeded(0))
 

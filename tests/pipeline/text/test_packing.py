@@ -32,7 +32,7 @@ def tokens_of(plan: PackingPlan) -> list[list[Token]]:
 
 
 def in_line(lengths: list[int], size: int) -> list[list[Token]]:
-    """Put tokens one behind the other, and begin a block where the last is full."""
+    """Put tokens in a line, and begin a block wherever the last one is full."""
     blocks: list[list[Token]] = []
     for document, length in enumerate(lengths):
         for place in range(length):
@@ -52,7 +52,7 @@ def cut(lengths: list[int], size: int) -> list[int]:
 
 
 def rooms_by_hand(pieces: list[int], size: int) -> list[int]:
-    """Place pieces from the longest on, each where it leaves the least room."""
+    """Place pieces, longest first, each where it leaves the least room."""
     rooms: list[int] = []
     for piece in sorted(pieces, reverse=True):
         at = bisect_left(rooms, piece)
@@ -62,7 +62,7 @@ def rooms_by_hand(pieces: list[int], size: int) -> list[int]:
 
 
 def drawn(rng: np.random.Generator) -> tuple[list[int], int]:
-    """Return lengths of documents, empty ones among them, and a size of blocks."""
+    """Draw lengths of documents, some of them empty, and a block size."""
     size = int(rng.integers(1, 80))
     longest = int(rng.integers(1, 3 * size + 1))
     return rng.integers(0, longest + 1, int(rng.integers(1, 60))).tolist(), size
@@ -76,7 +76,7 @@ def test_documents_in_a_line_are_cut_as_in_a_plain_loop() -> None:
             assert tokens_of(plan) == in_line(lengths, size)
 
 
-def test_best_fit_is_that_of_a_plain_loop() -> None:
+def test_best_fit_agrees_with_a_plain_loop() -> None:
     for seed in range(SAMPLES):
         lengths, size = drawn(np.random.default_rng(seed))
         if any(lengths):
@@ -134,7 +134,7 @@ def test_best_fit_takes_eleven_ninths_of_the_fewest_blocks_and_four_at_most(
 ) -> None:
     rng = np.random.default_rng(seed)
     pieces: list[int] = []
-    for _ in range(fewest):  # each block cut up without rest: none can be saved
+    for _ in range(fewest):  # whole blocks cut into pieces: no plan can need fewer
         cuts = np.unique(rng.integers(1, size, int(rng.integers(0, most))))
         pieces += np.diff(np.concatenate(([0], cuts, [size]))).tolist()
     assert sum(pieces) == fewest * size
@@ -143,7 +143,7 @@ def test_best_fit_takes_eleven_ninths_of_the_fewest_blocks_and_four_at_most(
     assert fewest <= blocks.max() + 1 <= 11 / 9 * fewest + 4
 
 
-def test_documents_as_they_are_found_fill_blocks_nearly() -> None:
+def test_realistic_documents_nearly_fill_the_blocks() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 50_000).astype(np.int64) + 1
     fewest = -(-int(lengths.sum()) // 2048)
     assert len(Concatenated(lengths, 2048)) == fewest

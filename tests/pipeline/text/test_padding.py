@@ -1,4 +1,4 @@
-"""Padded batches against plain loops, and against what transformers makes."""
+"""Padded batches equal those of plain loops and of transformers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_rows_are_filled_up_to_the_smallest_length_they_fit_into(
 
 
 @given(ROWS, st.integers(1, 14))
-def test_one_length_is_that_of_every_batch(rows: list[list[int]], length: int) -> None:
+def test_a_single_length_is_that_of_every_batch(
+    rows: list[list[int]], length: int
+) -> None:
     found = pad(to=length, truncate=True)(rows)
     assert plain(found) == by_hand(rows, length, 0, "right")
 
@@ -95,7 +97,7 @@ FILLERS = {
 
 
 @given(ROWS, SIDES, st.integers(0, 2**32))
-def test_what_is_one_number_a_token_is_filled_with_what_means_none(
+def test_each_row_is_filled_with_the_value_that_means_none(
     rows: list[list[int]], side: Side, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -112,7 +114,7 @@ def test_what_is_one_number_a_token_is_filled_with_what_means_none(
     assert found["number"] == list(range(len(rows)))
 
 
-def test_labels_may_have_a_length_of_their_own() -> None:
+def test_labels_may_have_another_length() -> None:
     samples = [
         {"input_ids": [1, 2], "labels": [5, 6, 7]},
         {"input_ids": [3], "labels": [8]},
@@ -122,7 +124,7 @@ def test_labels_may_have_a_length_of_their_own() -> None:
     assert found["input_ids"] == [[1, 2], [3, 0]]
 
 
-def test_words_of_fast_tokenizers_may_be_none() -> None:
+def test_word_ids_of_fast_tokenizers_may_be_none() -> None:
     samples = [
         {"input_ids": [1, 2, 3], "word_ids": [None, 0, None]},
         {"input_ids": [1], "word_ids": [0]},
@@ -131,7 +133,7 @@ def test_words_of_fast_tokenizers_may_be_none() -> None:
 
 
 class Pair(NamedTuple):
-    """A namedtuple of the user's."""
+    """A namedtuple of the user's own."""
 
     text: Any
     label: Any
@@ -151,7 +153,7 @@ def test_tuples_stay_tuples_and_sequences_in_them_are_labels() -> None:
     assert pair.label == ["a", "b"]
 
 
-def test_it_is_a_value() -> None:
+def test_an_operator_compares_and_prints_as_a_value() -> None:
     one = pad(3, to=[64, 16], multiple_of=8, side="left", fill={"mine": 1})
     assert one.to == (16, 64)
     for other in (pickle.loads(pickle.dumps(one)), eval(repr(one))):  # noqa: S301, S307
@@ -172,7 +174,9 @@ def test_it_is_a_value() -> None:
         ({"truncate": True}, 'needs a length to cut to, got to="longest"'),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         pad(**options)
 
@@ -191,7 +195,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
         ([[[1, 2]]], "must have one dimension"),
     ],
 )
-def test_what_cannot_be_padded_is_refused(samples: Any, message: str) -> None:
+def test_samples_that_cannot_be_padded_are_refused(samples: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
         pad()(samples)
 
@@ -223,5 +227,5 @@ def test_batches_are_those_of_transformers(
         ]
         theirs = dict(collate([dict(each) for each in samples]))
         found = ours(samples)
-        found["labels"] = found.pop("label")  # which they rename
+        found["labels"] = found.pop("label")  # which transformers renames
         assert plain(found) == plain(theirs)

@@ -1,4 +1,4 @@
-"""Ids are those that the tokenizer itself gives, whoever calls it."""
+"""Ids are those that the tokenizer itself gives, in any thread or process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_any_text_is_tokenized(tokenizer: Any, texts: list[str]) -> None:
     assert plain(tokenize(tokenizer)(texts)) == by_itself(tokenizer, texts)
 
 
-def test_settings_of_the_tokenizer_hold(tokenizer: Any, texts: list[str]) -> None:
+def test_settings_of_the_tokenizer_apply(tokenizer: Any, texts: list[str]) -> None:
     own = copy.deepcopy(tokenizer)
     own.enable_padding(pad_id=4, direction="left")
     own.enable_truncation(12, direction="left")
@@ -84,14 +84,16 @@ def test_settings_of_the_tokenizer_hold(tokenizer: Any, texts: list[str]) -> Non
     assert f(texts[:20])["input_ids"].shape == (20, 12)
 
 
-def test_padding_may_be_said(tokenizer: Any, texts: list[str]) -> None:
+def test_padding_can_be_requested(tokenizer: Any, texts: list[str]) -> None:
     f = tokenize(tokenizer, max_length=30, padding=pad(7, to=(32, 64)))
     found = f(texts[:16])
     assert found["input_ids"].shape == (16, 32)
     assert (found["input_ids"][found["attention_mask"] == 0] == 7).all()
 
 
-def test_text_is_found_where_it_stands(tokenizer: Any, texts: list[str]) -> None:
+def test_text_is_found_where_a_sample_keeps_it(
+    tokenizer: Any, texts: list[str]
+) -> None:
     expected = by_itself(tokenizer, texts[:4])
     in_key = tokenize(tokenizer, key="text")
     found = in_key({"text": texts[:4], "label": torch.arange(4)})
@@ -115,13 +117,13 @@ class Pair(NamedTuple):
     label: int
 
 
-def test_a_namedtuple_stays_one(tokenizer: Any, texts: list[str]) -> None:
+def test_a_namedtuple_stays_a_namedtuple(tokenizer: Any, texts: list[str]) -> None:
     found = tokenize(tokenizer)(Pair(texts[0], 5))
     assert isinstance(found, Pair)
     assert found.text["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
 
 
-def test_many_threads_share_it(tokenizer: Any, texts: list[str]) -> None:
+def test_many_threads_share_a_tokenizer(tokenizer: Any, texts: list[str]) -> None:
     f = tokenize(tokenizer, max_length=16)
     batches = [texts[at : at + 7] for at in range(0, len(texts), 7)] * 5
     with ThreadPoolExecutor(8) as threads:
@@ -136,7 +138,9 @@ def test_worker_processes_give_the_same_ids(
     tokenizer: Any, texts: list[str], method: str
 ) -> None:
     f = tokenize(tokenizer, max_length=16)
-    assert f(texts[:8])["input_ids"].shape[0] == 8  # it was used before the fork
+    assert (
+        f(texts[:8])["input_ids"].shape[0] == 8
+    )  # the tokenizer was used before the fork
     batches = [texts[:8], texts[8:16], texts[16:20]]
     with ProcessPoolExecutor(2, get_context(method)) as processes:
         found = list(processes.map(Listed(f), batches))
@@ -162,7 +166,7 @@ print(os.environ["TOKENIZERS_PARALLELISM"], os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize(("said", "kept"), [(None, "false"), ("true", "true")])
-def test_a_fork_is_survived_whatever_the_variable_says(
+def test_a_fork_works_whatever_the_environment_variable_says(
     said: str | None, kept: str
 ) -> None:
     variables = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
@@ -180,7 +184,9 @@ def test_a_fork_is_survived_whatever_the_variable_says(
     assert "just got forked" not in found.stderr
 
 
-def test_it_is_copied_with_its_settings(tokenizer: Any, texts: list[str]) -> None:
+def test_a_copy_of_a_tokenizer_keeps_its_settings(
+    tokenizer: Any, texts: list[str]
+) -> None:
     f = tokenize(tokenizer, max_length=9, key="text", padding=pad(2))
     assert repr(f) == (
         f"tokenize(<Tokenizer>, max_length=9, key='text', padding={pad(2)!r})"
@@ -191,7 +197,7 @@ def test_it_is_copied_with_its_settings(tokenizer: Any, texts: list[str]) -> Non
         assert repr(other) == repr(f)
 
 
-def test_what_identifies_it_is_what_it_does(tokenizer: Any) -> None:
+def test_a_tokenizer_is_identified_by_what_it_does(tokenizer: Any) -> None:
     f = tokenize(tokenizer, max_length=9)
     assert digest(f, "f") == digest(pickle.loads(pickle.dumps(f)), "f")  # noqa: S301
     smaller = copy.deepcopy(tokenizer)
@@ -212,14 +218,14 @@ def test_what_identifies_it_is_what_it_does(tokenizer: Any) -> None:
         (lambda own: tokenize(own, max_length=0), "must be an int >= 1, got 0; 512"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(
+def test_an_object_that_is_not_a_tokenizer_is_refused(
     tokenizer: Any, make: Callable[[Any], Any], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         make(tokenizer)
 
 
-def test_a_tokenizer_that_draws_is_refused() -> None:
+def test_a_tokenizer_with_random_results_is_refused() -> None:
     from tokenizers import Tokenizer, models
 
     own = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.1))
@@ -240,7 +246,9 @@ def test_a_tokenizer_that_draws_is_refused() -> None:
         ((), r"got an empty"),
     ],
 )
-def test_what_is_no_text_is_refused(tokenizer: Any, sample: Any, message: str) -> None:
+def test_a_sample_that_is_not_text_is_refused(
+    tokenizer: Any, sample: Any, message: str
+) -> None:
     with pytest.raises(SampleError, match=message):
         tokenize(tokenizer)(sample)
 
