@@ -245,7 +245,11 @@ class Disk:
 
     @property
     def used(self) -> int:
-        """Bytes of the file that are in use, in whole pages."""
+        """Bytes of the file that are in use, in whole pages.
+
+        Raises:
+            DiskError: the database cannot be read.
+        """
         with failing("read", self.folder):
             pages: dict[str, int] = self._env.stat()
             kinds = ("branch_pages", "leaf_pages", "overflow_pages")

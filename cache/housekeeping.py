@@ -141,7 +141,11 @@ def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
 
 
 def checked(place: Path) -> Iterator[bool]:
-    """Check every record of a database: yield whether it is intact."""
+    """Check every record of a database: yield whether it is intact.
+
+    Raises:
+        NoCacheError: the database cannot be used.
+    """
     with opened(place) as disk:
         if disk is None:
             return
@@ -150,7 +154,11 @@ def checked(place: Path) -> Iterator[bool]:
 
 
 def is_whole(disk: Disk, key: bytes) -> bool:
-    """Check one record, and drop it if it is damaged."""
+    """Check one record, and drop it if it is damaged.
+
+    Raises:
+        DiskError: the database cannot be read, or not be written to.
+    """
     record = disk.get(key)
     try:
         if record is not None:
@@ -162,7 +170,11 @@ def is_whole(disk: Disk, key: bytes) -> bool:
 
 
 def emptied(place: Path) -> int:
-    """Delete all that a database holds; return its number of records, if known."""
+    """Delete all that a database holds; return its number of records, if known.
+
+    Raises:
+        NoCacheError: the database cannot be used.
+    """
     records = 0
     with suppress(NoCacheError), opened(place, looks=True) as disk:
         held = disk.namespaces() if disk is not None else {}

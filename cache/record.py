@@ -65,7 +65,11 @@ class Opened:
 
 
 def refuse(name: str) -> NoReturn:
-    """Refuse a value outside JSON, such as NaN."""
+    """Refuse a value outside JSON, such as NaN.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{name} in a structure")
 
 

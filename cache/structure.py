@@ -264,7 +264,11 @@ class Reader:
     _at: int = 0
 
     def read(self, structure: Node) -> Any:
-        """Return the sample."""
+        """Return the sample.
+
+        Raises:
+            Exception: one of `WRONG`, if structure and body do not make a sample.
+        """
         sample = self._value(structure, MAX_DEPTH + 1)
         if self._at != len(self.body):
             raise ValueError(f"{len(self.body)} bytes of buffers, {self._at} used")

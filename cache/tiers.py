@@ -207,6 +207,9 @@ class Here:
         opening: what to open.
         arena: this process's view of the RAM tier; `close` closes it.
         counters: counts of all processes; `close` closes them.
+
+    Raises:
+        ValueError: there is no such codec.
     """
 
     def __init__(

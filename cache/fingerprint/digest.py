@@ -151,6 +151,9 @@ class Walk:
         round distinguishes no more of them. The digest covers every value distinguished
         in this way: two roots with the same digest then look alike however far one
         follows them.
+
+        Raises:
+            Undigestible: more than `ROUNDS` rounds would be needed.
         """
         done: dict[int, bytes] = {}
         numbers = [[p for p in parts if type(p) is int] for parts in self._parts]
@@ -290,6 +293,9 @@ def function(value: types.FunctionType) -> Parts:
 
     The code of a closure that a library made is the library's; only the values it
     closes over are the user's.
+
+    Raises:
+        LookupError: as `reached`.
     """
     code, space = value.__code__, value.__globals__
     if space is vars(functools) and "registry" in vars(value):
