@@ -219,6 +219,9 @@ class Engine:
 
         If nothing may outlive an epoch, no batch of the next one has been started, and
         workers are forked again, so that they have the present dataset.
+
+        Raises:
+            SpecError: something in the programs can no longer be sent to workers.
         """
         if self.recipe.options.persistent_workers:
             return
@@ -265,7 +268,7 @@ class Engine:
 
     @property
     def steady(self) -> bool:
-        """Whether the next batch is ready, and threads load in this process."""
+        """Whether the next batch is ready, and threads load here and stay threads."""
         threads = any(segment.executor == "thread" for segment in self.segments)
         changing = any(segment.undecided or segment.moving for segment in self.segments)
         return threads and not changing and self.engine_lock.peek() is not None

@@ -390,6 +390,9 @@ def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
     """Return the block of a cursor's tickets, and how many of its tickets are used.
 
     A block has as many tickets as a batch was requested to have samples.
+
+    Raises:
+        Exception: as `Plan.batch`.
     """
     block, skip = divmod(cursor.position, plan.batch(0).n_rows)
     return plan.first_step(cursor.epoch) + block, skip

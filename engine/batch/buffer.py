@@ -222,7 +222,11 @@ class BatchBuffer:
         return self.maker.layouts.get(self._size)
 
     def open(self, layout: Layout | None) -> None:
-        """Open the memory for rows of this layout, unless it is open already."""
+        """Open the memory for rows of this layout, unless it is open already.
+
+        Raises:
+            OSError: `Buffers.lend` has no memory for them.
+        """
         with self._lock:
             if self._opened:
                 return

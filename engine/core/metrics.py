@@ -21,8 +21,11 @@ class GaugeReading:
     area: float
     """Integral of the waiting rows over time, in row-seconds."""
     empty_s: float
+    """Seconds without a waiting row."""
     full_s: float
+    """Seconds at capacity."""
     capacity: int
+    """Rows that may wait now."""
 
 
 class Gauge:

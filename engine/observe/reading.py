@@ -36,7 +36,9 @@ class SegmentReading:
     executor: str
     num_parallel_workers: int
     prefetch_size: int
+    """Batches it may work ahead of its consumer."""
     total: WorkerReading
+    """The sum over all workers, past ones included."""
     workers: tuple[WorkerReading, ...]
     """One for each live worker."""
     output: GaugeReading
@@ -56,6 +58,7 @@ class SegmentReading:
     """For each operation, the samples that a cache after it would hold; None if they
     differ between epochs."""
     max_workers: int = 0
+    """Largest possible number of workers; 0 if unknown."""
     iterable: bool = False
     """Whether one worker reads it from start to end, as an iterable."""
     beginning: int = 0
@@ -67,16 +70,21 @@ class Reading(Printed):
     """Everything at one moment; counters are totals since the engine started."""
 
     time_s: float
+    """When it was taken, by `time.perf_counter`."""
     epoch: int
     step: int
+    """The step of the last batch handed over."""
     trainer: TrainerObservation
     segments: tuple[SegmentReading, ...]
     held_bytes: int
+    """Bytes charged to the memory budget."""
     peak_bytes: int
+    """Maximum charged at any time so far."""
     regime: str = ""
     """The regime of the batch that starts next (`BatchPlan.regime`): loading enters a
     new regime before the trainer does."""
     gil_held: float | None = None
+    """Share of moments, 0 to 1, at which the GIL was held; None if not measured yet."""
     process_cpu_s: float = 0.0
     """CPU-seconds of the engine's process, over all threads."""
     host: str = "trainer"

@@ -69,6 +69,7 @@ class Repeat:
     once: int
     """Positions in one pass."""
     times: int
+    """Passes in an epoch."""
 
     @property
     def length(self) -> int:

@@ -100,6 +100,7 @@ class Plan:
         Raises:
             IndexError: `step` is below 0.
             SpecError: the schedule contradicts itself there.
+            Exception: whatever a function of the schedule raises.
         """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
@@ -111,6 +112,9 @@ class Plan:
 
         Under a constant schedule, all batches of an epoch except the last differ only
         in their place, so each costs a fifth of what `batch` takes.
+
+        Raises:
+            Exception: as `batch`.
         """
         while start < stop:
             plan = self.batch(start)
@@ -136,6 +140,7 @@ class Plan:
         Raises:
             IndexError: the epoch has no such batch.
             SpecError: the schedule contradicts itself there.
+            Exception: whatever a function of the schedule raises.
         """
         steps = self.timeline.steps_in(epoch)
         if not (0 <= batch < steps and epoch >= 0):
@@ -177,6 +182,9 @@ class Plan:
 
         An epoch's short last batch is like those before it. Batches with a token
         budget are all alike.
+
+        Raises:
+            Exception: as `batch`.
         """
         if isinstance(self.timeline, BudgetTimeline):
             return ""

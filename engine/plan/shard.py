@@ -25,7 +25,9 @@ class Shard:
     """
 
     rank: int
+    """Number of this rank, from 0."""
     size: int
+    """Number of ranks."""
 
     def __post_init__(self) -> None:
         check(

@@ -21,6 +21,9 @@ class SampleRandom:
 
     One worker owns it; threads must not share it. A generator that it returned is valid
     until the next call of `at`.
+
+    Raises:
+        SpecError: the seed is not an int in [0, 2**64).
     """
 
     __slots__ = ("_counter", "_generator", "_philox", "_seed", "_state")

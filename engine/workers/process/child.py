@@ -46,7 +46,11 @@ MAX_LINES = 40
 
 
 def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
-    """Fork a process that runs `body` and keeps these pipe ends; return its pid."""
+    """Fork a process that runs `body` and keeps these pipe ends; return its pid.
+
+    Raises:
+        OSError: the process limit is reached, or memory is short.
+    """
     with kept(*ends):
         pid = fork()
     if pid == 0:
@@ -112,6 +116,9 @@ class Child:
 
         Returns:
             the arguments for `Child`.
+
+        Raises:
+            OSError: a limit of processes or descriptors is reached, or memory is short.
         """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()

@@ -175,7 +175,12 @@ class Pipe:
         return messages
 
     def receive(self) -> Any:
-        """Return the next object, waiting for it. Raises like `collect`."""
+        """Return the next object, waiting for it.
+
+        Raises:
+            EOFError: the other end is gone, or this one is closed.
+            OSError: a descriptor was lost, as this process has too many open.
+        """
         while (message := self._next()) is NOTHING:
             if not self._read_now():
                 self._wait(select.POLLIN)
@@ -187,6 +192,10 @@ class Pipe:
         Args:
             timeout_s: how long to wait for more data, in seconds; None means no limit.
                 When it runs out, the list is empty.
+
+        Raises:
+            EOFError: the other end is gone, or this one is closed.
+            OSError: a descriptor was lost, as this process has too many open.
         """
         messages = self.collect()
         while not messages and self._wait(select.POLLIN, timeout_s):

@@ -112,7 +112,11 @@ def whole_pages(nbytes: int) -> int:
 
 
 class Slab:
-    """One block of shared memory."""
+    """One block of shared memory.
+
+    Raises:
+        OSError: there is no memory for it, or no file descriptor.
+    """
 
     __slots__ = ("address", "block", "descriptor", "key", "nbytes")
 
@@ -181,7 +185,11 @@ class SlabPool:
         return self.lend_bytes(block_bytes(layout, rows))
 
     def lend_bytes(self, nbytes: int) -> tuple[Slab, Allocate]:
-        """Return a slab of at least `nbytes`, as `lend` does."""
+        """Return a slab of at least `nbytes`, as `lend` does.
+
+        Raises:
+            OSError: there is no memory for it, or no file descriptor.
+        """
         size = whole_pages(nbytes)
         with self.lock:
             self._sweep()

@@ -90,7 +90,11 @@ class StatusPage:
 
     @classmethod
     def make(cls) -> StatusPage:
-        """Create an empty page."""
+        """Create an empty page.
+
+        Raises:
+            OSError: there is no memory for it, or no file descriptor.
+        """
         descriptor = shared_file("penstock status", TEXT_AT)
         try:
             os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
