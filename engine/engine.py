@@ -95,26 +95,38 @@ class Engine:
         recipe = self.recipe
         self._slabs = slabs or SlabPool()
         self._pools = PoolMaker(recipe, step, self._slabs)
-        self._pools.begin()  # first: no thread of this engine exists yet
         buffers = replace(recipe.buffers, lend=self._lend)
         self.reservations = Reservations(byte_budget, self._notify)
         core = self._core(recipe, buffers.of, step)
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
-        self.segments = self._segments(core, buffers)
-        self._placing = self.segments[core.placing]
-        self._note_opened_late(asked, late)
+        self.segments: list[Segment] = []
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
-        for at, segment in enumerate(self.segments):
+        self.trainer = trainer or TrainerMeter()
+        self._probe = GilProbe()
+        try:
+            self._begin(core, buffers)
+            self._placing = self.segments[core.placing]
+            self._note_opened_late(asked, late)
+            self.monitor = Monitor(
+                self.engine_lock, self.segments, self.trainer, self._probe, recipe.plan
+            )
+        except BaseException:  # nobody else could end what has begun
+            self.close()
+            raise
+
+    def _begin(self, core: Core, buffers: Buffers) -> None:
+        """Start what workers need, and make their pools, still without workers."""
+        self._pools.begin()  # first: no thread of this engine exists yet
+        recipes = self.recipe.segments
+        work = BatchWork(recipes, buffers, self._slabs, self._let_collate, self._judge)
+        for at, recipe in enumerate(recipes):
+            segment = self._segment(core, at, recipe, work.finisher(at))
+            self.segments.append(segment)
             self.engine_lock.listeners[at].append(partial(self._on_work, segment))
-        trainer = self.trainer = trainer or TrainerMeter()
-        probe = self._probe = GilProbe()
-        self.monitor = Monitor(
-            self.engine_lock, self.segments, trainer, probe, recipe.plan
-        )
 
     def __enter__(self) -> Self:
         """Start the workers."""
@@ -516,14 +528,6 @@ class Engine:
             for segment in recipe.segments
         ]
         return Core(recipe.plan, buffer_of, states, self.reservations, step)
-
-    def _segments(self, core: Core, buffers: Buffers) -> list[Segment]:
-        recipes = self.recipe.segments
-        work = BatchWork(recipes, buffers, self._slabs, self._let_collate, self._judge)
-        return [
-            self._segment(core, at, recipe, work.finisher(at))
-            for at, recipe in enumerate(recipes)
-        ]
 
     def _segment(
         self,

@@ -20,6 +20,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..system.forking import FORKS
+from ..system.interrupts import interrupts_deferred
 from .core.chunk import Chunk
 from .movable import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
 from .plan import Plan
@@ -30,6 +31,7 @@ from .recipe import Recipe, SegmentRecipe
 from .workers.pool import FirstUse
 
 if TYPE_CHECKING:
+    from .workers.process.child import Child
     from .workers.process.pipe import Pipe
 
 WAIT_S = 5.0
@@ -58,18 +60,24 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     from .workers.process.child import Child
 
     look = partial(_look, segments, doubted, _samples(plan, step), recipe.seed)
+    child: Child | None = None
     try:
-        child = Child(*Child.fork(look))
-    except OSError:  # the process or descriptor limit is reached
-        return {}
-    try:
-        with suppress(EOFError):
-            for found in child.pipe.receive_all(WAIT_S):
-                return {at: each for at, each in found.items() if each.why in OWN}
-            child.kill()
+        # The process or descriptor limit may be reached.
+        with suppress(OSError), interrupts_deferred():
+            child = Child(*Child.fork(look))
+        return {} if child is None else _answer(child)
     finally:
-        child.reap(END_S)
-        child.close()
+        if child is not None:
+            child.reap(END_S)
+            child.close()
+
+
+def _answer(child: Child) -> Mapping[int, Finding]:
+    """Return what a child has found; nothing if it dies or takes too long."""
+    with suppress(EOFError):
+        for found in child.pipe.receive_all(WAIT_S):
+            return {at: each for at, each in found.items() if each.why in OWN}
+        child.kill()
     return {}
 
 

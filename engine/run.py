@@ -70,14 +70,7 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._recipe, self._byte_budget = recipe, byte_budget
-        self.host: Host
         alone = recipe.direct and self._lane is None
-        if alone:
-            self.host = DirectHost(recipe, byte_budget, cursor, self._trainer)
-        elif recipe.options.host == "process":
-            self.host = process_host(recipe, byte_budget, cursor, self._trainer)
-        else:
-            self.host = TrainerHost(recipe, byte_budget, cursor, self._trainer)
         (first, *_) = recipe.segments
         self._direct = recipe if alone and first.executor == "auto" else None
         """The recipe from which either the trainer or workers make batches."""
@@ -89,14 +82,32 @@ class Run:
         self._movable = may_move(recipe)
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
-        # The host that the knob requests; the trainer's thread moves the engine.
-        self._wanted = self._kind
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False
+        self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
+        host: Host | None = None
+        try:
+            host = self.host = self._first_host(cursor, alone=alone)
+            self._look_first()
+        except BaseException:  # Ctrl-C, and nobody knows of this run yet
+            if host is not None:
+                host.close()
+            raise
+
+    def _first_host(self, cursor: Cursor, *, alone: bool) -> Host:
+        recipe, byte_budget = self._recipe, self._byte_budget
+        if alone:
+            return DirectHost(recipe, byte_budget, cursor, self._trainer)
+        if recipe.options.host == "process":
+            return process_host(recipe, byte_budget, cursor, self._trainer)
+        return TrainerHost(recipe, byte_budget, cursor, self._trainer)
+
+    def _look_first(self) -> None:
+        # The host that the knob requests; the trainer's thread moves the engine.
+        self._wanted = self._kind
         self._era = self._now
         self._before = self.read()
-        self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
         self._note(self.host.read())
         self._warm = (-1, -1), self._before
         """State at the first batch, for which workers had to start."""

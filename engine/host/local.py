@@ -86,14 +86,21 @@ class TrainerHost:
         feed: RepackFeed | None = None,
     ) -> None:
         step = cursor.step if feed is None else feed.block
-        self.engine = Engine(recipe, byte_budget, step, trainer=trainer, slabs=slabs)
-        self._feed: Feed = feed or _feed(recipe)(self.engine, cursor)
-        if feed is None:
-            self._feed.begin(cursor)
-        else:
-            feed.go_on_with(self.engine)
-        self.engine.__enter__()
-        self._noted_ns = time.perf_counter_ns()
+        engine: Engine | None = None
+        try:
+            engine = Engine(recipe, byte_budget, step, trainer=trainer, slabs=slabs)
+            self.engine = engine
+            self._feed: Feed = feed or _feed(recipe)(self.engine, cursor)
+            if feed is None:
+                self._feed.begin(cursor)
+            else:
+                feed.go_on_with(self.engine)
+            self.engine.__enter__()
+            self._noted_ns = time.perf_counter_ns()
+        except BaseException:  # Ctrl-C, and nobody knows of this engine yet
+            if engine is not None:
+                engine.close()
+            raise
 
     @property
     def cursor(self) -> Cursor:

@@ -19,6 +19,7 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 
 from ...errors import SampleError, WorkerError
+from ...system.interrupts import interrupts_deferred
 from ..core.byte_budget import ByteBudget
 from ..feed import Delivery
 from ..observe.knob import Knob, Value
@@ -247,14 +248,23 @@ class ProcessHost:
     def _start(self) -> None:
         """Fork a child that continues at `cursor`; wait until it is ready, or fails."""
         body = partial(serve, self._recipe, self._limit_bytes, self.cursor)
-        self._child = HostChild(body)
+        child: HostChild | None = None
         try:
-            greeting, *messages = self._child.receive()
+            with interrupts_deferred():  # until it is known whose child it is
+                child = self._child = HostChild(body)
+            self._greet(child)
+        except BaseException:  # nobody else could end what has begun
+            if child is not None:
+                self.close()
+            raise
+
+    def _greet(self, child: HostChild) -> None:
+        try:
+            greeting, *messages = child.receive()
         except EOFError:
             self._reap()
             return
         if isinstance(greeting, BaseException):
-            self.close()
             raise recall(greeting)
         self._last = greeting
         self._hear(messages)

@@ -12,6 +12,7 @@ import torch
 
 from ...errors import check
 from ...system.forking import FORKS
+from ...system.interrupts import interrupts_deferred
 from ..core.connector import Connector
 from ..movable import find_on_device
 from ..plan import DrawnPlan
@@ -59,6 +60,8 @@ class PoolMaker:
     def begin(self) -> None:
         """Start what the pools share, before the engine has threads.
 
+        The caller must `close`, also after an error.
+
         Raises:
             SpecError: worker processes or actors cannot be started.
         """
@@ -69,12 +72,8 @@ class PoolMaker:
             return
         from .cluster import join
 
-        try:
-            self._cluster = join()
-            self._cluster.check_room(kinds.count("ray"), self._actor_options)
-        except BaseException:
-            self.close()
-            raise
+        self._cluster = join()
+        self._cluster.check_room(kinds.count("ray"), self._actor_options)
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -155,7 +154,8 @@ class PoolMaker:
         method = "forkserver" if self._cluster else start_method(recipe)
         segments = enumerate(recipe.segments)
         programs = {at: each.program for at, each in segments if not each.in_order}
-        self._fork_server = ForkServer(programs, recipe.seed, self._begun, method)
+        with interrupts_deferred():  # until it is known whose child it is
+            self._fork_server = ForkServer(programs, recipe.seed, self._begun, method)
 
     def renew(self) -> None:
         """Replace all workers in other processes: the dataset may have changed.

@@ -36,8 +36,8 @@ long as copying its bytes, so larger ones gain nothing.
 """
 
 
-class Place(NamedTuple):
-    """Where a sample lies."""
+class Extent(NamedTuple):
+    """Where the fields of a sample lie in its shard."""
 
     index: int
     path: str
@@ -83,15 +83,15 @@ class Shards(Source):
     def __len__(self) -> int:
         return len(self.index.keys)
 
-    def _place(self, index: int) -> Place:
+    def _place(self, index: int) -> Extent:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         wanted = self._wanted
         first, after = wanted.firsts[index : index + 2].tolist()
         path, fields = self.paths[wanted.shards[index]], wanted.fields[first:after]
-        return Place(index, path, fields.tolist())
+        return Extent(index, path, fields.tolist())
 
-    def _sample(self, place: Place, data: bytes, begin: int) -> Any:
+    def _sample(self, place: Extent, data: bytes, begin: int) -> Any:
         """Return a sample, given bytes of its shard from `begin` on."""
         names, key = self.index.names, self.index.keys[place.index]
         found = {
@@ -210,12 +210,12 @@ class WebDataset(Shards):
 
     def _runs(
         self, indices: Sequence[int]
-    ) -> Iterator[tuple[int, int, list[tuple[int, Place]]]]:
+    ) -> Iterator[tuple[int, int, list[tuple[int, Extent]]]]:
         """Yield what to read of a shard at once: its first byte and the byte after it.
 
         The samples that lie there follow, each with its position in `indices`.
         """
-        begin, end, run = 0, 0, list[tuple[int, Place]]()
+        begin, end, run = 0, 0, list[tuple[int, Extent]]()
         for at in sorted(range(len(indices)), key=indices.__getitem__):
             place = self._place(indices[at])
             start, stop = place.begin, place.end

@@ -1,0 +1,87 @@
+"""Ctrl-C may come between any two lines of a start, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock as ps
+from penstock.engine.engine import Engine
+from penstock.engine.host.local import TrainerHost
+from penstock.engine.host.process import HostChild, ProcessHost
+from penstock.engine.run import Run
+from penstock.engine.workers.making import PoolMaker
+from penstock.engine.workers.process.child import Child
+from penstock.engine.workers.process.fork_server import ForkServer
+
+STARTS = (
+    Engine.__init__,
+    Engine._begin,  # noqa: SLF001
+    PoolMaker.begin,
+    PoolMaker.fork,
+    ForkServer.__init__,
+    ForkServer._start,  # noqa: SLF001
+    Child.fork,
+    Child.__init__,
+    HostChild.__init__,
+    ProcessHost._start,  # noqa: SLF001
+    ProcessHost._greet,  # noqa: SLF001
+    TrainerHost.__init__,
+    Run._look_first,  # noqa: SLF001
+)
+
+
+class Interrupt:
+    """Sends Ctrl-C before the `at`-th line that runs in `STARTS`."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.sent_at = ""
+        self._watched: set[CodeType] = {method.__code__ for method in STARTS}
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in self._watched:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.sent_at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def interrupted(pipe: ps.Pipeline, at: int) -> str:
+    """Begin an epoch, interrupted at the `at`-th line; return where, if anywhere."""
+    interrupt, before = Interrupt(at), sys.gettrace()
+    try:
+        sys.settrace(interrupt)
+        next(iter(pipe))
+    except KeyboardInterrupt:
+        return interrupt.sent_at
+    finally:
+        sys.settrace(before)
+        pipe.close()
+    return ""
+
+
+@pytest.mark.parametrize("host", ["trainer", "process"])
+def test_a_start_that_is_interrupted_on_any_line_leaves_nothing(host: Any) -> None:
+    executor: Any = "process" if host == "trainer" else "thread"
+    me = psutil.Process()
+    before = {child.pid for child in me.children()}, threading.active_count()
+    for at in range(1, 1000):
+        pipe = ps.Pipeline.from_dataset(
+            range(8), executor=executor, num_parallel_workers=1
+        )
+        where = interrupted(pipe.batch(4).options(host=host), at)
+        if not where:
+            break
+        left = {child.pid for child in me.children()}, threading.active_count()
+        assert left == before, where
+    assert at > 20
