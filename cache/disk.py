@@ -52,7 +52,7 @@ MIN_MAP_BYTES = 1 << 34
 MAX_READERS = 4096
 PAGE = 4096
 NODE = 40
-"""Bytes of a page that a small record takes besides its own, roughly."""
+"""Roughly the bytes of a page that a small record takes beyond its own length."""
 TRANSACTION_BYTES = 1 << 20
 """Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
 200 to 800."""
@@ -159,11 +159,11 @@ class Disk:
     ) -> int:
         """Store records of one namespace; return how many are new.
 
-        Stores as many as fit below `limit`, which defaults to that of this disk.
+        It stores as many as fit below `limit`, in bytes; None means this disk's own.
 
-        Waits until no other process writes. Transactions are short: LMDB keeps all that
-        one writes in its own memory until the end. If that is little, it reuses the
-        same memory; fresh memory would take more time than the write.
+        It waits until no other process writes. Transactions are short, because LMDB
+        keeps in memory what one has written, until its end. As long as this is little,
+        LMDB reuses the same memory. Fresh memory would take more time than the write.
 
         Raises:
             Full: the first does not fit; the text says why if the disk is full.
