@@ -169,7 +169,7 @@ class Engine:
             self._resolve()
             if idle:
                 engine_lock.sleep()
-                self._follow_all()  # actors may be out of reach, and nothing else comes
+                self._follow_all()  # if actors were lost, nothing else would come
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])

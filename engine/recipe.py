@@ -203,7 +203,7 @@ class Recipe:
     """Identity of the dataset, if known."""
     batch_work: tuple[SegmentRecipe, ...] = ()
     """Work on whole batches: the last of `segments`. If batches are formed at run time,
-    it is in no segment, and whoever forms them does it."""
+    no segment does this work: the feed does it when it has formed a batch."""
 
     @property
     def direct(self) -> bool:

@@ -135,7 +135,8 @@ class DirectHost:
     def _overlaps(self) -> bool:
         """Whether one reader beside the trainer would save it time.
 
-        An iterable can only have one. It saves whatever the trainer does meanwhile.
+        An iterable can have only one. It reads while the trainer computes, so it saves
+        at most the trainer's own part of a step.
         """
         if self._meter.batches % LOOKS:
             return False

@@ -60,9 +60,9 @@ class HostChild(Child):
     """The child that hosts the engine, seen from the trainer.
 
     Two pipes lead to it. Batches come through `pipe`, to the trainer's thread alone.
-    Questions, from any thread, have a pipe of their own, so an answer need not wait for
-    a batch that fills the first pipe, and a Ctrl-C amid an answer tears no batch.
-    `_lock` guards that pipe and `_number`.
+    Questions, from any thread, have their own pipe. So an answer does not wait behind a
+    batch that fills the first pipe, and a Ctrl-C within an answer tears no batch.
+    `_lock` guards the second pipe and `_number`.
     """
 
     def __init__(self, body: Callable[[Pipe, Pipe], None]) -> None:

@@ -72,7 +72,7 @@ class GroupShuffle:
     """The groups in a pseudo-random order, with the samples of a few mixed at a time.
 
     Args:
-        groups: the groups of the previous order, which is that of the dataset.
+        groups: the groups of the dataset, in its own order.
         seed: each round has another order.
         window: groups that are mixed, >= 1.
     """

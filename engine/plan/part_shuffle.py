@@ -43,7 +43,7 @@ class EvenShuffle:
 class PartShuffle:
     """The previous sequence, dealt into parts, each shuffled differently each round.
 
-    Positions count one part after another: see `Parts` for those of a batch.
+    Positions count one part after another; `Parts` has those of a batch.
 
     Args:
         length: number of samples, at least one per part.

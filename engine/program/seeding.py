@@ -1,12 +1,12 @@
 """Sample seeding: functions that draw from the global generators, made repeatable.
 
-The generators of `random`, `numpy.random` and torch are set from a sample's own seed
-before it is made, so its bytes do not depend on who makes it, or in which order. That
-takes some 6 us, so it is skipped for data that draws nothing. Each lease is observed,
-which takes 12 us, and one that draws something is made again. A dataset that keeps a
-place or a count would return other samples the second time; if it is seen to keep one,
-all its samples are seeded. A worker process starts in the state that torch's datasets
-and `worker_init_fn` expect: see `WorkerStart`.
+Before a sample is made, the generators of `random`, `numpy.random` and torch are set
+from the sample's own seed. So its bytes depend neither on the worker that makes it nor
+on the order. Setting them takes some 6 us, so it is skipped for data that draws
+nothing: each lease is observed, which takes 12 us, and one that draws something is made
+again. A dataset that keeps a place or a count would return other samples the second
+time. If it is seen to keep one, all its samples are seeded. A worker process starts in
+the state that torch's datasets and `worker_init_fn` expect: see `WorkerStart`.
 """
 
 from __future__ import annotations

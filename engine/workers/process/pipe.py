@@ -90,8 +90,8 @@ class Pipe:
         self._leaving: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         """Data not sent yet, with duplicated descriptors that are ours until then."""
         self.descriptors: deque[int] = deque()
-        """Descriptors that came with what was received, or with what comes next, in the
-        order in which they were sent. The receiver must close them."""
+        """Descriptors that have arrived, in the order in which they were sent. They may
+        be here before the object that they belong to. The receiver must close them."""
         self._read = memoryview(bytearray(READ_BYTES))
         self._control = bytearray(ROOM)
         self._vector = IoVector(address_of(self._read), READ_BYTES)

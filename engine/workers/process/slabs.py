@@ -151,10 +151,9 @@ class Lent(weakref.ref[NDArray[np.uint8]]):
 class SlabPool:
     """The slabs of one engine.
 
-    The lock guards everything but two fields, which change by one atomic call, because
-    this may happen anywhere, even while the lock is held: `_returned`, to which the
-    thread that drops a batch's last array appends, and `_shared`, to which a thread
-    that forks adds.
+    The lock guards all fields but two. The thread that drops a batch's last array
+    appends to `_returned`, and a thread that forks adds to `_shared`. Both may happen
+    anywhere, even while the lock is held, so each is a single atomic call.
 
     Args:
         keep: most slabs that may be out after their hand-over; the oldest ones beyond

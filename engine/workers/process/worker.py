@@ -249,7 +249,8 @@ class Worker:
 class LoneWatch:
     """Checks whether the only worker changes the objects that its samples come from.
 
-    A second worker would have a copy of its own, in which a counter, say, stood still.
+    A second worker would have its own copy of them. A counter there, for example, would
+    miss what the first worker counts.
     """
 
     def __init__(self, things: Sequence[Any]) -> None:
