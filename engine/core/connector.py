@@ -14,8 +14,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from ...errors import WorkerError
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome, Signal
@@ -236,6 +238,12 @@ class LoneWorker:
                 self.on_change(path)
 
 
+def end_without(engine_lock: EngineLock, why: str) -> None:
+    """Make the trainer raise an error: no workers are left."""
+    text = f"the workers are out of reach, and no others take over: {why}"
+    engine_lock.fail(WorkerError(text))
+
+
 class Connector:
     """Hands work to one segment's workers, and takes their results."""
 
@@ -255,8 +263,9 @@ class Connector:
         self.segment = segment
         self._finish = finish
         self.lone = LoneWorker()
-        self.on_lost: Callable[[str], object] = str
-        """Called with the reason once workers elsewhere are out of reach for good."""
+        self.on_lost: Callable[[str], object] = partial(end_without, engine_lock)
+        """Called with the reason once workers elsewhere are out of reach for good. By
+        default the trainer raises an error, as nobody is left to make its batches."""
         # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()
