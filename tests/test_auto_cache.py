@@ -54,7 +54,7 @@ def nothing_called() -> None:
 
 
 @pytest.mark.parametrize("executor", ["auto", "thread", "process"])
-def test_the_batches_are_those_without_it(executor: Any) -> None:
+def test_batches_are_those_without_a_cache(executor: Any) -> None:
     def described(**options: Any) -> Any:
         pipe = ps.Pipeline.from_dataset(range(SAMPLES)).shuffle(seed=3)
         pipe = pipe.map(costly, executor=executor, num_parallel_workers=2)
@@ -68,7 +68,7 @@ def test_the_batches_are_those_without_it(executor: Any) -> None:
         assert epochs(cached) == epochs(computed)
 
 
-def test_it_is_placed_behind_what_costs_and_told(
+def test_a_cache_is_placed_behind_the_costly_stage_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.autotune")
@@ -77,7 +77,7 @@ def test_it_is_placed_behind_what_costs_and_told(
         after_two = len(calls)
         epochs(pipe, 2)
         assert pipe.explain().caching[0].startswith("Cache(ID:2)")
-    # One epoch each to measure and to fill, and the first samples twice, to compare.
+    # One epoch measures, one fills the cache, and the first samples are compared.
     assert after_two <= 2 * SAMPLES + 3
     assert len(calls) == after_two
     told = [line for line in caplog.messages if "placed a cache" in line]
@@ -86,7 +86,7 @@ def test_it_is_placed_behind_what_costs_and_told(
     assert "after Map(ID:2) costly" in told[0]
 
 
-def test_it_is_a_row_of_the_tuned_runs_log(tmp_path: Any) -> None:
+def test_a_cache_is_a_row_in_the_log_of_a_tuned_run(tmp_path: Any) -> None:
     ps.set_enable_autotune(True, str(tmp_path / "run"))
     with pipe_of(costly, cache="auto") as pipe:
         epochs(pipe, 2)
@@ -95,14 +95,14 @@ def test_it_is_a_row_of_the_tuned_runs_log(tmp_path: Any) -> None:
     assert rows.count("placed a cache of") == 1
 
 
-def test_what_draws_is_not_cached() -> None:
+def test_samples_with_random_draws_are_not_cached() -> None:
     with pipe_of(costly_and_random, cache="auto") as pipe:
         found = epochs(pipe, 3)
         assert not pipe._recipe.caches
     assert found[0] != found[1] != found[2]
 
 
-def test_what_turns_out_to_differ_is_made_each_time(
+def test_samples_that_turn_out_to_differ_are_made_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of(costly_and_counting, cache="auto") as pipe:
@@ -114,12 +114,12 @@ def test_what_turns_out_to_differ_is_made_each_time(
     assert "computed twice" in told
 
 
-def test_a_cache_that_spares_nothing_is_taken_away(
+def test_a_cache_that_saves_nothing_is_removed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from penstock.autotune import caching
 
-    # Reading numbers takes less than finding them, and is told to take more.
+    # Reading a number costs less than a lookup, but here it is made to seem costly.
     monkeypatch.setattr(caching, "FINDING_S", -1.0)
     caplog.set_level(logging.INFO, "penstock.autotune")
     pipe = ps.Pipeline.from_dataset([bytes(9)] * 64).batch(8).options(cache="auto")
@@ -131,7 +131,7 @@ def test_a_cache_that_spares_nothing_is_taken_away(
     assert [line.split()[1] for line in told] == ["placed", "removed"]
 
 
-def test_a_cache_of_the_users_is_left_alone() -> None:
+def test_a_users_own_cache_is_left_alone() -> None:
     pipe = ps.Pipeline.from_dataset(range(SAMPLES)).map(costly).cache(ram="1MB")
     with pipe.batch(8).options(cache="auto") as loop:
         epochs(loop, 3)
@@ -139,6 +139,6 @@ def test_a_cache_of_the_users_is_left_alone() -> None:
         assert not cache.opening.optional
 
 
-def test_another_word_is_refused() -> None:
+def test_another_value_is_refused() -> None:
     with pytest.raises(ps.SpecError, match="must be 'auto' or None, got 'ram'"):
         pipe_of(costly, cache="ram")

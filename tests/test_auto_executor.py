@@ -1,4 +1,4 @@
-"""Segments are moved between kinds of workers live, and `auto` chooses by measure."""
+"""Segments move between kinds of workers as they run; `auto` chooses by measuring."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def engine_of(pipe: ps.Pipeline) -> Engine:
 
 
 def moving(pipe: ps.Pipeline, kinds: list[Kind], each: int = 3) -> list[Any]:
-    """Train an epoch; after every few batches another segment gets another kind."""
+    """Train an epoch; every few batches move a segment to another kind of worker."""
     found = []
     for number, batch in enumerate(pipe):
         found.append(batch)
@@ -80,7 +80,7 @@ def test_fifty_moves_in_fifty_batches_change_no_byte(
         assert digest(moving(pipe, kinds, each=1)) == undisturbed
 
 
-def test_workers_of_the_kind_before_leave_and_their_work_stays_counted() -> None:
+def test_workers_of_the_old_kind_leave_and_their_work_stays_counted() -> None:
     with two_segments() as pipe:
         loop = iter(pipe)
         next(loop)
@@ -98,12 +98,12 @@ def test_workers_of_the_kind_before_leave_and_their_work_stays_counted() -> None
         assert all(len(segment.workers) == 2 for segment in read.segments)
 
 
-def test_no_lock_of_the_users_is_taken_along_into_worker_processes() -> None:
+def test_worker_processes_inherit_no_held_lock_of_the_user() -> None:
     held = threading.Lock()
 
     def locked(sample: Any) -> Any:
         with held:
-            time.sleep(0.001)  # most of the time some thread is in here
+            time.sleep(0.001)  # most of the time some thread holds the lock
         return sample
 
     pipe = ps.Pipeline.from_dataset(Numbers(120)).map(
@@ -199,7 +199,7 @@ def test_work_without_the_gil_stays_on_threads(log: pytest.LogCaptureFixture) ->
 
 def test_without_autotune_nothing_moves_after_the_start() -> None:
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(16) as pipe:
-        end_s = time.perf_counter() + 2.5  # several times what the tuner takes
+        end_s = time.perf_counter() + 2.5  # several times as long as the tuner takes
         for _ in pipe:
             stats = pipe.stats()
             if time.perf_counter() > end_s:
@@ -214,7 +214,7 @@ ROUNDS = threading.Lock()
 
 
 class TakesTurns:
-    """Samples that wait 5 ms: one after the other in a process, at once in two."""
+    """Samples that wait 5 ms, one after the other in each process."""
 
     def __len__(self) -> int:
         return len(ENDLESS)
@@ -227,7 +227,7 @@ class TakesTurns:
 
 @pytest.mark.serial  # measures time
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
-def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
+def test_workers_are_not_blamed_for_the_trainers_absence(
     log: pytest.LogCaptureFixture,
 ) -> None:
     ps.set_enable_autotune(True)
@@ -237,7 +237,7 @@ def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
         segment = replace(segment, executor="process", movable=True)
         pipe._recipe = replace(recipe, segments=(segment,))  # noqa: SLF001
         loop = iter(pipe)
-        for _ in range(60):  # a second or so, from when all workers are there
+        for _ in range(60):  # a second or so after all workers have begun
             next(loop)
         time.sleep(3.0)
         told = "executor process -> thread (kept|rolled back)"
@@ -249,7 +249,7 @@ def test_seconds_that_the_trainer_is_elsewhere_are_not_the_workers_fault(
 
 
 @pytest.mark.serial  # measures time
-def test_a_cheap_function_stays_inline_and_costs_no_probe() -> None:
+def test_a_cheap_function_stays_inline_without_a_probe() -> None:
     with ps.Pipeline.from_dataset(range(20_000)).batch(32) as pipe:
         for _ in pipe:
             assert not [t for t in threading.enumerate() if "gil probe" in t.name]
@@ -268,7 +268,7 @@ def test_an_explicit_executor_is_never_moved() -> None:
             assert "executor" not in {knob.name for knob in run.run.knobs()}
 
 
-def test_what_cannot_be_moved_says_so_once_and_goes_on(
+def test_a_segment_that_cannot_be_moved_says_so_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
@@ -276,7 +276,7 @@ def test_what_cannot_be_moved_says_so_once_and_goes_on(
 
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
         loop = iter(pipe)
-        for _ in range(4):  # enough for it to be on threads
+        for _ in range(4):  # enough to put it on threads
             next(loop)
         engine = engine_of(pipe)
         [segment] = engine.segments
@@ -304,7 +304,7 @@ def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> 
         assert digest(found) == undisturbed
 
 
-def test_moves_are_rows_of_the_autotune_file(tmp_path: Path) -> None:
+def test_moves_are_rows_in_the_autotune_file(tmp_path: Path) -> None:
     ps.set_enable_autotune(True, filepath_prefix=str(tmp_path / "run"))
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
         for _ in pipe:

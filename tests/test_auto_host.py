@@ -1,4 +1,4 @@
-"""`host="auto"`: the engine leaves the trainer's process when it is in its way."""
+"""`host="auto"`: the engine leaves the trainer's process when it slows the trainer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LENGTH = 60 * 8 * 8
 
 
 def burn(wanted_s: float) -> None:
-    """Hold the GIL for so long, of this thread's own time."""
+    """Hold the GIL for this much of the thread's CPU time."""
     end_s = time.thread_time() + wanted_s
     while time.thread_time() < end_s:
         pass
 
 
 def costly(sample: Any) -> Any:
-    """Cost so much that a batch of eight is worth a thread of its own."""
+    """Take so long that a batch of eight is worth a thread of its own."""
     burn(0.0005)
     return sample
 
@@ -43,7 +43,7 @@ def as_it_is(sample: Any) -> Any:
 
 
 def pipe_of(function: Any = costly, length: int = 1 << 20, **kind: Any) -> ps.Pipeline:
-    """One that runs on a thread of the trainer's process, by its own choice."""
+    """Return a pipeline that chooses a thread of the trainer's process by itself."""
     source = ps.Pipeline.from_dataset(Numbers(length), num_parallel_workers=1)
     return source.shuffle(seed=2).map(augment).map(function, **kind).batch(8)
 
@@ -60,7 +60,7 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
-    """Train until the log has it; return what hosts the engine then."""
+    """Train until the log has this line; return what hosts the engine then."""
     deadline_s = time.monotonic() + 50
     loop = iter(pipe)
     while text not in said(log):
@@ -71,7 +71,7 @@ def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
 
 
 def host_once_measured(pipe: ps.Pipeline, step: Any) -> type:
-    """Train until contention was measured, and on; return the host then."""
+    """Train until contention has been measured and a little longer; return the host."""
     deadline_s = time.monotonic() + 50
     after = 30
     for _ in pipe:
@@ -91,7 +91,7 @@ def _tuned(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
-    """Let every finding lead to a move, and every trial end as wanted."""
+    """Make every measurement lead to a move, and every trial end as requested."""
     wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
     found = ContentionObservation(0.01, 0.005, certain=True)
     monkeypatch.setattr(contention, "compare", lambda _: found)
@@ -104,7 +104,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
 @pytest.mark.serial  # measures time
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")
 @pytest.mark.slow  # on a machine that others burn it finds otherwise, and may
-def test_an_engine_in_the_trainers_way_moves_out(
+def test_an_engine_that_slows_the_trainer_moves_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
@@ -115,7 +115,7 @@ def test_an_engine_in_the_trainers_way_moves_out(
 
 @pytest.mark.serial  # measures time
 @pytest.mark.slow  # on a machine that others burn it finds otherwise, and may
-def test_a_trainer_that_computes_nothing_keeps_it(
+def test_a_trainer_that_computes_nothing_keeps_the_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of() as pipe:
@@ -151,7 +151,7 @@ def test_batches_are_the_same_wherever_they_come_from(
 
 
 def slowly(pipe: ps.Pipeline, text: str, log: Any) -> Iterator[Any]:
-    """Hand batches on, at a trainer's pace until the log has it."""
+    """Pass batches on, at a trainer's pace until the log has this line."""
     for batch in pipe:
         if text not in said(log):
             burn(0.006)
@@ -159,12 +159,14 @@ def slowly(pipe: ps.Pipeline, text: str, log: Any) -> Iterator[Any]:
 
 
 def values(run: Run) -> dict[tuple[str, str], object]:
-    """The numbers that knobs stand at."""
+    """Return the values of the knobs that are numbers."""
     knobs = [knob for knob in run.knobs() if isinstance(knob.value, int)]
     return {(knob.operator, knob.name): knob.value for knob in knobs}
 
 
-def test_what_was_set_or_found_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knobs_keep_their_values_when_the_engine_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     always_moved(monkeypatch, kept=True)
     with pipe_of() as pipe:
         before: dict[tuple[str, str], object] = {}
@@ -179,7 +181,7 @@ def test_what_was_set_or_found_goes_along(monkeypatch: pytest.MonkeyPatch) -> No
         assert before == after
 
 
-def test_batches_that_cannot_be_handed_over_stay(
+def test_an_engine_whose_batches_cannot_be_handed_over_stays(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_moved(monkeypatch, kept=True)
@@ -202,7 +204,7 @@ def test_batches_that_cannot_be_handed_over_stay(
     ],
     ids=["host", "executor"],
 )
-def test_what_was_chosen_by_hand_stays(
+def test_an_explicitly_chosen_host_stays(
     chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_moved(monkeypatch, kept=True)
@@ -215,7 +217,7 @@ def test_what_was_chosen_by_hand_stays(
 
 
 def pausing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have contention measured from the first steps on."""
+    """Measure contention from the first steps on."""
     monkeypatch.setattr(contention, "WARM_STEPS", 0)
 
 

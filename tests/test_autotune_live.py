@@ -57,14 +57,14 @@ def kept(prefix: Path) -> list[dict[str, Any]]:
 
 
 def train(pipe: ps.Pipeline, prefix: Path, until: Told = decisions) -> Iterator[str]:
-    """Yield the digests of epochs until the tuner has told of such a thing."""
+    """Yield the digests of epochs until the tuner has logged such a line."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not until(prefix) and time.monotonic() < deadline_s:
         yield digest(pipe)
 
 
 def untuned(epochs: int) -> list[str]:
-    """Return the digests of the first epochs, loaded by nobody but the trainer."""
+    """Return the digests of the first epochs, loaded by the trainer alone."""
     ps.set_enable_autotune(False)
     with slow_pipe(WORKERS["inline"], wait_s=0.0) as pipe:
         return [digest(pipe) for _ in range(epochs)]
@@ -84,7 +84,7 @@ def test_epochs_are_byte_identical_while_the_tuner_decides(
     assert found == untuned(len(found))
 
 
-def test_the_trainer_inline_is_left_alone_and_gets_the_same_bytes(
+def test_inline_loading_is_left_alone_and_gives_the_same_bytes(
     tmp_path: Path,
 ) -> None:
     ps.set_enable_autotune(True, str(tmp_path / "tuned"))
@@ -128,7 +128,7 @@ def test_pinned_stages_and_bounds_are_respected(tmp_path: Path) -> None:
     assert all("pinned" not in row["op"] for row in decisions(prefix))
 
 
-def test_tuning_may_be_turned_on_and_off_in_mid_loop(tmp_path: Path) -> None:
+def test_tuning_can_be_turned_on_and_off_within_a_loop(tmp_path: Path) -> None:
     prefix = tmp_path / "tuned"
     with slow_pipe(WORKERS["1 thread"]) as pipe:
         loop = iter(pipe)
@@ -144,7 +144,7 @@ def test_tuning_may_be_turned_on_and_off_in_mid_loop(tmp_path: Path) -> None:
 
 
 class Turning:
-    """A sample is a loop of Python, which holds the GIL."""
+    """Making a sample is a loop in Python, which holds the GIL."""
 
     def __len__(self) -> int:
         return 10_000
@@ -154,7 +154,7 @@ class Turning:
 
 
 @pytest.mark.serial  # measures time
-def test_threads_that_take_turns_at_the_gil_are_told_so() -> None:
+def test_threads_that_take_turns_at_the_gil_are_reported() -> None:
     source = ps.Pipeline.from_dataset(
         Turning(), executor="thread", num_parallel_workers=4
     )
@@ -168,7 +168,7 @@ def test_threads_that_take_turns_at_the_gil_are_told_so() -> None:
     assert cause.startswith("the GIL: held")
 
 
-def test_verdicts_are_told_to_who_asks_until_they_fail_or_are_ended(
+def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     heard: list[tuple[str, str]] = []

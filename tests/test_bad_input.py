@@ -30,7 +30,7 @@ def numbers() -> ps.Pipeline:
     return ps.Pipeline.from_dataset(Numbers(10))
 
 
-# Described wrongly: refused in the line that says it
+# Wrong descriptions are refused in the line that gives them
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def numbers() -> ps.Pipeline:
         (lambda p: p.batch(2, tail="cut"), "`tail` must be 'pad_mask' or"),
     ],
 )
-def test_what_cannot_be_built_is_refused_where_it_is_said(
+def test_an_impossible_description_is_refused_in_its_line(
     describe: Callable[[Any], Any], message: str
 ) -> None:
     with pytest.raises(ps.SpecError) as caught:
@@ -112,7 +112,7 @@ def test_what_cannot_be_built_is_refused_where_it_is_said(
         (len, "the pipeline has no batch size; end it with .batch(n)"),
     ],
 )
-def test_a_pipeline_without_batches_is_no_pipeline(
+def test_a_pipeline_without_batches_is_refused(
     use: Callable[[Any], Any], message: str
 ) -> None:
     with pytest.raises(ps.SpecError) as caught:
@@ -131,7 +131,7 @@ def test_an_epoch_without_a_batch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", None])
-def test_an_epoch_that_is_no_count_is_refused(epoch: Any) -> None:
+def test_an_epoch_that_is_not_a_count_is_refused(epoch: Any) -> None:
     with pytest.raises(ps.SpecError, match="`epoch` must be an int >= 0, got"):
         numbers().batch(2).set_epoch(epoch)
 
@@ -143,7 +143,7 @@ def test_an_empty_dataset_is_refused(empty: Any) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, 3, object()])
-def test_what_is_no_dataset_is_refused(nothing: Any) -> None:
+def test_an_object_that_is_not_a_dataset_is_refused(nothing: Any) -> None:
     with pytest.raises(ps.SpecError, match="needs a dataset with __len__ and"):
         ps.Pipeline.from_dataset(nothing)
 
@@ -162,21 +162,21 @@ def test_what_is_no_dataset_is_refused(nothing: Any) -> None:
     ],
     ids=["text", "path", "columns", "generator", "zip"],
 )
-def test_what_only_looks_like_a_dataset_is_refused_with_the_cure(
+def test_an_object_that_only_looks_like_a_dataset_is_refused_with_the_cure(
     data: Any, cure: str
 ) -> None:
     with pytest.raises(ps.SpecError, match=cure):
         ps.Pipeline.from_dataset(data)
 
 
-def test_a_table_is_refused_as_its_index_picks_columns() -> None:
+def test_a_table_is_refused_because_its_index_picks_columns() -> None:
     class DataFrame(list[int]):
-        """As pandas' own, which tests need not install."""
+        """A frame like that of pandas, which the tests need not install."""
 
         __module__ = "pandas.core.frame"
 
     class Table(list[int]):
-        """As Arrow's."""
+        """A table like that of Arrow."""
 
         __module__ = "pyarrow.lib"
 
@@ -185,13 +185,13 @@ def test_a_table_is_refused_as_its_index_picks_columns() -> None:
             ps.Pipeline.from_dataset(table)
 
 
-def test_an_argument_that_is_missing_is_one_of_pipelines() -> None:
+def test_an_error_about_a_missing_argument_names_pipelines_method() -> None:
     pipe: Any = ps.Pipeline.from_dataset([1])
     with pytest.raises(TypeError, match=r"^Pipeline\.map\(\) missing"):
         pipe.map()
 
 
-def test_an_iterator_of_the_users_that_begins_again_is_a_dataset() -> None:
+def test_a_users_iterator_that_can_restart_is_a_dataset() -> None:
     class Begins:
         def __iter__(self) -> Any:
             self.at = 0
@@ -217,7 +217,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         ps.Pipeline.from_folder(tmp_path / "missing")
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ps.SpecError, match="which is a file"):
         ps.Pipeline.from_folder(tmp_path / "file")
@@ -313,7 +313,7 @@ def test_a_function_with_a_wrong_signature_is_named(kind: Kind) -> None:
     assert "Map(ID:1) takes_two, sample index 0" in "\n".join(error.__notes__)
 
 
-def test_samples_no_batch_can_be_made_of_are_named(kind: Kind) -> None:
+def test_samples_that_make_no_batch_are_named(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset([object() for _ in range(4)], executor="inline")
     error = first_error(pipe.batch(2))
     assert type(error) is TypeError
@@ -321,7 +321,7 @@ def test_samples_no_batch_can_be_made_of_are_named(kind: Kind) -> None:
     assert "Batch(ID:1)" in "\n".join(error.__notes__)
 
 
-def test_a_dataset_whose_getitems_returns_too_few_is_asked_one_by_one() -> None:
+def test_a_dataset_whose_getitems_returns_too_few_is_read_one_by_one() -> None:
     class Lazy(Numbers):
         def __getitems__(self, indices: list[int]) -> list[Any]:
             return [self[index] for index in indices[:-1]]
@@ -331,7 +331,7 @@ def test_a_dataset_whose_getitems_returns_too_few_is_asked_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_loader_warns_of_what_only_looks_like_a_data_set(
+def test_a_loader_warns_of_an_object_that_only_looks_like_a_dataset(
     kind: type[Any], tmp_path: Path
 ) -> None:
     expected = "this .*(str|Path) is not a dataset: a path .* use from_folder"

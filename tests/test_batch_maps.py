@@ -1,4 +1,4 @@
-"""map() behind batch(): the same batches whoever works on them, each its own draws."""
+"""`map()` after `batch()`: any workers make the same batches, with their own draws."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_tuner_changes_no_batch() -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_state_within_an_epoch_goes_on_with_other_workers(executor: str) -> None:
+def test_a_state_within_an_epoch_resumes_with_other_workers(executor: str) -> None:
     with mixed("thread", 2) as pipe:
         loop = iter(pipe)
         for _ in range(3):
@@ -129,12 +129,12 @@ def test_a_state_within_an_epoch_goes_on_with_other_workers(executor: str) -> No
         assert [plain(batch) for batch in pipe] == by_hand(1)
 
 
-def test_the_engine_in_a_process_of_its_own_makes_the_same() -> None:
+def test_an_engine_in_its_own_process_makes_the_same_batches() -> None:
     with mixed("thread", 2).options(host="process") as pipe:
         assert [plain(batch) for batch in pipe] == by_hand(0)
 
 
-def test_draws_are_each_ranks_own_and_the_same_for_any_workers() -> None:
+def test_each_rank_has_its_own_draws_and_the_same_with_any_workers() -> None:
     def of(rank: int, executor: Any) -> list[Any]:
         pipe = ps.Pipeline.from_dataset(Rows(), shard=ps.Shard(rank, 2))
         pipe = pipe.batch(4).map(lambda _, rng: rng.random(), executor=executor)
@@ -157,7 +157,9 @@ def twice(batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("function", [drop, twice])
-def test_a_batch_may_have_any_number_of_rows_then(executor: Any, function: Any) -> None:
+def test_a_map_of_batches_may_change_the_number_of_rows(
+    executor: Any, function: Any
+) -> None:
     data = ps.Pipeline.from_dataset(Rows()).batch(SIZE)
     with data.map(function, executor=executor) as pipe, data as whole:
         expected = [function(batch).tolist() for batch in whole]
@@ -175,9 +177,7 @@ def odd_one(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("on_error", ["raise", "substitute"])
-def test_what_it_raises_is_raised_when_its_batch_is_due(
-    executor: Any, on_error: Any
-) -> None:
+def test_an_error_is_raised_when_its_batch_is_due(executor: Any, on_error: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, on_error=on_error)
     with pipe.map(odd_one, executor=executor) as mapped:
         loop = iter(mapped)
@@ -191,11 +191,11 @@ def test_what_it_raises_is_raised_when_its_batch_is_due(
 
 
 def nothing(batch: Batch) -> None:
-    """Forget to return."""
+    """Forget to return the batch."""
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_none_is_no_batch(executor: Any) -> None:
+def test_none_is_not_a_batch(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(nothing, executor=executor)
     with pipe, pytest.raises(ps.SampleError, match="None, which is not a batch"):
         next(iter(pipe))
@@ -214,7 +214,7 @@ def test_substituted_samples_stay_marked(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_tail_whose_samples_all_fail_is_worked_on_like_any_other(
+def test_a_map_works_on_a_tail_whose_samples_all_failed(
     executor: Any,
 ) -> None:
     bad = frozenset([48, 49])
@@ -233,7 +233,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 class Numbering:
-    """A collate_fn that counts its calls, and says who makes them."""
+    """A `collate_fn` that counts its calls, and says which process makes them."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -264,14 +264,14 @@ def test_a_collate_fn_that_counts_is_called_in_order_by_the_trainer(
 
 
 class Reusing:
-    """Makes each batch in the same memory, and says when it has begun one more.
+    """Makes each batch in the same memory, and signals when it has begun another.
 
-    A tensor counts how often it was written, an array of numpy's does not.
+    A tensor counts its writes; a NumPy array does not.
     """
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        # Its own state does not tell: an object that counts would be seen to change.
+        # It counts outside of itself, as a change of its attributes would be noticed.
         self.again = os.eventfd(0, os.EFD_SEMAPHORE)
 
     def fill(self, labels: list[int]) -> torch.Tensor:
@@ -287,7 +287,7 @@ class Reusing:
         return self.fill(batch[1].tolist())
 
     def read(self, batch: torch.Tensor) -> list[int]:
-        """Read a batch once another was begun in its memory, or none will be."""
+        """Read a batch after another was begun in its memory, or if none will be."""
         os.eventfd_read(self.again)
         select.select([self.again], [], [], 0.05)
         return batch.tolist()
@@ -296,7 +296,7 @@ class Reusing:
 @pytest.mark.parametrize("executor", ["auto", "inline"])
 @pytest.mark.parametrize("collates", [True, False])
 @pytest.mark.parametrize("zeros", [torch.zeros, np.zeros])
-def test_memory_that_is_used_again_is_not_before_its_batch_is_through(
+def test_reused_memory_is_reused_only_after_its_batch_is_done(
     executor: Any, zeros: Any, *, collates: bool
 ) -> None:
     reusing = Reusing(zeros(SIZE))
@@ -311,7 +311,7 @@ def test_memory_that_is_used_again_is_not_before_its_batch_is_through(
     assert sum(found, []) == list(range(LENGTH))  # noqa: RUF017 short
 
 
-def test_inline_maps_that_keep_nothing_go_ahead_of_the_trainer() -> None:
+def test_inline_maps_without_state_run_ahead_of_the_trainer() -> None:
     begun: list[int] = []
 
     def light(batch: Batch) -> Batch:
@@ -329,7 +329,7 @@ def with_process(rows: list[Any]) -> tuple[torch.Tensor, int]:
     return torch.tensor([row[1] for row in rows]), os.getpid()
 
 
-def test_a_collate_fn_that_keeps_nothing_moves_to_the_workers_before_the_map() -> None:
+def test_a_stateless_collate_fn_moves_to_the_workers_before_the_map() -> None:
     data = ps.Pipeline.from_dataset(Rows(), executor="process", num_parallel_workers=2)
     pipe = data.repeat(4).batch(SIZE, collate_fn=with_process)
     with pipe.map(passed, executor="thread") as mapped:
@@ -346,7 +346,7 @@ def failing(rows: list[Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_what_a_collate_fn_raises_is_that_batchs_error(executor: Any) -> None:
+def test_an_error_in_a_collate_fn_belongs_to_its_batch(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, collate_fn=failing)
     with pipe.map(passed, executor=executor) as mapped:
         loop = iter(mapped)
@@ -359,7 +359,7 @@ def test_what_a_collate_fn_raises_is_that_batchs_error(executor: Any) -> None:
 
 
 class Killer:
-    """Ends its process with the third batch in hand: once, or always."""
+    """Ends its process at the third batch: once, or always."""
 
     def __init__(self, died: Path | None) -> None:
         self.died = died
@@ -405,7 +405,7 @@ def test_a_coroutine_function_is_awaited() -> None:
         assert [plain(batch) for batch in mapped] == by_hand(0)
 
 
-def test_functions_that_draw_by_themselves_stay_with_the_trainer() -> None:
+def test_functions_with_global_draws_stay_with_the_trainer() -> None:
     def drawing(batch: Batch) -> float:
         return random.random() + 0 * sum(map(float, torch.rand(200_000)))
 
@@ -416,7 +416,7 @@ def test_functions_that_draw_by_themselves_stay_with_the_trainer() -> None:
         assert list(pipe) == expected
 
 
-# Behind a filter or an iterable
+# After a filter or an iterable
 
 
 def stream() -> Iterator[tuple[Any, int]]:
@@ -430,7 +430,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("data", [Rows(), Stream()])
-def test_batches_dealt_at_run_time_are_worked_on_and_resumed(data: Any) -> None:
+def test_batches_formed_at_run_time_are_mapped_and_resumed(data: Any) -> None:
     def pipeline() -> ps.Pipeline:
         pipe = ps.Pipeline.from_dataset(data).filter(lambda sample: sample[1] % 3)
         return pipe.batch(SIZE).map(mix_up).map(told)
@@ -449,7 +449,7 @@ def test_batches_dealt_at_run_time_are_worked_on_and_resumed(data: Any) -> None:
         assert [plain(batch) for batch in pipe] == whole[2:]
 
 
-def test_what_it_raises_of_a_dealt_batch_is_raised_and_the_next_one_comes() -> None:
+def test_an_error_for_a_batch_formed_at_run_time_costs_only_that_batch() -> None:
     with ps.Pipeline.from_dataset(Stream()).batch(SIZE).map(odd_one) as pipe:
         loop = iter(pipe)
         firsts = [next(loop)[1][0].item() for _ in range(2)]
@@ -459,11 +459,11 @@ def test_what_it_raises_of_a_dealt_batch_is_raised_and_the_next_one_comes() -> N
     assert firsts == [0, 8, 24, 32, 40, 48]
 
 
-# Where it may stand, and with what
+# Where a map may be, and what it may be combined with
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_it_is_told_what_a_schedule_sets_for_its_batch(executor: Any) -> None:
+def test_a_map_knows_what_a_schedule_sets_for_its_batch(executor: Any) -> None:
     schedule = ps.schedule.of(
         global_batch_size=ps.schedule.steps({0: 8, 1: 16}),
         image_size=ps.schedule.steps({0: 32, 0.5: 64}),
@@ -493,13 +493,13 @@ def scheduled(batch: Batch, ctx: Any) -> tuple[int, int, float]:
         lambda pipe: pipe.batch(2),
     ],
 )
-def test_only_maps_and_a_device_stand_behind_batch(write: Any) -> None:
+def test_only_maps_and_a_device_may_follow_batch(write: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(passed)
     with pytest.raises(ps.SpecError, match=r"cannot come after \.batch\(\)"):
         write(pipe)
 
 
-def test_what_is_on_a_device_is_no_workers_business() -> None:
+def test_a_map_cannot_follow_to_device() -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).to_device("cpu")
     with pytest.raises(ps.SpecError, match=r"cannot come after \.to_device\(\)"):
         pipe.map(passed)
@@ -508,7 +508,7 @@ def test_what_is_on_a_device_is_no_workers_business() -> None:
 @pytest.mark.parametrize(
     "how", [{"num_parallel_workers": 2}, {"executor": "process"}, {"timeout": 1.0}]
 )
-def test_batches_dealt_by_the_trainer_have_no_workers(how: Any) -> None:
+def test_maps_of_batches_formed_by_the_trainer_have_no_workers(how: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Stream()).batch(SIZE)
     with pytest.raises(ps.SpecError, match="cannot have workers of its own"):
         pipe.map(passed, **how)
@@ -522,10 +522,10 @@ def test_microbatches_and_devices_come_last(executor: Any) -> None:
     assert [part.tolist() for part in parts] == [list(range(SIZE))] * 2
 
 
-# How it is seen and bounded
+# How a map is reported and bounded
 
 
-def test_it_is_a_row_and_a_bottleneck_of_its_own() -> None:
+def test_a_map_has_its_own_row_and_can_be_the_bottleneck() -> None:
     def slow(batch: Batch) -> Batch:
         until = torch.ones(400, 400)
         for _ in range(20):
@@ -542,7 +542,7 @@ def test_it_is_a_row_and_a_bottleneck_of_its_own() -> None:
     assert found.bottleneck == "Map(ID:3) slow"
 
 
-def test_work_on_batches_dealt_by_the_trainer_is_told_as_making_them() -> None:
+def test_work_on_batches_formed_by_the_trainer_counts_as_batching() -> None:
     def slow(batch: Batch) -> Batch:
         for _ in range(10):
             torch.ones(400, 400) @ torch.ones(400, 400)
@@ -557,7 +557,7 @@ def test_work_on_batches_dealt_by_the_trainer_is_told_as_making_them() -> None:
     assert others or found.cause.startswith("collate: putting samples together takes ")
 
 
-def test_collating_in_the_trainer_is_a_row_of_its_own() -> None:
+def test_collating_in_the_trainer_has_a_row_of_its_own() -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, collate_fn=Numbering())
     with pipe.map(passed, executor="thread") as mapped:
         list(mapped)

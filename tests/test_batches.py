@@ -64,7 +64,7 @@ def chunked(samples: Sequence[Any], size: int) -> list[list[Any]]:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Compare types, up to our subclasses of them, and contents."""
+    """Compare types, where our subclasses count as their bases, and contents."""
     assert isinstance(ours, type(theirs))
     if isinstance(theirs, torch.Tensor):
         assert ours.dtype == theirs.dtype
@@ -109,7 +109,7 @@ def test_batches_may_be_copied_and_pickled(name: str) -> None:
     assert_same(copy.deepcopy(batch), expected)
 
 
-def test_the_pipelines_plan_is_that_of_the_last_batch(kind: Kind) -> None:
+def test_a_pipelines_plan_is_that_of_the_last_batch(kind: Kind) -> None:
     with ps.Pipeline.from_dataset(Numbers(ROWS), **kind).batch(4) as pipe:
         assert pipe.plan is None
         for batch in pipe:
@@ -177,7 +177,7 @@ def test_samples_of_unequal_shapes_are_an_error_that_names_them(kind: Kind) -> N
     assert "batch(collate_fn=...)" in note
 
 
-def test_a_column_is_no_vector_of_the_same_length(kind: Kind) -> None:
+def test_a_column_is_not_a_vector_of_the_same_length(kind: Kind) -> None:
     samples = [np.zeros((3, 1) if index == 5 else 3, np.float32) for index in range(8)]
     with ps.Pipeline.from_dataset(samples, **kind).batch(4) as pipe:
         loop = iter(pipe)
@@ -202,7 +202,7 @@ def test_the_tail_is_kept_short_or_dropped(kind: Kind) -> None:
     assert found(dropped) == chunked(range(8), 4)
 
 
-def test_an_epoch_may_be_one_short_batch(kind: Kind) -> None:
+def test_an_epoch_may_be_a_single_short_batch(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(3), **kind).batch(4)
     with pipe:
         assert [list(indices(pipe)) for _ in range(3)] == [[[0, 1, 2]]] * 3
@@ -223,7 +223,7 @@ def test_take_select_and_repeat_choose_samples_before_they_are_read() -> None:
     assert reads == [9, 7, 5, 9, 7, 5]
 
 
-def test_take_after_a_shuffle_takes_others_each_epoch() -> None:
+def test_take_after_a_shuffle_takes_other_samples_each_epoch() -> None:
     with (
         ps.Pipeline.from_dataset(Numbers(100)).shuffle(seed=0).take(8).batch(8) as pipe
     ):
@@ -231,7 +231,7 @@ def test_take_after_a_shuffle_takes_others_each_epoch() -> None:
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 3
 
 
-def test_take_before_a_shuffle_takes_the_same_each_epoch() -> None:
+def test_take_before_a_shuffle_takes_the_same_samples_each_epoch() -> None:
     with (
         ps.Pipeline.from_dataset(Numbers(100)).take(8).shuffle(seed=0).batch(8) as pipe
     ):
@@ -252,7 +252,7 @@ def test_each_pass_of_repeat_has_its_own_order() -> None:
     assert first != second
 
 
-def test_ranks_share_out_each_global_batch() -> None:
+def test_ranks_share_each_global_batch() -> None:
     def rank(number: int) -> list[list[int]]:
         pipe = ps.Pipeline.from_dataset(Numbers(24), shard=ps.Shard(number, 2))
         return found(pipe.shuffle(seed=1).batch(4))
@@ -296,14 +296,14 @@ def test_a_batch_may_be_written_to(kind: Kind) -> None:
         assert list(indices(pipe)) == chunked(range(80), 8)
 
 
-# How long it is
+# How long an epoch is
 
 
 @pytest.mark.parametrize(
     ("length", "size", "drop_last", "batches"),
     [(10, 5, False, 2), (11, 5, False, 3), (11, 5, True, 2), (1, 5, False, 1)],
 )
-def test_length_is_the_batches_of_an_epoch(
+def test_the_length_is_the_number_of_batches_in_an_epoch(
     *, length: int, size: int, drop_last: bool, batches: int
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(length)).batch(size, drop_last=drop_last)
@@ -313,14 +313,14 @@ def test_length_is_the_batches_of_an_epoch(
         assert len(pipe) == batches
 
 
-def test_length_in_mid_loop_is_that_of_the_whole_epoch() -> None:
+def test_the_length_within_a_loop_is_that_of_the_whole_epoch() -> None:
     with ps.Pipeline.from_dataset(Numbers(40)).repeat(2).batch(8) as pipe:
         loop = iter(pipe)
         next(loop)
         assert len(pipe) == 10
 
 
-def test_whoever_sees_a_row_of_a_memory_map_is_given_one(tmp_path: Path) -> None:
+def test_a_collate_fn_gets_rows_of_a_memory_map_as_memory_maps(tmp_path: Path) -> None:
     table = np.memmap(tmp_path / "table", np.float32, "w+", shape=(ROWS, 3))
     table[:] = np.arange(3 * ROWS).reshape(ROWS, 3)
     seen = []

@@ -20,7 +20,7 @@ PADDING = -1
 
 
 class Texts:
-    """Sample i is its own number, as often as it is long."""
+    """Sample i is its own number, repeated over its length."""
 
     def __len__(self) -> int:
         return N
@@ -46,19 +46,19 @@ def by_tokens(shard: ps.Shard | None = None, executor: Any = "auto") -> ps.Pipel
 
 
 def samples(pipe: ps.Pipeline, batch: torch.Tensor) -> list[int]:
-    """The true samples of a batch."""
+    """Return the samples of a batch without padding."""
     assert pipe.plan is not None
     found: list[int] = batch[: pipe.plan.n_local, 0].tolist()
     return found
 
 
 def together(dealt: list[list[list[int]]]) -> list[list[int]]:
-    """The global batches of all ranks' batches."""
+    """Return the global batches that the ranks' batches make up."""
     return [[*chain(*parts)] for parts in zip(*dealt, strict=True)]
 
 
 @pytest.mark.parametrize("executor", ["thread", "process", "auto"])
-def test_batches_are_those_of_the_trainer_alone_whoever_makes_them(
+def test_any_workers_make_the_batches_of_the_trainer_alone(
     executor: str,
 ) -> None:
     with by_tokens(executor="inline") as alone, by_tokens(executor=executor) as pipe:
@@ -72,7 +72,7 @@ def test_batches_are_those_of_the_trainer_alone_whoever_makes_them(
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])
-def test_ranks_share_the_batches_of_one(world: int) -> None:
+def test_ranks_share_the_batches_of_a_single_rank(world: int) -> None:
     with by_tokens() as alone:
         expected = [samples(alone, batch) for batch in alone]
     dealt: list[list[list[int]]] = []
@@ -82,7 +82,7 @@ def test_ranks_share_the_batches_of_one(world: int) -> None:
     assert together(dealt) == expected
 
 
-def test_a_run_goes_on_in_another_world() -> None:
+def test_a_run_resumes_in_another_world() -> None:
     with by_tokens() as alone:
         expected = [[samples(alone, batch) for batch in alone] for _ in range(2)]
         flat = expected[0] + expected[1]
@@ -106,7 +106,7 @@ def test_a_run_goes_on_in_another_world() -> None:
     assert found == flat
 
 
-def test_batches_of_a_size_are_sorted_too() -> None:
+def test_batches_of_a_fixed_size_are_sorted_too() -> None:
     lengths = LENGTHS.tolist()
     with texts().batch(16, lengths=lengths, collate_fn=pad) as pipe:
         batches = list(pipe)
@@ -116,7 +116,7 @@ def test_batches_of_a_size_are_sorted_too() -> None:
     assert 1 - true / sum(batch.numel() for batch in batches) < 0.06
 
 
-def test_a_selection_has_the_lengths_of_the_data_set() -> None:
+def test_a_selection_uses_the_lengths_of_the_dataset() -> None:
     chosen = np.flatnonzero(LENGTHS < 20)
     pipe = ps.Pipeline.from_dataset(Texts()).select(chosen.tolist()).shuffle(seed=0)
     with pipe.batch(max_tokens=200, lengths=LENGTHS, collate_fn=pad) as batches:
@@ -144,14 +144,14 @@ def even(sample: torch.Tensor) -> bool:
         (lambda: texts().filter(even).batch(8, lengths=LENGTHS), "use select"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
+def test_impossible_plans_are_refused(
     make: Callable[[], ps.Pipeline], message: str
 ) -> None:
     with pytest.raises(ps.SpecError, match=message), make() as pipe:
         next(iter(pipe))
 
 
-def test_it_prints_as_it_is_written() -> None:
+def test_batches_by_length_print_as_they_are_written() -> None:
     shown = "batch(global_max_tokens=1000, lengths=<600 lengths>, window=5)"
     assert shown in str(by_tokens())
     assert by_tokens()._stages[-1] == by_tokens()._stages[-1]  # noqa: SLF001

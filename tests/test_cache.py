@@ -47,7 +47,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def read(log: Path) -> int:
-    """How many samples were read so far."""
+    """Return how many samples have been read so far."""
     return Noted(LENGTH, log).reads().total()
 
 
@@ -61,7 +61,7 @@ def test_a_cache_changes_no_byte_cold_or_warm(
 ) -> None:
     told = tiers(which, tmp_path / "disk")
     pipe = cached(log, EXECUTORS[executor], told)
-    assert two_epochs(pipe) == expected  # the second from RAM, or from what was written
+    assert two_epochs(pipe) == expected  # the second epoch comes from RAM or from disk
     assert two_epochs(cached(log, EXECUTORS[executor], told)) == expected
 
 
@@ -89,7 +89,7 @@ ARRANGEMENTS: Mapping[str, Callable[[ps.Pipeline], ps.Pipeline]] = {
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-def test_order_is_the_plans_wherever_it_is_said(
+def test_the_order_is_that_of_the_plan_wherever_the_cache_is(
     name: str, *, first: bool, log: Path
 ) -> None:
     arranged = ARRANGEMENTS[name]
@@ -102,7 +102,7 @@ def test_order_is_the_plans_wherever_it_is_said(
     assert two_epochs(pipe.map(augment).batch(4)) == wanted
 
 
-def test_what_is_repeated_within_an_epoch_is_computed_once(log: Path) -> None:
+def test_samples_repeated_within_an_epoch_are_computed_once(log: Path) -> None:
     data = Noted(LENGTH, log)
     with ps.Pipeline.from_dataset(data, **INLINE).cache(ram="1MB").repeat(5) as pipe:
         assert len([*pipe.batch(8)]) == 25
@@ -114,7 +114,7 @@ def test_what_is_repeated_within_an_epoch_is_computed_once(log: Path) -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("which", TIERS)
-def test_each_sample_is_computed_once_but_for_the_few_that_are_compared(
+def test_each_sample_is_computed_once_except_for_the_few_compared(
     which: str, executor: str, log: Path, tmp_path: Path
 ) -> None:
     with cached(log, EXECUTORS[executor], tiers(which, tmp_path / "disk")) as pipe:
@@ -124,15 +124,15 @@ def test_each_sample_is_computed_once_but_for_the_few_that_are_compared(
     reads = Noted(LENGTH, log).reads()
     twice = [index for index, count in reads.items() if count > 1]
     assert sorted(reads) == list(range(LENGTH))
-    looked = 2 if "process" in executor else 0  # to see what workers must not share
+    looked = 2 if "process" in executor else 0  # to find what workers must not share
     assert max(reads.values()) <= 2 + min(looked, 1)
-    most = REPEATED + 4 + looked  # four of workers that began at once
+    most = REPEATED + 4 + looked  # four of the workers began at once
     assert REPEATED <= len(twice) <= most
     assert told.misses == LENGTH
 
 
 @pytest.mark.parametrize("which", ["disk", "both"])
-def test_another_pipeline_finds_what_is_on_disk(
+def test_another_pipeline_finds_the_records_on_disk(
     which: str, log: Path, tmp_path: Path
 ) -> None:
     told = tiers(which, tmp_path / "disk")
@@ -141,10 +141,10 @@ def test_another_pipeline_finds_what_is_on_disk(
     with cached(log, INLINE, told) as pipe:
         for _ in range(3):
             assert len([*pipe]) == 5
-    assert read(log) - before == COMPARED  # to see whether they are still right
+    assert read(log) - before == COMPARED  # to check that they are still right
 
 
-def test_what_was_in_ram_is_gone_after_close(log: Path) -> None:
+def test_records_in_ram_are_gone_after_close(log: Path) -> None:
     with cached(log, INLINE, {"ram": "1MB"}) as pipe:
         assert [*pipe]
         assert [*pipe]
@@ -157,7 +157,7 @@ def test_what_was_in_ram_is_gone_after_close(log: Path) -> None:
     assert not [*folder.iterdir()]
 
 
-def test_two_pipelines_share_what_is_in_ram(log: Path) -> None:
+def test_two_pipelines_share_the_records_in_ram(log: Path) -> None:
     with cached(log, INLINE, {"ram": "1MB"}) as one:
         assert [*one]
         with cached(log, INLINE, {"ram": "1MB"}) as other:
@@ -166,7 +166,7 @@ def test_two_pipelines_share_what_is_in_ram(log: Path) -> None:
     assert read(log) == LENGTH + REPEATED + COMPARED
 
 
-def test_another_version_finds_nothing_of_the_one_before(
+def test_another_version_finds_no_records_of_the_one_before(
     log: Path, tmp_path: Path
 ) -> None:
     for version in (None, 1, "1"):
@@ -176,7 +176,9 @@ def test_another_version_finds_nothing_of_the_one_before(
         assert read(log) - before == LENGTH + REPEATED
 
 
-def test_what_differs_behind_the_cache_shares_it(log: Path, tmp_path: Path) -> None:
+def test_pipelines_that_differ_after_the_cache_share_it(
+    log: Path, tmp_path: Path
+) -> None:
     source = ps.Pipeline.from_dataset(Noted(LENGTH, log), **INLINE).cache(disk=tmp_path)
     with source.map(augment).batch(8) as pipe:
         assert [*pipe]
@@ -190,7 +192,7 @@ def test_what_differs_behind_the_cache_shares_it(log: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", [INLINE, THREADS], ids=["inline", "threads"])
-def test_the_last_cache_is_asked_first_and_the_one_before_it_where_that_has_none(
+def test_the_last_cache_is_asked_first_and_then_the_one_before(
     kind: Mapping[str, Any], log: Path, tmp_path: Path
 ) -> None:
     pipe = (
@@ -202,7 +204,7 @@ def test_the_last_cache_is_asked_first_and_the_one_before_it_where_that_has_none
     )
     with pipe:
         found = [digest(pipe) for _ in range(2)]
-        pipe.close()  # which empties the second
+        pipe.close()  # this empties the second cache
         found += [digest(pipe) for _ in range(2)]
         reading = pipe.stats()
     plain = ps.Pipeline.from_dataset(Noted(LENGTH, log), **INLINE).map(doubled)
@@ -238,7 +240,7 @@ def test_each_image_size_has_records_of_its_own(
     assert read(log) <= 2 * LENGTH + REPEATED + 4
 
 
-def test_a_cache_before_what_asks_for_the_size_holds_one_copy(log: Path) -> None:
+def test_a_cache_before_the_stage_that_uses_the_size_holds_one_copy(log: Path) -> None:
     source = ps.Pipeline.from_dataset(Noted(LENGTH, log), schedule=SIZES, **INLINE)
     with source.cache(ram="1MB").map(of_size).shuffle(seed=1).batch() as pipe:
         for _ in range(3):
@@ -260,7 +262,7 @@ def test_a_state_from_the_middle_of_an_epoch_restores_cold_and_warm(
     ps.testing.assert_exact_resume(make, epochs=2, every=3)  # warm on disk, cold in RAM
 
 
-def test_a_state_restores_in_a_pipeline_whose_ram_is_warm(log: Path) -> None:
+def test_a_state_restores_in_a_pipeline_with_warm_ram(log: Path) -> None:
     with cached(log, INLINE, {"ram": "1MB"}) as pipe:
         first = iter(pipe)
         next(first)
@@ -272,7 +274,7 @@ def test_a_state_restores_in_a_pipeline_whose_ram_is_warm(log: Path) -> None:
     assert read(log) == LENGTH + REPEATED
 
 
-def test_a_state_of_a_pipeline_without_a_cache_is_one_of_that_with_it(
+def test_states_with_and_without_a_cache_are_interchangeable(
     log: Path,
 ) -> None:
     with cached(log, INLINE, None) as plain, cached(log, INLINE, {"ram": 9999}) as pipe:
@@ -282,7 +284,7 @@ def test_a_state_of_a_pipeline_without_a_cache_is_one_of_that_with_it(
         assert digest(pipe) == digest(rest)
 
 
-# What is told
+# What is reported
 
 
 def test_statistics_say_what_was_found_and_what_that_saved(log: Path) -> None:
@@ -302,7 +304,7 @@ def test_statistics_say_what_was_found_and_what_that_saved(log: Path) -> None:
     assert 0.8 * 2 * LENGTH * wait_s < ram.seconds_saved < 10 * LENGTH * wait_s
 
 
-def test_what_is_described_prints_as_the_code_that_makes_it() -> None:
+def test_a_cached_pipeline_prints_as_the_code_that_makes_it() -> None:
     pipe = ps.Pipeline.from_dataset(range(8)).cache(
         ram="2GB", disk="/nvme/cache", disk_limit="1TB", codec="lz4", version=3
     )
@@ -316,7 +318,7 @@ def test_what_is_described_prints_as_the_code_that_makes_it() -> None:
     )
 
 
-def test_data_with_an_open_file_is_cached_for_this_run_and_one_line_says_why(
+def test_data_with_an_open_file_is_cached_for_this_run_with_one_line_why(
     log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = Held(Noted(LENGTH, log))
@@ -335,10 +337,10 @@ def test_data_with_an_open_file_is_cached_for_this_run_and_one_line_says_why(
         data.handle.close()
 
 
-# No room for all
+# When there is no room for everything
 
 
-def test_a_full_tier_serves_the_share_that_it_holds(log: Path) -> None:
+def test_a_full_tier_serves_the_records_that_it_holds(log: Path) -> None:
     length = 500
     room = int(0.42 * length * 4100)  # of some 4.1 kB a record
     with cached(
@@ -357,7 +359,7 @@ def test_a_full_tier_serves_the_share_that_it_holds(log: Path) -> None:
         assert told.tiers[0].evictions == 0
 
 
-# What is not to be stored
+# What must not be stored
 
 
 def at_epoch(sample: Any, ctx: Any) -> Any:
@@ -377,7 +379,7 @@ def at_strength(sample: Any, ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [at_epoch, at_step, at_strength])
-def test_what_is_another_in_a_later_epoch_is_not_read_before_a_cache(
+def test_a_dataset_that_changes_with_the_epoch_cannot_be_cached(
     log: Path, function: Callable[..., Any]
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Noted(LENGTH, log)).map(function)
@@ -386,7 +388,7 @@ def test_what_is_another_in_a_later_epoch_is_not_read_before_a_cache(
         next(iter(pipe.cache(ram="1MB").batch(4)))
 
 
-def test_what_reads_the_image_size_alone_is_stored(log: Path) -> None:
+def test_a_function_that_reads_only_the_image_size_can_be_cached(log: Path) -> None:
     def sized(sample: Any, ctx: Any) -> Any:
         return sample, ctx.image_size or 0
 
@@ -395,7 +397,7 @@ def test_what_reads_the_image_size_alone_is_stored(log: Path) -> None:
         assert len([*batches]) == LENGTH // 4
 
 
-def test_what_is_random_now_and_then_is_found_out(log: Path) -> None:
+def test_samples_that_are_only_sometimes_random_are_detected(log: Path) -> None:
     def flipped(sample: Any) -> Any:
         return -sample[0] if random.random() < 0.3 else sample[0]
 

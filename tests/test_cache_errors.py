@@ -1,4 +1,4 @@
-"""What cannot be cached is refused, in words that say where, why and what helps."""
+"""A pipeline that cannot be cached is refused with where, why and what helps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def notes(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
-# What is described wrongly
+# Wrong descriptions
 
 
 def plain() -> ps.Pipeline:
@@ -126,22 +126,22 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_cached_is_refused_where_it_is_written(name: str) -> None:
+def test_an_impossible_cache_is_refused_where_it_is_written(name: str) -> None:
     describe, text = REFUSED[name]
     with pytest.raises(ps.SpecError, match=re.escape(text)):
         describe()
 
 
-# What is random
+# Random samples
 
 
 @pytest.mark.parametrize("on_error", ["raise", "substitute"])
 @pytest.mark.parametrize("source", ["random", "numpy", "torch"])
-def test_a_data_set_that_draws_is_told_to_draw_behind_the_cache(
+def test_the_error_for_a_dataset_that_draws_says_to_draw_after_the_cache(
     source: str, on_error: Any, kind: Kind
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Drawing(source, 4000), **kind).cache(ram="1MB")
-    # within the budget of substitutes the first few that differ would pass
+    # the first few that differ would pass within the error budget
     error = first_error(pipe.batch(8, on_error=on_error), RandomUpstreamError)
     assert "A stage before the cache is random" in str(error)
     assert "into a map() that takes `rng`, after .cache()" in str(error)
@@ -157,7 +157,7 @@ def by_strength(sample: Any, ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [by_epoch, by_strength])
-def test_what_depends_on_more_of_the_context_than_the_size_is_refused(
+def test_a_function_of_more_context_than_the_size_is_refused(
     function: Callable[..., Any], kind: Kind
 ) -> None:
     source = ps.Pipeline.from_dataset(
@@ -170,7 +170,7 @@ def test_what_depends_on_more_of_the_context_than_the_size_is_refused(
         next(iter(pipe))
 
 
-# What cannot be stored
+# Samples that cannot be stored
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_depends_on_more_of_the_context_than_the_size_is_refused(
     ids=["set", "object", "function"],
 )
 @pytest.mark.parametrize("executor", ["inline", "4 thread"])
-def test_what_cannot_be_stored_is_named_by_its_place(
+def test_a_value_that_cannot_be_stored_is_named_by_its_place(
     make: Callable[[Any], Any], place: str, executor: str
 ) -> None:
     kind = EXECUTORS[executor]
@@ -198,7 +198,7 @@ def test_what_cannot_be_stored_is_named_by_its_place(
     assert "in Cache(ID:2), sample index 0 (" in notes(error)
 
 
-# What fails before a cache
+# Failures before a cache
 
 
 @pytest.mark.parametrize("tier", ["ram", "disk"])
@@ -218,7 +218,7 @@ def test_an_exception_before_a_cache_names_the_stage_that_raised_it(
     assert "Map(ID:2) decode, sample index 21 (epoch 0, step 2, row 5" in notes(error)
 
 
-def test_its_traceback_leads_to_the_line_that_raised() -> None:
+def test_the_traceback_leads_to_the_line_that_raised() -> None:
     error = first_error(
         plain().map(fails_on(21), executor="inline").cache(ram="1MB").batch(8),
         BadSample,
@@ -250,19 +250,19 @@ class Awaited(Numbers):
         return super().__getitem__(index)
 
 
-def test_an_exception_of_the_data_set_names_the_reading_stage(kind: Kind) -> None:
+def test_an_exception_in_the_dataset_names_the_reading_stage(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Torn(LENGTH), **kind).map(doubled, **kind)
     error = first_error(pipe.cache(ram="1MB").batch(8), OSError)
     assert "Dataset(ID:0) Torn, sample index 21 (" in notes(error)
 
 
-def test_an_exception_of_a_coroutine_function_names_its_stage() -> None:
+def test_an_exception_in_a_coroutine_function_names_its_stage() -> None:
     pipe = ps.Pipeline.from_dataset(Awaited(LENGTH)).map(awaited).map(fails_in_loop)
     error = first_error(pipe.cache(ram="1MB").batch(8), BadSample)
     assert "Map(ID:2) fails_in_loop, sample index 21 (" in notes(error)
 
 
-def test_an_exception_behind_a_cache_names_the_stage_behind_it(kind: Kind) -> None:
+def test_an_exception_after_a_cache_names_the_stage_after_it(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(LENGTH), **kind).cache(ram="1MB")
     error = first_error(pipe.map(fails_on(21), **kind).batch(8), BadSample)
     assert "Map(ID:2) " in notes(error)
@@ -272,7 +272,7 @@ def nothing(sample: Any) -> Any:
     return None if sample[1] == 21 else sample
 
 
-def test_none_from_a_map_before_a_cache_is_no_sample(kind: Kind) -> None:
+def test_none_from_a_map_before_a_cache_is_not_a_sample(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(LENGTH), **kind).map(nothing, **kind)
     error = first_error(pipe.cache(ram="1MB").batch(8), ps.SampleError)
     assert str(error).startswith("Map(ID:1) nothing returned None")
@@ -291,12 +291,12 @@ def test_a_sample_that_fails_is_substituted_and_not_stored(
             assert sorted(set(range(LENGTH)) - set(rows)) == [21]
             assert data.reads()[21] >= epoch + 1
         assert statistics(pipe).tiers[0].records == LENGTH - 1
-    looked = kind["executor"] == "process"  # at two samples, for what cannot be shared
+    looked = kind["executor"] == "process"  # two samples, to find what cannot be shared
     most = max(count for index, count in data.reads().items() if index != 21)
     assert most <= 2 + looked
 
 
-# What is of two kinds
+# Two kinds of functions
 
 
 def test_plain_and_coroutine_functions_before_one_cache_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Files behind a cache: what changed is read again, and nothing else is."""
+"""Files with a cache: what has changed is read again, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WEB = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
 
 @pytest.fixture(scope="module", autouse=True)
 def own_thread_of_fsspec() -> None:
-    """It is started once a process, for good, by what is not read in a loop of ours."""
+    """Start fsspec's loop for reads outside ours; it lasts as long as the process."""
     fsspec.asyn.get_loop()
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Three classes of files that no one decodes."""
+    """Three classes of files that nobody decodes."""
     for name in CLASSES:
         add_class(tmp_path / "photos", name)
     return tmp_path / "photos"
@@ -58,8 +58,7 @@ def tagged(sample: tuple[bytes, int]) -> tuple[str, int]:
 def epoch(photos: Path) -> tuple[dict[str, int], int]:
     """Return the labels by content, and how many samples had to be computed.
 
-    Those that each run computes once more, to see that they are still right, are not
-    counted.
+    The samples that each run computes once more for comparison do not count.
     """
     source = ps.Pipeline.from_folder(photos, **INLINE).map(tagged, **INLINE)
     with source.cache(disk=photos.parent / "disk").batch(8) as pipe:
@@ -72,36 +71,36 @@ def epoch(photos: Path) -> tuple[dict[str, int], int]:
     return labels, told.misses - again
 
 
-def test_a_folder_that_is_as_it_was_is_not_read_again(photos: Path) -> None:
+def test_an_unchanged_folder_is_not_read_again(photos: Path) -> None:
     first, computed = epoch(photos)
     assert computed == LENGTH
     assert epoch(photos) == (first, 0)
 
 
-def test_a_file_that_is_added_leaves_the_others_cached(photos: Path) -> None:
+def test_a_new_file_leaves_the_others_cached(photos: Path) -> None:
     before, _ = epoch(photos)
-    (photos / "bee" / "00b.jpg").write_bytes(b"bee new")  # shifts all that follow
+    (photos / "bee" / "00b.jpg").write_bytes(b"bee new")  # shifts all files after it
     assert epoch(photos) == ({**before, "bee new": 1}, 1)
 
 
-def test_a_file_that_is_removed_leaves_the_others_cached(photos: Path) -> None:
+def test_a_removed_file_leaves_the_others_cached(photos: Path) -> None:
     before, _ = epoch(photos)
     (photos / "ant" / "00.jpg").unlink()
     del before["ant 0"]
     assert epoch(photos) == (before, 0)
 
 
-def test_a_file_that_changed_is_the_only_one_that_is_read(photos: Path) -> None:
+def test_only_a_changed_file_is_read_again(photos: Path) -> None:
     before, _ = epoch(photos)
     changed = photos / "bee" / "03.jpg"
     seen = changed.stat()
-    changed.write_bytes(b"bee X")  # as long as it was
+    changed.write_bytes(b"bee X")  # with the same length
     os.utime(changed, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
     del before["bee 3"]
     assert epoch(photos) == ({**before, "bee X": 1}, 1)
 
 
-def test_a_class_that_is_added_in_front_gives_all_their_new_labels(
+def test_a_new_class_in_front_gives_all_files_their_new_labels(
     photos: Path,
 ) -> None:
     epoch(photos)
@@ -112,7 +111,7 @@ def test_a_class_that_is_added_in_front_gives_all_their_new_labels(
     assert all(names[label] == text.split()[0] for text, label in labels.items())
 
 
-def test_a_class_that_is_added_at_the_end_leaves_the_others_cached(
+def test_a_new_class_at_the_end_leaves_the_others_cached(
     photos: Path,
 ) -> None:
     before, _ = epoch(photos)
@@ -123,10 +122,10 @@ def test_a_class_that_is_added_at_the_end_leaves_the_others_cached(
     assert labels["dog 7"] == 3
 
 
-def test_a_folder_that_moved_is_computed_again(photos: Path) -> None:
+def test_a_moved_folder_is_computed_again(photos: Path) -> None:
     before, _ = epoch(photos)
     moved = photos.rename(photos.parent / "moved")
-    assert epoch(moved) == (before, len(before))  # another may stand where it was
+    assert epoch(moved) == (before, len(before))  # another folder may have its place
 
 
 # From a store
@@ -144,21 +143,23 @@ def length_of(content: bytes) -> tuple[int, int]:
     return content[0], len(content)
 
 
-def test_what_a_loop_reads_is_cached_in_the_loop(web: HttpStore) -> None:
+def test_files_read_in_an_event_loop_are_cached_in_the_loop(web: HttpStore) -> None:
     pipe = ps.Pipeline.from_files(urls(web)).cache(ram="1MB").batch(8)
     with pipe:
         first = [content for batch in pipe for content in batch]
         assert first == [*WEB.values()]
         assert web.most > 4  # many at once, cache or none
         assert executor_of(pipe) == "async"
-        web.files = {}  # who asks now is told that it is not there
+        web.files = {}  # a request would now find no file
         assert [content for batch in pipe for content in batch] == first
         told = statistics(pipe)
     assert told.misses == len(WEB)
     assert told.hits >= len(WEB)
 
 
-def test_a_plain_function_before_the_cache_has_threads_read(web: HttpStore) -> None:
+def test_threads_read_if_a_plain_function_comes_before_the_cache(
+    web: HttpStore,
+) -> None:
     source = ps.Pipeline.from_files(urls(web), num_parallel_workers=8).map(length_of)
     with source.cache(ram="1MB").batch(8) as pipe:
         first = [pair for batch in pipe for pair in zip(*batch, strict=True)]
@@ -173,9 +174,7 @@ def test_a_plain_function_before_the_cache_has_threads_read(web: HttpStore) -> N
         assert statistics(pipe).misses == len(WEB)
 
 
-def test_labels_of_files_belong_to_what_is_stored(
-    web: HttpStore, tmp_path: Path
-) -> None:
+def test_labels_of_files_are_part_of_the_record(web: HttpStore, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     for shift in (0, 1):
         labels = [at + shift for at in range(40)]

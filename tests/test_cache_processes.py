@@ -1,4 +1,4 @@
-"""A cache is one for all processes of a host, and none of it outlives them."""
+"""All processes of a host share one cache, and none of it outlives them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def most_reads(workers: int, length: int = LENGTH) -> int:
-    """All once, the first few twice: of each worker that began with the others."""
+    """Count all samples once, and the first few again for each worker of the start."""
     return length + REPEATED + workers
 
 
@@ -68,7 +68,7 @@ def test_processes_share_one_cache_however_they_start(
 
 @pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
 @pytest.mark.parametrize("which", TIERS)
-def test_an_engine_in_a_process_of_its_own_uses_the_same_cache(
+def test_an_engine_in_its_own_process_uses_the_same_cache(
     which: str, executor: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
     pipe = cached(log, EXECUTORS[executor], tiers(which, tmp_path / "disk"))
@@ -79,7 +79,7 @@ def test_an_engine_in_a_process_of_its_own_uses_the_same_cache(
 
 
 @pytest.mark.parametrize("which", ["RAM", "both"])
-def test_processes_that_do_not_outlive_an_epoch_leave_what_they_stored(
+def test_processes_that_end_with_their_epoch_leave_their_records(
     which: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
     pipe = cached(log, PROCESSES, tiers(which, tmp_path / "disk"))
@@ -92,17 +92,17 @@ def test_processes_that_do_not_outlive_an_epoch_leave_what_they_stored(
 # Other processes of the host
 
 
-def test_a_new_process_finds_what_is_on_disk(log: Path, tmp_path: Path) -> None:
+def test_a_new_process_finds_the_records_on_disk(log: Path, tmp_path: Path) -> None:
     with cached(log, INLINE, {"disk": tmp_path / "disk"}) as pipe:
         wanted = digest(pipe)
     before = Noted(LENGTH, log).reads().total()
     found = spawned(ran, log, INLINE, {"disk": tmp_path / "disk"})
     assert found.digest == wanted
     assert (found.hits, found.misses) == (LENGTH, 0)
-    assert Noted(LENGTH, log).reads().total() - before == COMPARED  # to be sure
+    assert Noted(LENGTH, log).reads().total() - before == COMPARED  # for comparison
 
 
-def test_what_a_process_that_is_gone_had_in_ram_is_gone(log: Path) -> None:
+def test_records_in_ram_end_with_their_process(log: Path) -> None:
     first = spawned(ran, log, INLINE, {"ram": "1MB"})
     assert ran(log, INLINE, {"ram": "1MB"}) == first
     assert (first.hits, first.misses) == (0, LENGTH)
@@ -119,11 +119,11 @@ def test_four_processes_on_a_cold_cache_compute_each_sample_once(
     assert sum(each.hits for each in found) >= 3 * 80
     reads = Noted(80, log).reads()
     assert len(reads) == 80
-    # who finds records of another run compares some of them
+    # a process that finds records of another run compares some
     assert reads.total() <= most_reads(4, 80) + 3 * (REPEATED + COMPARED)
 
 
-# Nothing stays behind: the fixture around every test looks
+# Nothing stays behind: the fixture around every test checks it
 
 
 def leave(pipe: ps.Pipeline) -> None:
@@ -173,7 +173,7 @@ def test_a_loop_that_ends_early_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process"])
-def test_an_exception_upstream_leaves_nothing_behind(
+def test_an_exception_before_the_cache_leaves_nothing_behind(
     executor: str, log: Path, tmp_path: Path
 ) -> None:
     kind = EXECUTORS[executor]
@@ -183,7 +183,7 @@ def test_an_exception_upstream_leaves_nothing_behind(
         list(pipe)
 
 
-def test_pipelines_described_and_never_run_hold_nothing(tmp_path: Path) -> None:
+def test_pipelines_that_never_run_hold_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         pipe = ps.Pipeline.from_dataset(range(9)).cache(ram="1GB", disk=tmp_path / "d")
         assert len(pipe.batch(3)) == 3

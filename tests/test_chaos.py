@@ -53,7 +53,7 @@ def described(batches: int, *, thread_safe: bool) -> ps.Pipeline:
 
 
 def kill_one(dice: random.Random) -> bool:
-    """Kill a template or a worker of this process; tell whether one was there."""
+    """Kill a fork server or a worker of this process; return whether there was one."""
     family = children(recursive=True)
     ours = [child for child in family if "while True" not in " ".join(cmdline(child))]
     if not ours:
@@ -71,20 +71,20 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
-def test_200_kills_of_workers_and_template_in_one_epoch_change_no_byte(
+def test_200_kills_of_workers_and_fork_server_in_one_epoch_change_no_byte(
     round_: int,
 ) -> None:
     lose_and_compare(round_, KILLS, thread_safe=round_ % 2 == 0, hosts=False)
 
 
 @pytest.mark.parametrize("round_", ROUNDS[::10])
-def test_kills_that_hit_the_host_as_well_change_no_byte(round_: int) -> None:
-    """Fewer: whoever loses the host forks it, the fork server and all workers."""
+def test_kills_that_hit_the_host_too_change_no_byte(round_: int) -> None:
+    """There are fewer: each kill restarts the host, the fork server and all workers."""
     lose_and_compare(round_, KILLS // 4, thread_safe=True, hosts=True)
 
 
 def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -> None:
-    """Kill one process a batch and turn a knob; compare with what one process makes."""
+    """Kill one process a batch and turn a knob; compare with a run in one process."""
     dice = random.Random(seed)
     batches = kills + 40
     killed, found = 0, []
@@ -104,7 +104,7 @@ def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
 @pytest.mark.parametrize("round_", ROUNDS[::5])
-def test_kills_behind_the_dataloader_face_change_no_byte(round_: int) -> None:
+def test_kills_change_no_byte_of_a_dataloader(round_: int) -> None:
     dice = random.Random(round_)
 
     def loader(workers: int) -> ps.DataLoader[Any]:
@@ -132,7 +132,7 @@ def test_kills_behind_the_dataloader_face_change_no_byte(round_: int) -> None:
 
 
 def at_once(number: int) -> None:
-    """Is a `worker_init_fn`."""
+    """Serve as a `worker_init_fn`."""
 
 
 TRAINER = """
@@ -155,7 +155,7 @@ except KeyboardInterrupt:
 
 @contextlib.contextmanager
 def trainer(*args: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """Start a training script; yield it and its processes, once it is at work."""
+    """Start a training script; yield it and its processes once it trains."""
     with warm.Popen(
         [sys.executable, "-c", TRAINER, *args],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from penstock import cli
 from support import warm
 
 
-def test_the_commands_are_those_that_work() -> None:
+def test_help_lists_the_commands_that_work() -> None:
     commands = [command.callback for command in cli.app.registered_commands]
     looking = [cli.report, cli.watch, cli.bench, cli.doctor]
     assert commands == [cli.demo, cli.plan, cli.run, *looking]
@@ -36,18 +36,18 @@ def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--seconds", "1"], ["dmeo"]])
-def test_misuse_has_exit_code_2(arguments: list[str]) -> None:
+def test_misuse_ends_with_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.app, arguments).exit_code == 2
 
 
-def test_a_plan_of_a_log_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_plan_of_a_file_that_is_not_a_log_fails_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
     done = warm.run(command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: no log can be read from 'nothing.jsonl'")
 
 
-def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
+def test_the_doctor_checks_everything_that_loading_depends_on() -> None:
     said = CliRunner().invoke(cli.app, ["doctor"])
     assert said.exit_code == 0
     heads = [line.split("  ")[0] for line in said.stdout.splitlines() if line[0] != " "]
@@ -101,7 +101,7 @@ def test_the_doctor_looks_at_all_that_loading_depends_on() -> None:
         ),
     ],
 )
-def test_what_is_bad_has_a_cure_and_what_is_good_has_none(
+def test_a_bad_finding_has_a_cure_and_a_good_one_has_none(
     bad: cli.Finding, cure: str, good: cli.Finding
 ) -> None:
     assert cure in bad.cure
@@ -109,5 +109,5 @@ def test_what_is_bad_has_a_cure_and_what_is_good_has_none(
     assert good.cure == ""
 
 
-def test_a_system_without_shared_memory_is_not_ill(tmp_path: Path) -> None:
+def test_a_system_without_shared_memory_is_not_a_problem(tmp_path: Path) -> None:
     assert cli.of_shared_memory(str(tmp_path / "missing")).cure == ""

@@ -1,4 +1,4 @@
-"""`penstock cache`: what is on disk, whether it is whole, and how to be rid of it."""
+"""`penstock cache`: what is on disk, whether it is whole, and how to remove it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.cache.housekeeping import NoCacheError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the cache of 30 samples."""
+    """Return a folder with the cache of 30 samples."""
     source = ps.Pipeline.from_dataset(np.arange(30)).map(float)
     with source.cache(disk=tmp_path, codec="raw").batch(10) as pipe:
         assert sum(batch.sum().item() for batch in pipe) == sum(range(30))
@@ -26,27 +26,27 @@ def folder(tmp_path: Path) -> Path:
 
 
 def said(*arguments: object) -> tuple[int, list[str]]:
-    """What a command prints, and its exit code."""
+    """Return what a command prints, and its exit code."""
     done = CliRunner().invoke(cli.app, ["cache", *map(str, arguments)])
     assert not isinstance(done.exception, Exception) or done.exit_code
     return done.exit_code, done.stdout.splitlines()
 
 
-def test_ls_tells_what_is_stored_and_what_made_it(folder: Path) -> None:
+def test_ls_lists_what_is_stored_and_what_made_it(folder: Path) -> None:
     code, (line, total) = said("ls", folder)
     assert code == 0
     assert re.match(r"[0-9a-f]{16} +30 +0\.0 MiB  .*  ndarray\(30\) > float$", line)
     assert total == "1 in all, 0.0 MiB"
 
 
-def test_verify_reads_all_and_drops_what_is_damaged(folder: Path) -> None:
+def test_verify_reads_everything_and_drops_damaged_records(folder: Path) -> None:
     assert said("verify", folder) == (0, ["30 records are intact, 0 were damaged"])
     damage(folder / "penstock-cache")
     assert said("verify", folder) == (1, ["29 records are intact, 1 were damaged"])
     assert said("verify", folder) == (0, ["29 records are intact, 0 were damaged"])
 
 
-def test_clear_empties_it_whole_or_in_part(folder: Path) -> None:
+def test_clear_empties_a_cache_in_whole_or_in_part(folder: Path) -> None:
     name = said("ls", folder)[1][0].split()[0]
     assert said("clear", folder, "--name", name) == (0, ["30 records deleted"])
     assert said("clear", folder) == (0, ["0 records deleted"])
@@ -55,7 +55,7 @@ def test_clear_empties_it_whole_or_in_part(folder: Path) -> None:
 
 def test_clear_gives_the_space_back(tmp_path: Path) -> None:
     place = tmp_path / "penstock-cache" / "data.mdb"
-    for end in (200, 300):  # two namespaces: their lengths differ
+    for end in (200, 300):  # two namespaces, because the lengths differ
         data = np.random.default_rng(0).integers(0, 256, (end, 20_000), np.uint8)
         with (
             ps.Pipeline.from_dataset(data)
@@ -83,7 +83,7 @@ def test_clear_gives_the_space_back(tmp_path: Path) -> None:
     ids=["of another version", "of before a power cut", "of another program"],
 )
 @pytest.mark.parametrize("command", ["ls", "verify"])
-def test_what_cannot_be_read_is_refused_by_name_and_left_as_it_is(
+def test_a_cache_that_cannot_be_read_is_refused_by_name_and_left_alone(
     folder: Path, command: str, state: dict[str, object], words: str
 ) -> None:
     path = folder / "penstock-cache" / "state.json"
@@ -111,13 +111,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])
-def test_where_no_cache_is_none_is_made(tmp_path: Path, command: str) -> None:
+def test_no_cache_is_made_where_there_is_none(tmp_path: Path, command: str) -> None:
     done = CliRunner().invoke(cli.app, ["cache", command, str(tmp_path)])
     assert str(done.exception).startswith(f"there is no cache in {tmp_path}; give")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(folder: Path) -> None:
+def test_an_unknown_name_is_answered_with_those_that_exist(folder: Path) -> None:
     done = CliRunner().invoke(cli.app, ["cache", "clear", str(folder), "--name", "x"])
     assert re.search(r"holds no 'x'; it holds [0-9a-f]{16}", str(done.exception))
 

@@ -1,4 +1,4 @@
-"""A collate_fn that keeps nothing runs in the worker processes that were asked for."""
+"""A `collate_fn` without state runs in the requested worker processes."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def without_process(batch: dict[str, Any]) -> list[Any]:
     return [batch["ids"].tolist(), batch["labels"].tolist()]
 
 
-def test_batches_are_torchs_made_elsewhere_and_stay_as_they_were() -> None:
+def test_batches_made_in_workers_equal_torchs_and_stay_unchanged() -> None:
     torchs = torch.utils.data.DataLoader(Ragged(), 4, collate_fn=padded)
     expected = [without_process(batch) for batch in torchs]
-    kept = list(loader(Ragged(), padded))  # all of them: none is written again
+    kept = list(loader(Ragged(), padded))  # keep all, so none is overwritten
     assert [without_process(batch) for batch in kept] == expected
-    # The trainer makes the first, to see that the collate_fn keeps nothing.
+    # The trainer makes the first one, to check that the collate_fn keeps no state.
     assert kept[0]["process"] == os.getpid()
     assert os.getpid() not in {batch["process"] for batch in kept[20:]}
 
 
-def test_draws_of_a_batch_are_its_own_for_any_number_of_workers() -> None:
+def test_a_batch_has_the_same_draws_for_any_number_of_workers() -> None:
     found = []
     for workers in (0, 1, 2):
         torch.manual_seed(1)
@@ -101,7 +101,7 @@ def test_a_killed_worker_changes_no_batch(tmp_path: Path) -> None:
     assert list(map(without_process, found)) == list(map(without_process, expected))
 
 
-def test_what_it_raises_is_raised_when_its_batch_is_due() -> None:
+def test_an_error_is_raised_when_its_batch_is_due() -> None:
     def stacked(rows: list[dict[str, Any]]) -> torch.Tensor:
         if rows[0]["label"] == 88:
             raise RuntimeError("88")
@@ -127,7 +127,7 @@ def test_a_sample_that_fails_is_the_error_of_its_batch() -> None:
 
 
 @pytest.mark.parametrize("bad", [[85], [84, 85, 86], [1, 119]])
-def test_substitutes_are_those_that_the_trainer_takes(bad: list[int]) -> None:
+def test_substitutes_are_those_that_the_trainer_would_take(bad: list[int]) -> None:
     def labels(executor: Any) -> list[Any]:
         data = Ragged(frozenset(bad))
         pipe = ps.Pipeline.from_dataset(data, executor=executor)
@@ -146,7 +146,7 @@ def test_a_batch_that_cannot_be_sent_is_collated_in_the_trainer() -> None:
     assert found == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
 
 
-def test_workers_that_are_moved_to_processes_collate_there() -> None:
+def test_workers_moved_to_processes_collate_there() -> None:
     pipe = ps.Pipeline.from_dataset(Ragged(), num_parallel_workers=2)
     expected = list(map(without_process, pipe.batch(4, collate_fn=padded)))
     pids = []
@@ -163,7 +163,7 @@ def test_workers_that_are_moved_to_processes_collate_there() -> None:
     assert len({*pids[-20:]} - {os.getpid()}) == 2
 
 
-def test_one_that_counts_is_called_by_the_trainer_batch_after_batch() -> None:
+def test_the_trainer_calls_a_collate_fn_that_counts() -> None:
     class Counting:
         calls = 0
 

@@ -1,4 +1,4 @@
-"""Settings of the process: said once, obeyed by pipelines that say nothing."""
+"""Settings of the process: set once, they apply to pipelines without their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.functions import digest
 
 
 def segment(pipe: ps.Pipeline) -> Any:
-    """Return the first segment's reading in mid-loop."""
+    """Return the reading of the first segment within a loop."""
     with pipe.batch(4) as batched:
         loop = iter(batched)
         next(loop)
@@ -25,7 +25,7 @@ def threaded(**settings: Any) -> ps.Pipeline:
     return ps.Pipeline.from_dataset(Numbers(400), executor="thread", **settings)
 
 
-def test_as_shipped_autotune_is_off_and_decides_as_it_sees_cause() -> None:
+def test_autotune_is_off_by_default_and_without_a_fixed_interval() -> None:
     assert ps.get_enable_autotune() is False
     assert ps.get_autotune_interval() == 0
     assert ps.get_seed() == 0
@@ -43,13 +43,13 @@ def test_as_shipped_autotune_is_off_and_decides_as_it_sees_cause() -> None:
         ("seed", 11),
     ],
 )
-def test_what_is_set_is_what_is_got(name: str, value: Any) -> None:
+def test_a_setting_can_be_read_back(name: str, value: Any) -> None:
     getattr(ps, f"set_{name}")(value)
     assert getattr(ps, f"get_{name}")() == value
     assert getattr(ps.config, f"get_{name}")() == value
 
 
-def test_stages_without_settings_take_the_processs() -> None:
+def test_stages_without_settings_use_those_of_the_process() -> None:
     ps.set_num_parallel_workers(3)
     ps.set_prefetch_size(5)
     found = segment(threaded())
@@ -61,23 +61,23 @@ def test_a_stages_own_setting_wins() -> None:
     assert segment(threaded(num_parallel_workers=4)).num_parallel_workers == 4
 
 
-def test_bounds_start_at_the_lower_one() -> None:
+def test_a_stage_with_bounds_starts_at_the_lower_one() -> None:
     assert segment(threaded(num_parallel_workers=(2, 9))).num_parallel_workers == 2
 
 
-def test_inline_reports_one_worker() -> None:
+def test_an_inline_segment_reports_one_worker() -> None:
     ps.set_num_parallel_workers(3)
     found = segment(ps.Pipeline.from_dataset(Numbers(400), executor="inline"))
     assert (found.num_parallel_workers, found.executor) == (1, "inline")
 
 
-def test_settings_hold_for_pipelines_that_first_run_after_them() -> None:
+def test_settings_apply_to_pipelines_that_first_run_after_them() -> None:
     pipe = threaded()
     ps.set_num_parallel_workers(6)
     assert segment(pipe).num_parallel_workers == 6
 
 
-def test_the_seed_is_that_of_shuffles_and_draws_that_are_given_none() -> None:
+def test_shuffles_and_draws_without_a_seed_use_the_setting() -> None:
     def epoch(seed: int | None) -> str:
         with ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed=seed).batch(8) as pipe:
             return digest(pipe)
@@ -87,7 +87,7 @@ def test_the_seed_is_that_of_shuffles_and_draws_that_are_given_none() -> None:
     assert epoch(None) != epoch(0)
 
 
-def test_the_seed_rules_draws_without_a_shuffle() -> None:
+def test_the_seed_determines_draws_without_a_shuffle() -> None:
     def draws() -> str:
         pipe = ps.Pipeline.from_dataset(Numbers(40))
         with pipe.map(lambda sample, rng: rng.random()).batch(8) as batched:
@@ -117,7 +117,9 @@ def test_the_cpu_budget_is_the_default_worker_count() -> None:
         (lambda: ps.set_memory_budget(0), "must be a number of bytes >= 1"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_value(setting: Any, message: str) -> None:
+def test_a_setting_out_of_range_is_refused_and_shown(
+    setting: Any, message: str
+) -> None:
     with pytest.raises(ps.SpecError) as caught:
         setting()
     assert message in str(caught.value)
@@ -131,7 +133,9 @@ def test_a_seed_beyond_64_bits_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("4GB", 4 * 10**9), ("512MiB", 2**29), (10**6, 10**6)]
 )
-def test_the_memory_budget_is_bytes_or_a_text(text: str | int, nbytes: int) -> None:
+def test_the_memory_budget_is_a_number_of_bytes_or_a_text(
+    text: str | int, nbytes: int
+) -> None:
     ps.set_memory_budget(text)
     assert ps.config.budget().memory_bytes == nbytes
 

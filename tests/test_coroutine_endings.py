@@ -1,6 +1,6 @@
-"""Coroutine functions that fail, take too long or are cancelled, and what they leave.
+"""Coroutine functions that fail, take too long or are cancelled.
 
-Reads wait forever, so that nothing depends on who is quick.
+Reads wait forever, so that nothing depends on timing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.functions import BadSample, fails_on, indices
 
 
 class Forever:
-    """A function that waits forever on one sample, and notes when that is over."""
+    """A function that waits forever on one sample, and notes the end of the wait."""
 
     def __init__(self, *bad: int) -> None:
         self.bad = bad
@@ -51,7 +51,7 @@ def first_error(pipe: ps.Pipeline) -> BaseException:
 # Errors
 
 
-def test_an_exception_belongs_to_its_batch_and_says_its_sample() -> None:
+def test_an_exception_belongs_to_its_batch_and_names_its_sample() -> None:
     async def check(sample: Sample) -> Sample:
         return fails_on(21)(await hand_on(sample))
 
@@ -78,7 +78,7 @@ def test_a_bad_sample_may_be_substituted() -> None:
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit]
 )
-def test_what_ends_a_program_elsewhere_reaches_the_trainer(
+def test_exceptions_that_end_programs_reach_the_trainer(
     error: type[BaseException],
 ) -> None:
     async def check(sample: Sample) -> Sample:
@@ -87,7 +87,7 @@ def test_what_ends_a_program_elsewhere_reaches_the_trainer(
     assert type(first_error(pipe_of(check))) is error
 
 
-def test_a_function_that_cancels_its_own_task_fails_its_own_rows_alone() -> None:
+def test_a_function_that_cancels_its_own_task_fails_only_its_rows() -> None:
     async def check(sample: Sample) -> Sample:
         task = asyncio.current_task()
         assert task is not None
@@ -122,7 +122,7 @@ def test_a_sample_that_takes_too_long_is_cancelled_and_its_row_fails() -> None:
     assert set(function.left) == {21}  # of the next epochs, too
 
 
-def test_a_timeout_is_each_samples_own() -> None:
+def test_a_timeout_applies_to_each_sample_alone() -> None:
     options = {"on_error": "substitute", "error_budget": 1.0}
     function = Forever(9, 10, 21)
     with pipe_of(function, timeout=0.05, batch=options) as pipe:
@@ -130,7 +130,7 @@ def test_a_timeout_is_each_samples_own() -> None:
     assert set(function.left) == {9, 10, 21}  # of the next epochs, too
 
 
-def test_a_timeout_of_the_functions_own_stays_its_own() -> None:
+def test_a_timeout_error_raised_by_a_function_stays_its_own() -> None:
     async def check(sample: Sample) -> Sample:
         async with asyncio.timeout(0):
             return await hand_on(sample)
@@ -151,7 +151,7 @@ def test_a_loop_left_early_cancels_what_waits() -> None:
     assert function.left == [12]
 
 
-def test_what_coroutines_began_ends_with_them() -> None:
+def test_tasks_that_coroutines_began_end_with_them() -> None:
     ended = []
 
     async def numbers() -> Any:
@@ -180,7 +180,7 @@ def test_what_coroutines_began_ends_with_them() -> None:
     assert sorted(ended) == ["generator", "task"]
 
 
-def test_one_that_will_not_be_cancelled_does_not_keep_close(
+def test_a_coroutine_that_resists_cancellation_does_not_delay_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "CLOSE_S", 0.1)
@@ -205,7 +205,7 @@ def test_one_that_will_not_be_cancelled_does_not_keep_close(
     pipe.close()
     assert refused.wait(timeout=60)
     assert threading.active_count() > before
-    released.set()  # what is left ends by itself, or the guard round each test tells
+    released.set()  # the rest ends by itself, or the guard around the test reports it
 
 
 CTRL_C = """
@@ -228,7 +228,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_loop_whose_reads_wait_for_ever() -> None:
+def test_ctrl_c_ends_a_loop_whose_reads_wait_forever() -> None:
     script = warm.Popen(
         [sys.executable, "-c", textwrap.dedent(CTRL_C)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

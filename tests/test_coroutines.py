@@ -1,6 +1,6 @@
 """Coroutine functions as stages: hundreds wait in one thread, the batches are the same.
 
-Reads wait for each other, so that nothing depends on who is quick.
+Reads wait for each other, so that nothing depends on timing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.functions import augment, digest, indices
 
 
 async def augment_async(sample: Sample, rng: np.random.Generator) -> Sample:
-    """What `augment` does, with others drawing in between."""
+    """Do what `augment` does, while others draw in between."""
     values, index = sample
     for _ in range(index % 3):
         await asyncio.sleep(0)
@@ -31,14 +31,14 @@ async def augment_async(sample: Sample, rng: np.random.Generator) -> Sample:
 
 
 class Caller:
-    """Called as a coroutine function, without being one."""
+    """Callable like a coroutine function, without being one."""
 
     async def __call__(self, sample: Any) -> Any:
         return await hand_on(sample)
 
 
 class Crowd:
-    """Keeps those who enter until so many are inside at once."""
+    """Holds those who enter until this many are inside at once."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -56,10 +56,10 @@ class Crowd:
 
 
 class Remote:
-    """Sample i is i, from behind a crowd.
+    """Sample i is i, read once enough other reads wait too.
 
-    The first `free` come as from any store, so that it is known what a batch holds, and
-    that reads take long enough to be leased one by one.
+    The first `free` samples come without waiting, so that the size of a batch is known,
+    and that reads take long enough to be leased one by one.
     """
 
     def __init__(self, length: int, crowd: Crowd, free: int) -> None:
@@ -92,7 +92,7 @@ def permits_of(pipe: ps.Pipeline) -> Knob:
 # Many wait in one thread
 
 
-def test_a_thousand_reads_wait_in_one_more_thread() -> None:
+def test_a_thousand_reads_wait_in_one_additional_thread() -> None:
     crowd = Crowd(1000)
     data = Remote(1050, crowd, free=50)
     before = threading.active_count()
@@ -136,7 +136,7 @@ def test_two_epochs_are_byte_identical_to_inline(
 
 
 @pytest.mark.parametrize("other", WORKERS)
-def test_other_kinds_before_and_behind_hand_on_the_same_bytes(
+def test_other_workers_before_and_after_pass_on_the_same_bytes(
     other: str, expected: str
 ) -> None:
     kind, stage = WORKERS[other], (augment_async, {})
@@ -144,7 +144,7 @@ def test_other_kinds_before_and_behind_hand_on_the_same_bytes(
     assert two_epochs(kind, stage, (augment, kind)) == expected
 
 
-def test_an_iterable_comes_in_its_order() -> None:
+def test_an_iterable_keeps_its_order() -> None:
     pipe = ps.Pipeline.from_dataset(Counting(50)).map(augment_async).batch(8)
     with pipe:
         found = [index for batch in indices(pipe) for index in batch]
@@ -162,7 +162,7 @@ def test_a_coroutine_function_may_filter() -> None:
         ]
 
 
-def test_ctx_is_the_batchs() -> None:
+def test_ctx_is_that_of_the_batch() -> None:
     async def step_of(sample: Any, ctx: Any) -> int:
         return int(ctx.step)
 
@@ -178,17 +178,17 @@ def test_the_trainer_may_run_in_an_event_loop_too() -> None:
     assert asyncio.run(train()) == [list(range(8)), list(range(8, 16))]
 
 
-# Which functions, and what runs them
+# Which functions are awaited, and what runs them
 
 
 @pytest.mark.parametrize("function", [hand_on, Caller(), partial(partial(hand_on))])
-def test_auto_takes_an_event_loop_for_all_that_is_awaited(function: Any) -> None:
+def test_auto_chooses_an_event_loop_for_everything_awaited(function: Any) -> None:
     with pipe_of(function, length=16) as pipe:
         assert list(indices(pipe)) == [list(range(8)), list(range(8, 16))]
         assert executors(pipe)[-1] == "async"
 
 
-def test_neighbours_of_another_kind_stay_apart_and_free_to_move() -> None:
+def test_adjacent_stages_of_another_kind_stay_separate_and_movable() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(8)).map(hand_on).map(hand_on).map(str)
     with pipe.batch(8) as pipe:
         list(pipe)
@@ -230,7 +230,7 @@ def test_more_permits_let_more_wait_at_once() -> None:
         assert len(list(batches)) == 10
 
 
-def test_fewer_permits_leave_when_their_lease_ends() -> None:
+def test_surplus_permits_leave_when_their_lease_ends() -> None:
     inside = 0
     seen: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""What penstock itself costs stays under the bounds that it promises."""
+"""The costs of penstock itself stay under the bounds that it promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORE = tuple(Work(name, steady(0.01), cpu_s=0.001) for name in ("Folder", "Map"
 
 
 def cpu_ns(call: Callable[[], object], calls: int) -> float:
-    """What a call takes where nothing else is in the way: the best of many rounds."""
+    """Return how long a call takes undisturbed: the best of many rounds."""
     rounds = []
     for _ in range(20):
         begun_ns = time.thread_time_ns()
@@ -73,7 +73,7 @@ def test_the_tuner_and_its_log_take_five_milliseconds_of_a_second_at_most(
     assert spent_ns <= 0.005 * 60e9
 
 
-def test_a_state_of_a_billion_samples_goes_on_within_a_second() -> None:
+def test_a_state_within_a_billion_samples_resumes_within_a_second() -> None:
     def make() -> ps.Pipeline:
         return ps.Pipeline.from_dataset(range(10**9)).shuffle(seed=0).batch(64)
 

@@ -104,7 +104,7 @@ def test_after_a_shuffle_it_says_the_index_into_the_dataset(kind: Kind) -> None:
     assert "sample index 21 (" in notes(first_error(pipe))
 
 
-def test_its_traceback_leads_to_the_line_that_raised(kind: Kind) -> None:
+def test_the_traceback_leads_to_the_line_that_raised(kind: Kind) -> None:
     error = first_error(failing(kind, 21))
     text = "".join(traceback.format_exception(error))
     assert "in _fail" in text
