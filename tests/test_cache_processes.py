@@ -46,7 +46,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def most_reads(workers: int, length: int = LENGTH) -> int:
-    """Count all samples once, and the first few again for each worker of the start."""
+    """Return the most reads: each sample once, a few twice, and one more a worker."""
     return length + REPEATED + workers
 
 

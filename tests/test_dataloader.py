@@ -1,4 +1,4 @@
-"""The DataLoader face: torch's loader to all who look, tuned underneath."""
+"""`DataLoader`: torch's loader to every caller, tuned underneath."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock import DataLoader
 from support.torch_datasets import Deadly, Drawing, Plain, Streamed
 from support.torch_loaders import BATCH, LENGTH, epochs, same, seeded, sum_of
 
-# Torch warns of more workers than cores, of which a test machine may have one.
+# Torch warns of more workers than cores, and a test machine may have one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -33,7 +33,7 @@ def _off_again() -> Iterator[None]:
     ps.set_enable_autotune(False)
 
 
-# Torch's, as long as nobody asks for more
+# Torch's behaviour, as long as nobody asks for more
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -48,7 +48,7 @@ def test_without_autotune_its_batches_are_torchs_to_the_byte(workers: int) -> No
     assert same(ours, theirs)
 
 
-def test_it_is_a_torch_loader_with_torchs_attributes_and_errors() -> None:
+def test_a_loader_is_a_torch_loader_with_its_attributes_and_errors() -> None:
     loader = DataLoader(Plain(20), 4, num_workers=2)
     plain = torchs.DataLoader(Plain(20), 4, num_workers=2)
     assert isinstance(loader, torchs.DataLoader)
@@ -62,7 +62,7 @@ def test_it_is_a_torch_loader_with_torchs_attributes_and_errors() -> None:
         DataLoader(Plain(20), sample_seeding="yes")  # type: ignore[arg-type]
 
 
-def test_an_iterator_of_torchs_answers_what_torchs_answer() -> None:
+def test_an_iterator_has_the_attributes_of_torchs() -> None:
     loader = DataLoader(Plain(20), 4, num_workers=1)
     batches = iter(loader)
     assert len(batches) == 5
@@ -92,7 +92,7 @@ def test_bytes_are_the_same_however_workers_start(method: str) -> None:
     )
 
 
-def test_the_order_is_the_one_torch_draws() -> None:
+def test_the_order_is_the_one_that_torch_draws() -> None:
     ours = epochs(seeded(2), 1)
     theirs = epochs(torchs.DataLoader(Drawing(LENGTH), BATCH, shuffle=True), 1)
     assert all(torch.equal(a[-1], b[-1]) for a, b in zip(ours, theirs, strict=True))
@@ -102,7 +102,7 @@ def test_the_order_is_the_one_torch_draws() -> None:
     "settings", [{}, {"num_workers": 2, "persistent_workers": True}]
 )
 @pytest.mark.parametrize("own", [False, True])
-def test_the_order_of_every_epoch_is_the_one_torch_draws(
+def test_the_order_of_every_epoch_is_the_one_that_torch_draws(
     settings: dict[str, Any],
     own: bool,  # noqa: FBT001
 ) -> None:
@@ -136,7 +136,7 @@ class Eager(torchs.Sampler[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_draws_at_once_draws_as_often_as_for_torch(workers: int) -> None:
+def test_an_eager_sampler_draws_as_often_as_for_torch(workers: int) -> None:
     def orders(kind: Any, **more: Any) -> list[list[int]]:
         loader = kind(range(9), batch_sampler=Eager(9), num_workers=workers, **more)
         torch.manual_seed(7)
@@ -146,7 +146,7 @@ def test_a_sampler_that_draws_at_once_draws_as_often_as_for_torch(workers: int) 
 
 
 @pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
-def test_a_sampler_that_is_its_own_iterator_goes_on_where_it_was(
+def test_a_sampler_that_is_its_own_iterator_resumes_where_it_was(
     settings: dict[str, Any],
 ) -> None:
     first = DataLoader(range(9), batch_sampler=Eager(9), **settings)
@@ -158,7 +158,7 @@ def test_a_sampler_that_is_its_own_iterator_goes_on_where_it_was(
     assert torch.equal(torch.cat(list(second)), torch.cat(list(batches)))
 
 
-def test_settings_are_taken_as_true_or_false_as_torch_takes_them() -> None:
+def test_the_truth_of_settings_is_judged_as_torch_judges_it() -> None:
     loader = DataLoader([1, 2], persistent_workers=0, sample_seeding=True)  # type: ignore[arg-type]
     assert len(list(loader)) == 2
 
@@ -166,7 +166,7 @@ def test_settings_are_taken_as_true_or_false_as_torch_takes_them() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_peek_leaves_the_loop_around_it_alone(
+def test_a_peek_leaves_the_surrounding_loop_alone(
     workers: int,
     kept: bool,  # noqa: FBT001
     step: int,
@@ -188,7 +188,7 @@ def test_a_peek_leaves_the_loop_around_it_alone(
 
 @pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
 @pytest.mark.parametrize("further", [0, 2])
-def test_a_state_after_a_peek_is_that_of_the_loop_around_it(
+def test_a_state_after_a_peek_is_that_of_the_surrounding_loop(
     settings: dict[str, Any], further: int
 ) -> None:
     loader = DataLoader(range(40), 4, **settings)
@@ -206,7 +206,7 @@ def test_a_state_after_a_peek_is_that_of_the_loop_around_it(
     )
 
 
-def test_all_three_generators_are_seeded_and_the_trainers_own_left_alone() -> None:
+def test_all_three_generators_are_seeded_and_the_trainers_left_alone() -> None:
     batches = iter(seeded(0))
     known = random.getstate(), torch.get_rng_state()
     legacy = np.random.get_state()[2]  # noqa: NPY002 the global one
@@ -217,14 +217,14 @@ def test_all_three_generators_are_seeded_and_the_trainers_own_left_alone() -> No
     assert all(len(values.unique()) == BATCH for values in first[:3])
 
 
-def test_a_sample_drawn_twice_in_an_epoch_is_drawn_anew() -> None:
+def test_a_sample_drawn_twice_in_an_epoch_has_new_draws() -> None:
     sampler = torchs.RandomSampler(range(3), replacement=True, num_samples=60)
     loader = DataLoader(Drawing(3), batch_size=60, sampler=sampler, sample_seeding=True)
     (batch,) = loader
     assert len(batch[0].unique()) == 60
 
 
-def test_a_worker_that_is_killed_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     data = Deadly(LENGTH, tmp_path / "mark")
     loader = DataLoader(data, BATCH, num_workers=2, sample_seeding=True)
     assert torch.cat(list(loader)).tolist() == list(range(LENGTH))
@@ -255,7 +255,7 @@ def test_with_autotune_batches_are_those_of_sample_seeding() -> None:
         ("sample_seeding", lambda: DataLoader(Plain(8), 4, sample_seeding=False)),
     ],
 )
-def test_what_only_torchs_workers_can_do_they_do_and_the_log_says_so_once(
+def test_torchs_own_workers_do_what_only_they_can_and_the_log_says_so_once(
     why: str, loader: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
@@ -275,7 +275,7 @@ def test_what_only_torchs_workers_can_do_they_do_and_the_log_says_so_once(
 
 
 class Counting(torchs.Sampler[list[int]]):
-    """Batches of other indices each epoch; remembers how often it was asked."""
+    """Yields other indices each epoch, and counts how often it is iterated."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -298,7 +298,7 @@ def test_the_order_is_taken_when_a_loop_begins_and_never_before() -> None:
     assert sampler.asked == 2
 
 
-def test_a_sampler_without_end_is_drawn_as_far_as_it_is_wanted() -> None:
+def test_an_endless_sampler_is_drawn_only_as_far_as_needed() -> None:
     def forever() -> Iterator[list[int]]:
         while True:
             yield [1, 2]
@@ -327,7 +327,7 @@ def test_distributed_samplers_follow_set_epoch() -> None:
     assert order(DataLoader, sample_seeding=True) == order(torchs.DataLoader)
 
 
-def test_set_epoch_between_iter_and_the_first_batch_holds() -> None:
+def test_set_epoch_between_iter_and_the_first_batch_takes_effect() -> None:
     def order(kind: Any, **settings: Any) -> list[list[int]]:
         data = Plain(20)
         sampler: Any = torchs.DistributedSampler(data, num_replicas=2, rank=1)
@@ -339,7 +339,7 @@ def test_set_epoch_between_iter_and_the_first_batch_holds() -> None:
 
 
 class Told(Plain):
-    """Yields the epoch that it was told of."""
+    """Yields the epoch that was set."""
 
     epoch = 0
 
@@ -351,9 +351,7 @@ class Told(Plain):
 
 
 @pytest.mark.parametrize("seeding", [True, False])
-def test_set_epoch_of_the_loader_reaches_data_in_workers_that_live_on(
-    *, seeding: bool
-) -> None:
+def test_set_epoch_reaches_data_in_persistent_workers(*, seeding: bool) -> None:
     loader = DataLoader(
         Told(8), 8, num_workers=1, persistent_workers=True, sample_seeding=seeding
     )
@@ -365,7 +363,7 @@ def test_set_epoch_of_the_loader_reaches_data_in_workers_that_live_on(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_an_empty_dataset_gives_an_empty_loop_as_torchs_does(
+def test_an_empty_dataset_gives_an_empty_loop_as_with_torch(
     workers: int, *, drop_last: bool
 ) -> None:
     options: Any = {"num_workers": workers, "drop_last": drop_last}
@@ -391,7 +389,7 @@ def test_an_empty_batch_is_an_error_that_names_it() -> None:
 # Loops
 
 
-def test_several_loops_at_once_each_get_all() -> None:
+def test_each_of_several_loops_at_once_gets_everything() -> None:
     loader = DataLoader(Plain(LENGTH), BATCH, num_workers=1, sample_seeding=True)
     pairs = list(zip(loader, loader, strict=True))
     assert len(pairs) == 11
@@ -408,7 +406,7 @@ def test_a_loop_that_is_left_leaves_no_process_behind() -> None:
     assert len(list(loader)) == 11
 
 
-def test_an_error_of_the_data_set_comes_with_its_type_and_the_loop_goes_on() -> None:
+def test_an_error_in_the_dataset_keeps_its_type_and_the_loop_goes_on() -> None:
     loader = DataLoader(
         [1, 2, 3, "four", 5, 6], 2, sample_seeding=True, collate_fn=sum_of
     )
@@ -419,14 +417,14 @@ def test_an_error_of_the_data_set_comes_with_its_type_and_the_loop_goes_on() -> 
     assert next(batches) == 11
 
 
-def test_a_collate_fn_assigned_late_is_used_from_the_next_loop_on() -> None:
+def test_a_collate_fn_assigned_later_is_used_from_the_next_loop_on() -> None:
     loader = DataLoader([1, 2, 3, 4], 2, sample_seeding=True)
     assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
     loader.collate_fn = sum_of
     assert list(loader) == [3, 7]
 
 
-def test_copies_and_pickles_begin_anew() -> None:
+def test_copies_and_pickles_start_from_the_beginning() -> None:
     loader = seeded(0, drop_last=True)
     whole = epochs(loader, 1)
     for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):  # noqa: S301
@@ -457,7 +455,7 @@ def test_data_that_draws_nothing_is_read_once() -> None:
     assert data.pids == {os.getpid()}
 
 
-def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
+def test_autotune_turned_on_later_takes_effect_at_the_next_loop() -> None:
     loader = DataLoader(Plain(LENGTH), BATCH, sample_seeding=True)
     list(loader)
     assert loader.explain().stages[0].executor == "inline"
@@ -468,18 +466,18 @@ def test_autotune_that_is_turned_on_later_takes_hold_at_the_next_loop() -> None:
     assert (move.old, move.outcome) == ("inline", "stays")
 
 
-def test_keys_that_are_no_ints_cannot_be_handed_to_workers() -> None:
+def test_keys_that_are_not_ints_cannot_be_sent_to_workers() -> None:
     data = {"a": 1, "b": 2}
     given: Any = {"sampler": ["a", "b"], "batch_size": 2}
     loader = DataLoader(data, num_workers=1, sample_seeding=True, **given)  # type: ignore[arg-type]
     with pytest.raises(ps.SpecError, match="sample_seeding=False"):
         list(loader)
-    for seeding in (True, False):  # nothing is handed to workers
+    for seeding in (True, False):  # nothing is sent to workers
         loader = DataLoader(data, sample_seeding=seeding, **given)  # type: ignore[arg-type]
         assert [batch.tolist() for batch in loader] == [[1, 2]]
 
 
-def test_a_loader_of_a_torch_that_knows_no_in_order_loads_in_order() -> None:
+def test_a_loader_keeps_the_order_under_a_torch_without_in_order() -> None:
     ps.set_enable_autotune(True)
     loader = DataLoader(list(range(8)), 4)
     del vars(loader)["in_order"]  # torch before 2.6

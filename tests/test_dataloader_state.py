@@ -1,4 +1,4 @@
-"""The DataLoader face: states, in the engine and where torch's own workers load."""
+"""`DataLoader`: states, in the engine and where torch's own workers load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock import DataLoader
 from support.torch_datasets import Drawing
 from support.torch_loaders import BATCH, LENGTH, same, seeded, sum_of
 
-# Torch warns of more workers than cores, of which a test machine may have one.
+# Torch warns of more workers than cores, and a test machine may have one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 # The engine
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 @pytest.mark.parametrize("settings", [{"sample_seeding": True}, {}])
 @pytest.mark.parametrize("taken", [0, 1, 4, 11])
-def test_a_state_goes_on_where_it_was_taken(settings: Any, taken: int) -> None:
+def test_a_state_resumes_where_it_was_taken(settings: Any, taken: int) -> None:
     def loader(workers: int = 0) -> DataLoader[Any]:
         return DataLoader(
             Drawing(LENGTH), BATCH, shuffle=True, num_workers=workers, **settings
@@ -44,13 +44,13 @@ def test_a_state_goes_on_where_it_was_taken(settings: Any, taken: int) -> None:
     second.load_state_dict(state)
     assert second.state_dict() == state
     again = list(second)
-    # Where torch's workers are the trainer itself, two of the generators go on.
+    # Without workers torch loads in the trainer, where two of the generators go on.
     known = slice(None) if settings else slice(2, None)
     assert same([b[known] for b in rest], [b[known] for b in again])
     assert len(list(second)) == len(second) == 11
 
 
-def test_a_state_with_a_generator_of_the_loaders_own() -> None:
+def test_a_state_includes_the_loaders_own_generator() -> None:
     def loader() -> DataLoader[Any]:
         own = torch.Generator().manual_seed(5)
         return DataLoader(
@@ -70,7 +70,7 @@ def test_a_state_with_a_generator_of_the_loaders_own() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
 @pytest.mark.parametrize("taken", [0, 4, 11])
-def test_the_epochs_after_a_resumed_one_go_on_as_they_would_have(
+def test_epochs_after_a_resumed_one_are_those_of_an_uncut_run(
     settings: dict[str, Any], taken: int
 ) -> None:
     def loader() -> DataLoader[Any]:
@@ -78,7 +78,9 @@ def test_the_epochs_after_a_resumed_one_go_on_as_they_would_have(
         return DataLoader(range(LENGTH), BATCH, shuffle=True, **settings)
 
     first = loader()
-    list(first)  # the resumed epoch is not the one that a fresh program would draw
+    list(
+        first
+    )  # the resumed epoch differs from the one that a fresh program would draw
     batches = iter(first)
     for _ in range(taken):
         next(batches)
@@ -89,10 +91,10 @@ def test_the_epochs_after_a_resumed_one_go_on_as_they_would_have(
     assert same([rest], [[*second, *second, *second]])
 
 
-def test_a_generator_that_the_program_restored_itself_is_left_there() -> None:
+def test_a_generator_that_the_program_restored_itself_is_left_alone() -> None:
     first = seeded(0)
     next(batches := iter(first))
-    torch.rand(1)  # the trainer's own draws
+    torch.rand(1)  # the trainer draws, too
     state, known = first.state_dict(), torch.get_rng_state()
     rest = [*batches, *first]
     torch.manual_seed(9)
@@ -109,7 +111,7 @@ KEPT: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "shuffle":
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 @pytest.mark.parametrize("taken", [0, 4])
 @pytest.mark.parametrize("same_loader", [False, True])
-def test_a_state_of_any_epoch_of_kept_workers_goes_on(
+def test_a_state_of_any_epoch_of_persistent_workers_resumes(
     settings: dict[str, Any],
     epoch: int,
     taken: int,
@@ -152,7 +154,7 @@ def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> No
     loader.load_state_dict({})
 
 
-def test_a_batch_that_raised_is_behind_the_state_that_is_taken_after_it() -> None:
+def test_a_state_taken_after_a_batch_that_raised_skips_that_batch() -> None:
     def loader() -> DataLoader[Any]:
         data = [1, 2, 3, "four", 5, 6, 7, 8]
         return DataLoader(data, 2, sample_seeding=True, collate_fn=sum_of)
@@ -172,7 +174,7 @@ def test_a_batch_that_raised_is_behind_the_state_that_is_taken_after_it() -> Non
 
 
 class Place(Iterator[int]):
-    """Counts, or draws; knows how far it is."""
+    """Counts or draws, and knows its position."""
 
     def __init__(self, samples: list[int], *, draws: bool = False) -> None:
         self.samples = samples
@@ -195,7 +197,7 @@ class Place(Iterator[int]):
 
 
 class Shares(torchs.IterableDataset[int]):
-    """A share for each worker, the first an empty one; its iterator has a state."""
+    """Has a share for each worker, the first an empty one; its iterator has a state."""
 
     def __init__(self, sizes: list[int], *, draws: bool = False) -> None:
         self.sizes = sizes
@@ -217,7 +219,7 @@ class Itself(Place, torchs.IterableDataset[int]):
 
 
 class BegunFirst(torchs.IterableDataset[int]):
-    """The same, with a place from its first `__iter__` on."""
+    """The same, with a position from its first `__iter__` on."""
 
     place: Place
 
@@ -239,7 +241,7 @@ class BegunFirst(torchs.IterableDataset[int]):
 
 
 class Generates(torchs.IterableDataset[int]):
-    """Its generator has no state, it has one itself."""
+    """Has a state itself, but its generator has none."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -259,7 +261,7 @@ class Generates(torchs.IterableDataset[int]):
 
 
 class Counts(torchs.IterableDataset[int]):
-    """Yields other samples each epoch, which it counts itself."""
+    """Yields other samples each epoch, and counts epochs itself."""
 
     def __init__(self, *, places: bool = False) -> None:
         self.epoch = 0
@@ -279,7 +281,7 @@ class Counts(torchs.IterableDataset[int]):
 
 @pytest.mark.parametrize("places", [False, True])
 @pytest.mark.parametrize("epochs", [0, 1, 2])
-def test_the_state_between_two_epochs_holds_that_of_an_iterable(
+def test_the_state_between_two_epochs_holds_that_of_the_iterable(
     epochs: int,
     places: bool,  # noqa: FBT001
 ) -> None:
@@ -294,7 +296,7 @@ def test_the_state_between_two_epochs_holds_that_of_an_iterable(
     assert list(second) + list(second) == rest
 
 
-def test_the_state_within_an_epoch_holds_both_those_of_iterable_and_iterator() -> None:
+def test_the_state_within_an_epoch_holds_those_of_iterable_and_iterator() -> None:
     first = iterated(Counts(places=True), 4, 0)
     list(first)
     batches = iter(first)
@@ -306,7 +308,7 @@ def test_the_state_within_an_epoch_holds_both_those_of_iterable_and_iterator() -
     assert list(second) + list(second) == rest
 
 
-def test_an_iterables_state_is_refused_where_nothing_here_takes_it() -> None:
+def test_a_state_of_an_iterable_read_without_workers_is_refused_with_workers() -> None:
     first = iterated(Counts(), 4, 0)
     list(first)
     second = iterated(Counts(), 4, 2)
@@ -331,7 +333,7 @@ ITERABLES = [
 
 
 @pytest.mark.parametrize(("data", "workers"), ITERABLES)
-def test_an_iterable_goes_on_where_its_state_was_taken(data: Any, workers: int) -> None:
+def test_an_iterable_resumes_where_its_state_was_taken(data: Any, workers: int) -> None:
     for size, taken in itertools.product([None, 7], [0, 1, 10]):
         torch.manual_seed(3)
         first = iterated(data(), size, workers)
@@ -352,7 +354,7 @@ def iterated(data: Any, size: int | None, workers: int) -> DataLoader[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pipe_of_torchs_is_shuffled_another_way_each_epoch(workers: int) -> None:
+def test_a_torch_datapipe_is_shuffled_differently_each_epoch(workers: int) -> None:
     orders = []
     for kind in (torchs.DataLoader, DataLoader):
         torch.manual_seed(3)
@@ -369,7 +371,7 @@ def test_a_pipe_of_torchs_is_shuffled_another_way_each_epoch(workers: int) -> No
     assert orders[1][1] != orders[1][2]
 
 
-def test_where_the_data_set_keeps_the_place_nothing_is_read_twice() -> None:
+def test_nothing_is_read_twice_where_the_dataset_keeps_the_place() -> None:
     first = iterated(Generates(70), 7, 0)
     batches = iter(first)
     for _ in range(4):
@@ -380,7 +382,7 @@ def test_where_the_data_set_keeps_the_place_nothing_is_read_twice() -> None:
     assert next(iter(second))[0] == data.at - 7 == 28
 
 
-def test_an_iterables_state_for_other_workers_is_an_error_that_names_both() -> None:
+def test_an_iterables_state_for_another_number_of_workers_names_both() -> None:
     first = iterated(Shares([0, 60, 17]), 7, 0)
     next(iter(first))
     second = iterated(Shares([0, 60, 17]), 7, 3)
@@ -389,7 +391,7 @@ def test_an_iterables_state_for_other_workers_is_an_error_that_names_both() -> N
         iter(second)
 
 
-def test_a_state_taken_between_two_epochs_begins_the_next_as_it_would_have() -> None:
+def test_a_state_taken_between_two_epochs_resumes_with_the_next() -> None:
     first = DataLoader(Drawing(LENGTH), BATCH, shuffle=True)
     list(first)
     state = first.state_dict()
@@ -400,7 +402,7 @@ def test_a_state_taken_between_two_epochs_begins_the_next_as_it_would_have() -> 
     assert all(torch.equal(a[-1], b[-1]) for a, b in zip(after, second, strict=True))
 
 
-def test_any_number_of_torchs_workers_takes_a_map_style_state() -> None:
+def test_any_number_of_torchs_workers_accepts_a_map_style_state() -> None:
     first = DataLoader(Drawing(LENGTH), BATCH, shuffle=True)
     batches = iter(first)
     next(batches)
@@ -410,10 +412,10 @@ def test_any_number_of_torchs_workers_takes_a_map_style_state() -> None:
 
 
 def nothing(samples: Any) -> None:
-    """Makes batches of nothing at all."""
+    """Return None as every batch."""
 
 
-def test_batches_that_are_none_are_counted_like_others() -> None:
+def test_batches_that_are_none_count_like_others() -> None:
     first = DataLoader(Drawing(40), 10, collate_fn=nothing)
     batches = iter(first)
     for _ in range(3):
@@ -424,7 +426,7 @@ def test_batches_that_are_none_are_counted_like_others() -> None:
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_state_within_an_epoch_of_batches_that_come_unordered_is_refused(
+def test_a_state_within_an_epoch_of_unordered_batches_is_refused(
     *, tuned: bool
 ) -> None:
     ps.set_enable_autotune(tuned)
@@ -438,7 +440,7 @@ def test_a_state_within_an_epoch_of_batches_that_come_unordered_is_refused(
     assert loader.state_dict()["epoch"] == 1
 
 
-def test_one_worker_alone_keeps_the_order() -> None:
+def test_a_single_worker_keeps_the_order() -> None:
     loader = DataLoader(Drawing(20), 5, num_workers=1, in_order=False)
     batches = iter(loader)
     next(batches)

@@ -1,4 +1,4 @@
-"""The DataLoader face: what runs within a worker process finds what torch's do."""
+"""`DataLoader`: code in a worker process finds what it finds in torch's workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock import DataLoader
 from penstock.pipeline import torch_workers
 from support.torch_datasets import Asks, Streamed, leave_mark
 
-# Torch warns of more workers than cores, of which a test machine may have one.
+# Torch warns of more workers than cores, and a test machine may have one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -49,7 +49,7 @@ def test_each_worker_is_started_once_and_knows_its_number(method: str) -> None:
     assert torch.equal(marks, 100 * (numbers + 1))
 
 
-def test_the_trainer_itself_is_no_worker() -> None:
+def test_the_trainer_itself_is_not_a_worker() -> None:
     loader = DataLoader(Asks(), 40, sample_seeding=True, worker_init_fn=leave_mark)
     ((numbers, marks, _),) = loader
     assert set(numbers.tolist()) == set(marks.tolist()) == {-1}
@@ -76,7 +76,9 @@ class Falls(Asks):
         return super().__getitem__(index)
 
 
-def test_who_replaces_a_killed_worker_has_its_number_and_start(tmp_path: Path) -> None:
+def test_a_replaced_worker_has_the_same_number_and_init_function(
+    tmp_path: Path,
+) -> None:
     loader = DataLoader(
         Falls(tmp_path / "mark"),
         4,
@@ -90,7 +92,7 @@ def test_who_replaces_a_killed_worker_has_its_number_and_start(tmp_path: Path) -
     assert set(marks.tolist()) == {10}
 
 
-def test_a_start_assigned_late_is_used_from_the_next_loop_on() -> None:
+def test_a_worker_init_fn_assigned_later_is_used_from_the_next_loop_on() -> None:
     loader = DataLoader(Asks(), 40, num_workers=1, sample_seeding=True)
     ((_, marks, _),) = loader
     assert set(marks.tolist()) == {-1}
@@ -100,7 +102,7 @@ def test_a_start_assigned_late_is_used_from_the_next_loop_on() -> None:
 
 
 class TakesItsShare(Streamed):
-    """Asks for its share, as torch's documentation shows."""
+    """Computes its share as torch's documentation shows."""
 
     def __iter__(self) -> Iterator[int]:
         info = torchs.get_worker_info()
@@ -110,7 +112,7 @@ class TakesItsShare(Streamed):
 
 
 class Spanned(Streamed):
-    """Has its share set by a `worker_init_fn`, as torch's documentation shows."""
+    """Gets its share from a `worker_init_fn` as torch's documentation shows."""
 
     start = 0
 
@@ -119,7 +121,7 @@ class Spanned(Streamed):
 
 
 class SetsItselfBack(Streamed):
-    """Is its own iterator, and begins again whenever it is asked for one."""
+    """Is its own iterator, and restarts whenever it is asked for one."""
 
     def __iter__(self) -> Self:
         self.samples = iter(range(self.length))
@@ -145,7 +147,7 @@ def set_span(number: int) -> None:
         (Spanned, set_span),
     ],
 )
-def test_no_sample_of_an_iterable_that_is_shared_comes_twice(
+def test_no_sample_of_a_shared_iterable_comes_twice(
     data: Any, init: Any, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     ps.set_enable_autotune(True)
@@ -165,7 +167,7 @@ def test_no_sample_of_an_iterable_that_is_shared_comes_twice(
 @pytest.mark.parametrize("data", [Streamed, SetsItselfBack])
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_torch_gives_twice_comes_twice_and_autotune_says_so_once(
+def test_samples_that_torch_gives_twice_come_twice_with_one_warning(
     data: Any,
     *,
     tuned: bool,

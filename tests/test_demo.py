@@ -37,7 +37,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def demo(cache: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The command with nothing drawn yet, in a process group of its own."""
+    """Start the command with nothing drawn yet, in a process group of its own."""
     command = [sys.executable, "-P", "-m", "penstock", "demo", *options]
     with warm.Popen(
         command,
@@ -55,14 +55,14 @@ def demo(cache: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.serial  # measures time
-def test_the_demo_shows_decisions_and_ends_with_its_figures(
+def test_the_demo_shows_decisions_and_ends_with_figures(
     photos: Path, tmp_path: Path
 ) -> None:
     options = ("--data", str(photos), "--latency-ms", "10", "--seconds", "6")
     with demo(tmp_path, *options) as process:
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert "\x1b" not in output  # a pipe is no terminal
+    assert "\x1b" not in output  # a pipe is not a terminal
 
     on = output.index("autotune: on\n")
     assert re.search(r"^one worker a stage: .* samples/s", output[:on], re.MULTILINE)
@@ -104,11 +104,11 @@ def test_ctrl_c_ends_the_demo_with_one_line(
         _, errors = process.communicate(timeout=STOPPED_WITHIN_S)
     assert (process.returncode, errors) == (130, "penstock: stopped\n")
     with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # its group: no process is left
+        os.killpg(process.pid, 0)  # no process of its group is left
     assert list(tmp_path.rglob("*.part")) == []
 
 
-def test_reading_and_decoding_are_segments_that_begin_with_one_worker(
+def test_reading_and_decoding_are_segments_that_start_with_one_worker(
     photos: Path,
 ) -> None:
     pipe = pipeline(Remote(Folder.scan(photos), latency_s=0.0))
@@ -137,7 +137,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_lines_stand_above_a_bar_that_goes(
+def test_on_a_terminal_lines_appear_above_a_bar_that_vanishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())

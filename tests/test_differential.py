@@ -1,10 +1,10 @@
-"""What torch's loader makes of ordinary datasets, penstock makes of them, too.
+"""Penstock makes of ordinary datasets what torch's loader makes of them.
 
     python tests/test_differential.py --examples 5000 --resume progress.jsonl
     python tests/test_differential.py --case "Case(face='loader', trait='file')"
 
-As a script it notes each seed in the file, with the cases that differ, and goes on
-behind those that are noted.
+As a script it notes each seed in the file with the cases that differ, and resumes
+after those that are noted.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ STUCK_TEST_S = 200.0
 """For the examples of a test."""
 
 pytestmark = [
-    # Torch warns of more workers than cores, of which a test machine may have one.
+    # Torch warns of more workers than cores, and a test machine may have one core.
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    # It warns once in a process, so penstock or torch does.
+    # The warning comes once in a process, from penstock or from torch.
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
     # So does this one. As an error it hangs torch's loader: the thread that sends what
     # a worker made drops what it cannot pickle, and the trainer waits for it.
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
-    # The handles are the user's.
+    # The user's datasets leave handles open.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
@@ -101,9 +101,9 @@ def compare(found: list[Any], expected: list[Any]) -> None:
 
 
 def repeats(case: Case) -> Case | None:
-    """Return settings under which the same is drawn, if there are any.
+    """Return settings that draw the same as torch, if there are any.
 
-    Several workers of a pipeline take whatever is next; the loader seeds each sample.
+    Workers of a pipeline take whatever is next; the loader seeds each sample.
     """
     if case.face == "pipeline":
         return case if case.workers == 1 else None
@@ -119,7 +119,7 @@ def loop(case: Case, *, torchs_loader: bool = False, mute: bool = False) -> list
 
 
 def without_texts(entries: list[Any]) -> list[Any]:
-    """Leave out what exceptions say."""
+    """Leave out the texts of exceptions."""
     return [each[:2] if is_marked(each, RAISED) else each for each in entries]
 
 
@@ -140,9 +140,9 @@ def samples_of(entries: list[Any]) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(8))  # parts that may run side by side
-def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
-    if "CI" not in os.environ:  # by hand new examples are looked for
+@pytest.mark.parametrize("seed", range(8))  # parts that can run in parallel
+def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
+    if "CI" not in os.environ:  # new examples are sought by hand
         seed = random.SystemRandom().randrange(2**32)
     with ended_when_stuck(STUCK_TEST_S) as stacks:
         different = run_seed(seed, OF_A_SEED)
@@ -153,36 +153,36 @@ def test_of_ordinary_data_penstock_makes_what_torch_makes(seed: int) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        # What is read once more, to be seeded, must not have changed by it.
+        # A sample that is read again under a seed must not have changed by that.
         Case(trait="draws and counts"),
         Case(trait="counts, seldom draws", workers=1),
-        # State is where code finds it.
+        # State is wherever code finds it.
         Case(trait="counts in a closure", move=1),
         Case(trait="counts in its module", move=1),
-        # A knob moves nothing that has changed since.
+        # A knob moves no dataset that has changed since.
         Case(face="pipeline", trait="counts", workers=1, move=1, length=24, epochs=2),
         Case(face="pipeline", trait="torch's stream", workers=1, move=2, length=24),
         Case(face="pipeline", collate="counted", move=2, length=24, epochs=2),
-        # Batches that are dealt at run time are collated under a seed, too.
+        # Batches formed at run time are collated under a seed, too.
         Case(face="pipeline", trait="by worker", collate="drawing"),
     ],
     ids=repr,
 )
-def test_what_once_differed_does_so_no_more(case: Case) -> None:
+def test_cases_that_once_differed_agree_now(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.parametrize(
     ("face", "workers", "move", "found"),
     [
-        ("loader", 0, 1, ("inline", "trainer")),  # to processes, and back again
+        ("loader", 0, 1, ("inline", "trainer")),  # to processes and back
         ("loader", 0, 2, ("process", "trainer")),
-        ("pipeline", 0, 3, ("inline", "trainer")),  # to threads, and back again
+        ("pipeline", 0, 3, ("inline", "trainer")),  # to threads and back
         ("pipeline", 3, 1, ("process", "trainer")),
         ("pipeline", 3, 2, ("thread", "process")),
     ],
 )
-def test_the_moves_of_a_case_are_made(
+def test_the_moves_of_a_case_take_place(
     face: str, workers: int, move: int, found: tuple[str, str], tmp_path: Path
 ) -> None:
     ps.set_enable_autotune(True)
@@ -200,7 +200,7 @@ def run_seed(seed: int, count: int) -> list[tuple[Case, str]]:
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
-        derandomize=False,  # the seed says it all
+        derandomize=False,  # the seed determines the cases
         database=None,
         deadline=None,
         phases=[hypothesis.Phase.generate],

@@ -1,4 +1,4 @@
-"""Where nobody asked for workers, the trainer makes the batches as torch does."""
+"""Without requested workers the trainer makes the batches, as with torch."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def _tuned() -> Iterator[None]:
 
 
 def knob(loader: Any) -> Any:
-    """Return the knob of the executor, once there is one."""
+    """Return the executor's knob once there is one."""
     knobs = loader._slot.run.run.knobs()  # noqa: SLF001
     return next((each for each in knobs if each.name == "executor"), None)
 
 
 def move(loader: Any, moves: list[str | None], step: int) -> None:
-    """Ask for the executor that `moves` has for two steps each.
+    """Ask for each executor in `moves` for two steps.
 
-    On a busy machine a loader may have moved by itself to where it has no such choice.
+    On a busy machine a loader may already have moved to where it has no such choice.
     """
     asked = moves[step // 2] if step // 2 < len(moves) else None
     turned = knob(loader)
@@ -89,7 +89,7 @@ def test_a_move_to_workers_and_back_changes_no_batch(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_of_a_sampler_are_one_regime_whatever_their_sizes(workers: int) -> None:
+def test_a_samplers_batches_are_one_regime_whatever_their_sizes(workers: int) -> None:
     sizes = [3, 1, 8, 8, 2, 18]
     ends = np.cumsum(sizes)
     batches = [[*range(end - size, end)] for size, end in zip(sizes, ends, strict=True)]
@@ -100,7 +100,7 @@ def test_batches_of_a_sampler_are_one_regime_whatever_their_sizes(workers: int) 
             assert loader._slot.run.run.read().regime == ""  # noqa: SLF001
 
 
-def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
+def test_the_executor_follows_its_knob_there_and_back() -> None:
     with ps.Pipeline.from_dataset(Rows()).batch(2) as pipe:
         seen = []
         for step, _ in enumerate(pipe):
@@ -109,7 +109,7 @@ def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
             seen.append(isinstance(host, DirectHost))
             if step in (5, 9, 14):
                 knob(pipe).set("inline" if step == 9 else "process")
-    assert seen[0]  # on a busy machine it may soon find that threads would pay
+    assert seen[0]  # on a busy machine tuning may soon find that threads pay
     assert seen[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
 
 
@@ -119,7 +119,7 @@ def test_the_executor_goes_where_its_knob_says_and_comes_back() -> None:
     size=st.integers(1, 7),
     left=st.integers(0, 9),
 )
-def test_a_move_changes_no_batch_behind_a_filter_either(
+def test_a_move_changes_no_batch_after_a_filter_either(
     moves: list[str | None], size: int, left: int
 ) -> None:
     kept = [index for index in range(LENGTH) if index % 3 != 1]
@@ -128,7 +128,7 @@ def test_a_move_changes_no_batch_behind_a_filter_either(
     with source.batch(size) as pipe:
         for step, batch in enumerate(pipe):
             if step == left:
-                break  # the next epoch leaves out nothing
+                break  # the next epoch omits nothing
             assert batch[2].tolist() == expected[step]
         found = []
         for step, batch in enumerate(pipe):
@@ -138,7 +138,7 @@ def test_a_move_changes_no_batch_behind_a_filter_either(
 
 
 class Stream(torch.utils.data.IterableDataset[int]):
-    """Slow enough for a thread."""
+    """Slow enough to be worth a thread."""
 
     opened = 0
 
@@ -151,14 +151,14 @@ class Stream(torch.utils.data.IterableDataset[int]):
             yield index
 
 
-def test_the_trainer_goes_on_reading_an_iterable_while_it_does_nothing_else() -> None:
+def test_a_trainer_that_does_nothing_else_goes_on_reading_an_iterable() -> None:
     with ps.Pipeline.from_dataset(Stream()).batch(4) as pipe:
         assert [at for batch in pipe for at in batch.tolist()] == list(range(100))
         assert pipe._slot.run is not None  # noqa: SLF001
         assert type(pipe._slot.run.run.host) is DirectHost  # noqa: SLF001
 
 
-def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
+def test_a_thread_continues_the_iterator_that_the_trainer_began() -> None:
     stream = Stream()
     with ps.Pipeline.from_dataset(stream).batch(7) as pipe:
         hosts = []
@@ -166,7 +166,7 @@ def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
             seen = []
             for batch in pipe:
                 seen += batch.tolist()
-                time.sleep(0.005)  # what it trains meanwhile is what a thread spares
+                time.sleep(0.005)  # training time that a thread can use to load
                 assert pipe._slot.run is not None  # noqa: SLF001
                 hosts.append(type(pipe._slot.run.run.host))  # noqa: SLF001
             assert seen == list(range(100))
@@ -181,7 +181,7 @@ def test_a_thread_goes_on_with_the_iterator_that_was_begun() -> None:
 
 
 class Watching:
-    """A sampler that chooses by what the trainer has done so far."""
+    """A sampler whose choice depends on what the trainer has done so far."""
 
     def __init__(self) -> None:
         self.chosen = 0
@@ -199,7 +199,7 @@ class Watching:
 def test_a_sampler_may_watch_the_trainer(face: Any, wait_s: float) -> None:
     class Waiting(Rows):
         def __getitem__(self, index: int) -> tuple[Any, ...]:
-            time.sleep(wait_s)  # workers would pay
+            time.sleep(wait_s)  # long enough that workers would pay
             return super().__getitem__(index)
 
     sampler = Watching()
@@ -210,7 +210,7 @@ def test_a_sampler_may_watch_the_trainer(face: Any, wait_s: float) -> None:
     assert found == list(range(10))
 
 
-def test_the_trainer_pays_for_what_it_makes_and_the_report_says_so() -> None:
+def test_the_report_charges_the_trainer_for_what_it_makes() -> None:
     source = ps.Pipeline.from_dataset(Rows(), executor="inline")
     with source.batch(4, collate_fn=torch.utils.data.default_collate) as pipe:
         list(pipe)
@@ -226,7 +226,7 @@ def test_the_trainer_pays_for_what_it_makes_and_the_report_says_so() -> None:
     )
 
 
-def test_a_sample_that_fails_is_named_and_the_loop_goes_on_behind_its_batch() -> None:
+def test_a_failed_sample_is_named_and_the_loop_goes_on_after_its_batch() -> None:
     class Failing(Rows):
         def __getitem__(self, index: int) -> tuple[Any, ...]:
             if index == 9:
@@ -246,7 +246,7 @@ def slow(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return row
 
 
-def test_each_stage_that_the_trainer_works_on_has_its_own_time() -> None:
+def test_each_stage_that_the_trainer_runs_has_its_own_time() -> None:
     source = ps.Pipeline.from_dataset(Rows(), executor="inline")
     with source.map(slow, executor="inline").batch(4) as pipe:
         list(pipe)

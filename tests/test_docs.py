@@ -30,7 +30,7 @@ def named(page: Path) -> str:
 @pytest.mark.parametrize(
     "page", [page for page in RUN if BLOCK.search(page.read_text())], ids=named
 )
-def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_page_runs_as_it_is(page: Path, tmp_path: Path) -> None:
     done = warm.run([sys.executable, *write_script(page, tmp_path)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -47,7 +47,7 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def leads(page: Path, link: str) -> bool:
-    """Whether a file, and a heading in it, is there."""
+    """Return whether a file, and a heading in it, exists."""
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     if not target.exists():

@@ -1,6 +1,6 @@
-"""How a trainer's process ends, or is interrupted, seen from outside: as a script.
+"""Ends and interrupts of a trainer's process, seen from outside: as a script.
 
-Whatever ends it, nothing stays, and nothing hangs.
+Whatever ends it, nothing stays behind and nothing hangs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pipe_of(kind, length=10**7, wait_s=0.001):
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a script after the preamble; what it prints, errors too, is its stdout."""
+    """Start a script after the preamble, with stderr in its stdout."""
     return warm.Popen(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -50,7 +50,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(script: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for its end; return its exit code and what it printed since."""
+    """Wait for its end; return its exit code and what else it printed."""
     try:
         printed, _ = script.communicate(timeout=PROMPT_S)
     except subprocess.TimeoutExpired:
@@ -110,14 +110,14 @@ print("done")
 
 
 @pytest.mark.parametrize("times", [15, pytest.param(50, marks=pytest.mark.slow)])
-def test_ctrl_c_may_come_at_any_moment(kind: str, times: int) -> None:
-    """A lock held forever, or an interrupt that is lost, makes it run on."""
+def test_ctrl_c_works_at_any_moment(kind: str, times: int) -> None:
+    """It would go on if a lock were held forever, or if an interrupt were lost."""
     times *= 1 if kind == "3 processes" else 6
     script = start(INTERRUPTED_AGAIN_AND_AGAIN, kind, str(times))
     assert finish(script) == (0, "done\n")
 
 
-def test_the_interpreter_may_exit_in_mid_loop() -> None:
+def test_the_interpreter_may_exit_within_a_loop() -> None:
     script = start("loop = iter(pipe_of('3 processes')); next(loop)")
     assert finish(script) == (0, "")
 
@@ -146,14 +146,14 @@ def test_when_the_trainer_is_killed_its_processes_vanish() -> None:
     assert script.stdout is not None
     assert script.stdout.readline() == "ready\n"
     family = psutil.Process(script.pid).children(recursive=True)
-    assert len(family) >= 2  # the template, and children to carry three workers
+    assert len(family) >= 2  # the fork server, and children for three workers
     script.kill()
     assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
     assert finish(script)[0] == -signal.SIGKILL
 
 
 def test_the_collector_may_run_while_the_engine_is_locked() -> None:
-    """Drops a loop that is part of a cycle, to be found at each of many allocations."""
+    """Drop a loop in a cycle, for the collector to find at each of many allocations."""
     script = start(
         """
         import gc
@@ -182,7 +182,7 @@ def test_the_collector_may_run_while_the_engine_is_locked() -> None:
 @pytest.mark.parametrize(
     "state", [pytest.param("idle", marks=pytest.mark.slow), "busy"]
 )
-def test_a_forked_trainer_may_run_the_pipeline_for_itself(
+def test_a_forked_trainer_may_run_the_pipeline_by_itself(
     workers: str, state: str
 ) -> None:
     script = start(

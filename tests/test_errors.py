@@ -1,4 +1,4 @@
-"""Exceptions of user code: which one, where it says it was, and when it comes."""
+"""Exceptions in user code: which one is raised, where it says it was, and when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def failing(kind: Kind, *bad: int, error: Any = BadSample, **batch: Any) -> ps.Pipeline:
-    """Return a pipeline over 0 to 39, in batches of 8, that raises on some."""
+    """Return a pipeline over 0 to 39 in batches of 8 that raises on some samples."""
     return (
         ps.Pipeline.from_dataset(Numbers(40), **kind)
         .map(fails_on(*bad, error=error), **kind, name="check")
@@ -66,35 +66,39 @@ def test_an_exception_keeps_its_type_and_arguments(kind: Kind) -> None:
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """Lets nobody change it."""
+    """Refuses every change."""
 
     index: int
 
 
 class Mute(Exception):
-    """Takes no notes."""
+    """Refuses notes."""
 
     def add_note(self, note: str) -> None:
         raise RuntimeError(note)
 
 
 @pytest.mark.parametrize("error", [Frozen, Mute])
-def test_an_exception_that_lets_nobody_change_it_comes_as_it_is(
+def test_an_exception_that_refuses_changes_is_raised_unchanged(
     kind: Kind, error: type[Exception]
 ) -> None:
     raised = first_error(failing(kind, 21, error=error))
-    quoted = error is Frozen and kind.get("executor") == "process"  # by no pickle
+    quoted = (
+        error is Frozen and kind.get("executor") == "process"
+    )  # it cannot be pickled
     assert type(raised) is (ps.errors.WorkerError if quoted else error)
     assert "sample index 21" in notes(raised)
 
 
-def test_it_says_the_stage_the_sample_and_the_batch(kind: Kind) -> None:
+def test_an_exception_names_the_stage_the_sample_and_the_batch(kind: Kind) -> None:
     said = notes(first_error(failing(kind, 21)))
     assert "Map(ID:1) check" in said
     assert "sample index 21 (epoch 0, step 2, row 5 of the batch)" in said
 
 
-def test_after_a_shuffle_it_says_the_index_into_the_dataset(kind: Kind) -> None:
+def test_after_a_shuffle_an_exception_names_the_index_into_the_dataset(
+    kind: Kind,
+) -> None:
     pipe = (
         ps.Pipeline.from_dataset(Numbers(40), **kind)
         .shuffle(seed=0)
@@ -111,7 +115,7 @@ def test_the_traceback_leads_to_the_line_that_raised(kind: Kind) -> None:
     assert "raise error(sample[1])" in text
 
 
-def test_its_traceback_has_the_users_frames_alone(kind: Kind) -> None:
+def test_the_traceback_has_only_the_users_frames(kind: Kind) -> None:
     error = first_error(failing(kind, 21))
     told = [error, error.__cause__] if error.__cause__ else [error]
     files = re.findall(r'File "(.*)", line', "".join(map(traces, told)))
@@ -120,11 +124,11 @@ def test_its_traceback_has_the_users_frames_alone(kind: Kind) -> None:
 
 
 def traces(error: BaseException) -> str:
-    """Return what is printed of one exception, without those before it."""
+    """Return what is printed for one exception, without its causes."""
     return "".join(traceback.format_exception(error, chain=False))
 
 
-def test_an_exception_of_the_dataset_names_the_reading_stage(kind: Kind) -> None:
+def test_an_error_in_the_dataset_names_the_reading_stage(kind: Kind) -> None:
     class Torn(Numbers):
         def __getitem__(self, index: int) -> Any:
             if index == 21:
@@ -137,14 +141,14 @@ def test_an_exception_of_the_dataset_names_the_reading_stage(kind: Kind) -> None
     assert "Dataset(ID:0) Torn, sample index 21" in notes(error)
 
 
-def test_an_exception_of_a_predicate_names_the_filter(kind: Kind) -> None:
+def test_an_exception_in_a_predicate_names_the_filter(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(40), **kind)
     error = first_error(pipe.filter(fails_on(21), **kind, name="keep").batch(8))
     assert type(error) is BadSample
     assert "Filter(ID:1) keep, sample index 21" in notes(error)
 
 
-def test_an_exception_of_an_iterable_is_the_users_own() -> None:
+def test_an_exception_in_an_iterable_is_the_users_own() -> None:
     class Torn(Counting):
         def __iter__(self) -> Any:
             yield from ((np.ones(2), index) for index in range(10))
@@ -157,7 +161,7 @@ def test_an_exception_of_an_iterable_is_the_users_own() -> None:
             next(loop)
 
 
-def test_an_exception_of_a_collate_fn_names_the_batch_stage(kind: Kind) -> None:
+def test_an_exception_in_a_collate_fn_names_the_batch_stage(kind: Kind) -> None:
     def refuse(samples: list[Any]) -> Any:
         raise BadSample(len(samples))
 
@@ -172,7 +176,7 @@ def test_the_first_row_that_failed_is_the_one_raised(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("error", [UnpicklableError, Tongue])
-def test_an_exception_no_pickle_can_carry_is_quoted(error: type[Exception]) -> None:
+def test_an_exception_that_cannot_be_pickled_is_quoted(error: type[Exception]) -> None:
     def make(index: int) -> Exception:
         return error(index, "odd") if error is UnpicklableError else error(index)
 
@@ -202,7 +206,9 @@ def test_the_exceptions_cause_is_shown(kind: Kind) -> None:
 # When it comes
 
 
-def test_it_is_raised_when_its_batch_is_due_and_not_before(kind: Kind) -> None:
+def test_an_exception_is_raised_when_its_batch_is_due_and_not_before(
+    kind: Kind,
+) -> None:
     with failing(kind, 16) as pipe:
         loop = iter(pipe)
         assert list(indices([next(loop), next(loop)])) == [
@@ -227,7 +233,7 @@ def test_the_next_call_goes_on_with_the_batch_after(kind: Kind) -> None:
     assert found == [3, [*range(8, 16)], 16, [*range(24, 32)], 39]
 
 
-def test_the_epoch_after_an_error_is_whole(kind: Kind) -> None:
+def test_the_epoch_after_an_error_is_complete(kind: Kind) -> None:
     broken = True
 
     def once(sample: Any) -> Any:
@@ -243,7 +249,7 @@ def test_the_epoch_after_an_error_is_whole(kind: Kind) -> None:
         assert len(list(pipe)) == 5
 
 
-def test_state_after_an_error_leads_to_the_batch_that_failed(kind: Kind) -> None:
+def test_a_state_after_an_error_leads_to_the_batch_that_failed(kind: Kind) -> None:
     with failing(kind, 16) as pipe:
         loop = iter(pipe)
         next(loop)
@@ -253,8 +259,8 @@ def test_state_after_an_error_leads_to_the_batch_that_failed(kind: Kind) -> None
         assert pipe.state_dict()["batch"] == 2
 
 
-def test_once_the_exception_is_dropped_so_are_the_workers() -> None:
-    """Without the collector's help: the exception must not be part of a cycle."""
+def test_workers_end_once_the_exception_is_dropped() -> None:
+    """They end without the collector: the exception must not be part of a cycle."""
     pipe = failing(WORKERS["2 threads"], 3)
     gc.collect()
     gc.disable()
@@ -276,7 +282,7 @@ def test_system_exit_in_user_code_reaches_the_trainer(kind: Kind) -> None:
     assert error.code == 3
 
 
-def test_system_exit_is_no_bad_sample(kind: Kind) -> None:
+def test_system_exit_is_not_a_bad_sample(kind: Kind) -> None:
     pipe = failing(
         kind,
         21,
@@ -287,7 +293,7 @@ def test_system_exit_is_no_bad_sample(kind: Kind) -> None:
     assert type(first_error(pipe)) is SystemExit
 
 
-def test_keyboard_interrupt_is_no_bad_sample() -> None:
+def test_keyboard_interrupt_is_not_a_bad_sample() -> None:
     pipe = failing(
         WORKERS["inline"],
         21,
@@ -298,7 +304,7 @@ def test_keyboard_interrupt_is_no_bad_sample() -> None:
     assert type(first_error(pipe)) is KeyboardInterrupt
 
 
-def test_a_user_process_tells_a_commands_exit_code(kind: Kind) -> None:
+def test_user_code_sees_the_exit_code_of_its_own_command(kind: Kind) -> None:
     def fail(sample: Any) -> int:
         return subprocess.run([sys.executable, "-c", "exit(3)"], check=False).returncode
 
@@ -310,7 +316,7 @@ def test_a_user_process_tells_a_commands_exit_code(kind: Kind) -> None:
 # Bad samples may be substituted
 
 
-def test_substitutes_are_the_batchs_next_rows_and_are_marked(kind: Kind) -> None:
+def test_substitutes_are_the_next_rows_of_the_batch_and_are_marked(kind: Kind) -> None:
     bad = 1, 6, 7, 22
     with failing(kind, *bad, on_error="substitute", error_budget=0.2) as pipe:
         batches = list(pipe)
@@ -327,11 +333,11 @@ def test_substitutes_are_the_batchs_next_rows_and_are_marked(kind: Kind) -> None
     assert values == list(indices(batches))
 
 
-def test_a_tail_without_a_healthy_row_is_filled_with_the_nearest_sample_before(
+def test_a_tail_without_a_healthy_row_repeats_the_last_healthy_sample(
     kind: Kind,
 ) -> None:
     def refuse(sample: Any) -> Any:
-        if sample[1] in (9, 10):  # a tail of one row, and the sample before it
+        if sample[1] in (9, 10):  # the tail of one row, and the sample before it
             raise ValueError(sample[1])
         return sample
 
@@ -350,7 +356,7 @@ def test_the_stamp_of_the_pipeline_shows_substitutes_too(kind: Kind) -> None:
         assert pipe.plan.substituted == (1,)
 
 
-def test_what_is_beyond_the_error_budget_is_raised(kind: Kind) -> None:
+def test_errors_beyond_the_error_budget_are_raised(kind: Kind) -> None:
     pipe = failing(kind, 1, 9, 17, on_error="substitute", error_budget=0.05)
     with pipe:
         loop = iter(pipe)
@@ -368,12 +374,12 @@ def test_each_epoch_has_its_own_error_budget(kind: Kind) -> None:
         assert [len(list(pipe)) for _ in range(3)] == [5, 5, 5]
 
 
-def test_a_batch_of_failures_alone_is_raised(kind: Kind) -> None:
+def test_a_batch_in_which_every_sample_fails_is_raised(kind: Kind) -> None:
     pipe = failing(kind, *range(8, 16), on_error="substitute", error_budget=1.0)
     assert first_error(pipe).args == (8,)
 
 
-def test_samples_of_an_iterable_may_be_left_out_within_the_budget() -> None:
+def test_failed_samples_of_an_iterable_are_left_out_within_the_budget() -> None:
     pipe = ps.Pipeline.from_dataset(Counting(40)).map(fails_on(5, 9))
     with pipe.batch(8, on_error="substitute", error_budget=0.2) as batched:
         found = [index for batch in indices(batched) for index in batch]
@@ -428,7 +434,9 @@ def test_a_sample_that_kills_its_worker_again_and_again_is_named() -> None:
     assert "Map(ID:1) crash, sample index 21 (" in notes(caught.value)
 
 
-def test_a_killed_template_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:
+def test_a_killed_fork_server_is_replaced_and_its_work_done_again(
+    tmp_path: Path,
+) -> None:
     crashed = tmp_path / "crashed"
 
     def crash(sample: Any) -> Any:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def steps_in(folder: Path) -> list[list[int]]:
-    """Return the ids of each step that was written whole, one after the other."""
+    """Return the ids of each step that was written completely, in order."""
     path = folder / "steps.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     rows = []
@@ -65,13 +65,15 @@ def training(folder: Path, ranks: int) -> Iterator[psutil.Process]:
             psutil.wait_procs(ranks_left, timeout=10)
 
 
-def test_a_killed_rank_and_then_other_ranks_do_each_sample_once(tmp_path: Path) -> None:
+def test_each_sample_is_done_once_despite_a_killed_rank_and_other_ranks(
+    tmp_path: Path,
+) -> None:
     with training(tmp_path, 4) as launcher:
         wait_for(tmp_path, 17)
         ranks = launcher.children()
         ranks[2].kill()
         psutil.wait_procs(ranks, timeout=30)
-        wait_for(tmp_path, 40)  # torchrun has restarted them
+        wait_for(tmp_path, 40)  # torchrun has restarted the ranks
     before = steps_in(tmp_path)
     assert 40 <= len(before) < SAMPLES // 24
     done = torchrun(
@@ -87,7 +89,7 @@ def test_a_killed_rank_and_then_other_ranks_do_each_sample_once(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "from step" in done.stdout
     after = steps_in(tmp_path)
-    assert after[:35] == before[:35]  # what was committed is not done again
+    assert after[:35] == before[:35]  # committed steps are not repeated
     assert sorted(chain.from_iterable(after)) == list(range(SAMPLES))
 
 
@@ -110,7 +112,7 @@ def test_resnet_follows_its_policy(tmp_path: Path, ranks: int) -> None:
 
 
 def learnt(done: subprocess.CompletedProcess[str], told: str) -> None:
-    """Check that a script ended well, said what it has checked, and learnt."""
+    """Assert that a script ended well, said what it had checked, and learnt."""
     assert done.returncode == 0, done.stderr
     assert told in done.stdout
     first, last = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", done.stdout, re.MULTILINE)[
@@ -129,13 +131,13 @@ CHECKED = {
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_an_example_is_given_what_it_should_be_and_learns(name: str) -> None:
+def test_an_example_gets_the_right_data_and_learns(name: str) -> None:
     ranks, told = CHECKED[name]
     done = torchrun(ranks, EXAMPLES / f"{name}.py", timeout_s=100)
     learnt(done, told)
     if name == "parameter_server":
         (apart,) = re.findall(r"at most (\d+) apart", done.stdout)
-        assert int(apart) > 1  # nobody waited for the others
+        assert int(apart) > 1  # no rank waited for the others
 
 
 @pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers"])

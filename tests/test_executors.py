@@ -1,4 +1,4 @@
-"""Whatever works on them, the batches are the same, bytes included."""
+"""Batches are the same to the byte, whichever workers make them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_two_epochs_are_byte_identical_under_all_workers(
     assert two_epochs(augmented(chosen, chosen)) == expected
 
 
-def test_workers_go_on_with_what_the_trainer_reads_while_it_computes() -> None:
-    """It reads nothing between two calls of `next`, so it must read ahead in each."""
+def test_workers_have_enough_to_do_while_the_trainer_computes() -> None:
+    """The trainer reads nothing between two calls of `next`: each must read ahead."""
     began = [threading.Event() for _ in range(1000)]
 
     def note(sample: tuple[Any, int]) -> tuple[Any, int]:
@@ -68,14 +68,14 @@ def test_workers_go_on_with_what_the_trainer_reads_while_it_computes() -> None:
         ("16 threads", "1 thread"),
     ],
 )
-def test_stages_of_different_kinds_hand_on_the_same_bytes(
+def test_stages_with_different_workers_pass_on_the_same_bytes(
     first: str, second: str, expected: str
 ) -> None:
     assert two_epochs(augmented(WORKERS[first], WORKERS[second])) == expected
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
-def test_how_far_ahead_is_loaded_changes_no_byte(
+def test_the_prefetch_size_changes_no_byte(
     prefetch: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ps.config, "_settings", ps.config.settings())
@@ -105,7 +105,7 @@ def test_epochs_differ_in_order_and_in_draws() -> None:
 
 
 @pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
-def test_samples_that_take_unequal_time_come_in_order(workers: str) -> None:
+def test_samples_of_unequal_duration_come_in_order(workers: str) -> None:
     def uneven(sample: Any, rng: Any) -> Any:
         return waits(sample, wait_s=0.003 * float(rng.random()) ** 4)
 
@@ -126,7 +126,7 @@ def test_a_slow_function_starts_inline_and_moves_to_threads() -> None:
 
 
 class Late:
-    """One sample is read only once another one, many batches later, has been."""
+    """One sample waits until another one, many batches later, has been read."""
 
     def __init__(self, length: int, waits: int, until: int) -> None:
         self._length, self._waits, self._until = length, waits, until
@@ -196,7 +196,7 @@ def test_samples_of_any_dtype_come_from_worker_processes(dtype: torch.dtype) -> 
 
 
 class Meets:
-    """Notes whether two of its kind are ever packed, or unpacked, at one time."""
+    """Records whether two of its kind are ever packed, or unpacked, at one time."""
 
     changed = threading.Condition()
     inside = 0
@@ -238,7 +238,7 @@ def same(sample: Any) -> Any:
 
 @pytest.mark.parametrize("make", [packed, unpacked])
 def test_no_lock_is_held_while_a_sample_is_packed_or_unpacked(make: Any) -> None:
-    ps.set_cpu_budget(1)  # so the lanes of one process work on it
+    ps.set_cpu_budget(1)  # so the lanes of one process work on the batch
     far = {"executor": "process", "num_parallel_workers": 4}
     pipe = ps.Pipeline.from_dataset(range(64), executor="inline")
     if make is packed:

@@ -1,4 +1,4 @@
-"""What each package exports is what it says it exports."""
+"""Each package exports what its `__all__` says."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def test_the_root_exports_exactly_its_public_names() -> None:
 
 
 def is_bystander(name: str, value: object) -> bool:
-    """Whether importing leaves it in the root without anyone having exported it."""
+    """Return whether it is in the root only because something imported it."""
     if isinstance(value, ModuleType):
         return name not in penstock.__all__ and value.__name__ == f"penstock.{name}"
-    return name == "annotations"  # from __future__
+    return name == "annotations"  # it comes from __future__
 
 
 def loaded(modules: dict[str, Path]) -> list[ModuleType]:
-    """All modules, imported."""
+    """Import and return all modules."""
     return [importlib.import_module(name) for name in modules]
 
 
 def exports(module: ModuleType) -> list[str]:
-    """Its `__all__`; empty where it has none."""
+    """Return its `__all__`, or nothing."""
     return list(getattr(module, "__all__", []))
 
 
 def as_ruff_sorts(name: str) -> tuple[int, str]:
-    """Constants, then classes, then the rest (ruff's rule RUF022)."""
+    """Sort constants first, then classes, then the rest (ruff's rule RUF022)."""
     if name.isupper():
         return 0, name
     return (1 if name[0].isupper() else 2), name

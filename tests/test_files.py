@@ -1,4 +1,4 @@
-"""Files by URL: from disk, from memory, and from a web server that takes its time."""
+"""Files by URL: from disk, from memory, and from a slow web server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTENTS = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}
 
 @pytest.fixture(scope="module", autouse=True)
 def own_thread_of_fsspec() -> None:
-    """It is started once a process, for good, by what is not read in a loop of ours."""
+    """Start fsspec's loop for reads outside ours; it lasts as long as the process."""
     fsspec.asyn.get_loop()
 
 
@@ -70,7 +70,7 @@ def executor_of(pipe: ps.Pipeline) -> str:
 
 
 @pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
-def test_files_of_a_disk_come_whole_and_in_order(
+def test_files_from_a_disk_arrive_whole_and_in_order(
     folder: Path, kind: Mapping[str, Any]
 ) -> None:
     pipe = ps.Pipeline.from_files(below(folder), **kind).batch(8)
@@ -78,7 +78,7 @@ def test_files_of_a_disk_come_whole_and_in_order(
 
 
 @pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
-def test_files_in_memory_come_whole_and_in_order(
+def test_files_in_memory_arrive_whole_and_in_order(
     memory: str, kind: Mapping[str, Any]
 ) -> None:
     pipe = ps.Pipeline.from_files(below(memory), **kind).batch(8)
@@ -86,14 +86,14 @@ def test_files_in_memory_come_whole_and_in_order(
 
 
 @pytest.mark.parametrize("kind", [{}, *KINDS.values()], ids=["auto", *KINDS])
-def test_files_of_a_web_server_come_whole_and_in_order(
+def test_files_from_a_web_server_arrive_whole_and_in_order(
     web: HttpStore, kind: Mapping[str, Any]
 ) -> None:
     pipe = ps.Pipeline.from_files(below(web.url), **kind).batch(8)
     assert contents(pipe) == [*CONTENTS.values()]
 
 
-def test_a_pattern_gives_the_files_that_match_sorted(folder: Path, memory: str) -> None:
+def test_a_pattern_gives_its_matches_in_sorted_order(folder: Path, memory: str) -> None:
     for place in (folder, memory):
         pipe = ps.Pipeline.from_files(f"{place}/*.bin").batch(8)
         assert contents(pipe) == [*CONTENTS.values()]
@@ -104,7 +104,7 @@ def test_two_stars_match_files_in_folders_below(folder: Path) -> None:
     assert contents(pipe) == [*CONTENTS.values(), b"deep"]
 
 
-def test_paths_are_those_of_the_folder_where_it_was_written(
+def test_paths_are_relative_to_the_folder_where_they_were_given(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -113,7 +113,7 @@ def test_paths_are_those_of_the_folder_where_it_was_written(
     assert contents(pipe) == [CONTENTS["003.bin"], CONTENTS["005.bin"]]
 
 
-def test_files_in_an_archive_are_chained_to_it(tmp_path: Path) -> None:
+def test_files_in_an_archive_are_read_by_chained_urls(tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
@@ -136,7 +136,7 @@ def test_a_web_server_is_read_in_an_event_loop_and_a_disk_by_threads(
 
 
 def test_as_many_requests_are_in_flight_as_there_are_workers() -> None:
-    """More than aiohttp allows if it is not told."""
+    """There are more than aiohttp allows by default."""
     with served(CONTENTS, latency_s=0.2) as store:
         urls = below(store.url) * 10
         settings: dict[str, Any] = {"num_parallel_workers": 150, "hedge": False}
@@ -146,8 +146,8 @@ def test_as_many_requests_are_in_flight_as_there_are_workers() -> None:
     assert 100 < store.most <= 150
 
 
-def test_a_reader_of_a_web_server_may_be_any_pipelines(web: HttpStore) -> None:
-    """Each has a loop of its own, and so a session of its own."""
+def test_several_pipelines_may_use_one_reader_of_a_web_server(web: HttpStore) -> None:
+    """Each has a loop of its own and therefore a session of its own."""
     pipe = ps.Pipeline.from_files(below(web.url))
     with pipe.batch(8) as first, pipe.shuffle(seed=1).batch(8) as second:
         both = [(a, b) for a, b in zip(first, second, strict=True)]
@@ -182,7 +182,7 @@ def test_labels_go_with_their_files(folder: Path) -> None:
     assert found == dict(enumerate(CONTENTS.values()))
 
 
-def test_labels_go_with_what_is_awaited(web: HttpStore) -> None:
+def test_labels_go_with_awaited_files(web: HttpStore) -> None:
     pipe = ps.Pipeline.from_files(below(web.url), [*range(40)]).batch(40)
     with pipe:
         (batch,) = pipe
@@ -191,7 +191,7 @@ def test_labels_go_with_what_is_awaited(web: HttpStore) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])
-def test_a_resumed_loop_goes_on_where_it_was_left(
+def test_a_resumed_loop_continues_where_it_was_left(
     place: str, folder: Path, web: HttpStore
 ) -> None:
     urls = below(folder if place == "folder" else web.url)
@@ -228,7 +228,7 @@ def test_a_missing_file_belongs_to_its_row(
     assert "Files(ID:0) read, sample index 21" in caught.value.__notes__[0]
 
 
-def test_a_server_that_does_not_answer_is_waited_for_as_long_as_said() -> None:
+def test_the_timeout_bounds_the_wait_for_a_silent_server() -> None:
     with served(CONTENTS, latency_s=3600) as store:
         pipe = ps.Pipeline.from_files(below(store.url), timeout=0.1).batch(8)
         with pipe, pytest.raises(TimeoutError, match=r"timeout` of 0\.1 s"):
@@ -241,7 +241,7 @@ SOON: dict[str, Any] = {"backoff": 0.001}
 
 
 def alone(pipe: ps.Pipeline) -> ps.Pipeline:
-    """Nothing is read ahead for the next epoch."""
+    """Return the pipeline without reading ahead for the next epoch."""
     return pipe.options(persistent_workers=False)
 
 
@@ -252,15 +252,13 @@ def test_transient_errors_are_retried_until_they_pass(fault: Fault, kind: Any) -
     with served(CONTENTS, faults=faults) as store:
         pipe = ps.Pipeline.from_files(below(store.url), executor=kind, **SOON)
         assert contents(alone(pipe.batch(8))) == [*CONTENTS.values()]
-        assert (
-            store.asked["021.bin"] == 4 or fault == "reset"
-        )  # aiohttp asks again, too
+        assert store.asked["021.bin"] == 4 or fault == "reset"  # aiohttp retries, too
         assert store.asked["001.bin"] == 1
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_does_not_pass_is_an_error_after_as_many_tries_as_said(
+def test_a_fault_that_does_not_pass_is_an_error_after_the_given_tries(
     fault: Fault, kind: Any
 ) -> None:
     with served(CONTENTS, faults={"001.bin": [fault] * 9}) as store:
@@ -290,7 +288,7 @@ def test_lasting_errors_are_not_retried(status: int, kind: Any) -> None:
 
 
 class ConnectionLostError(Exception):
-    """Stands for botocore's, which are no `OSError`."""
+    """Stands for botocore's exceptions, which are not an `OSError`."""
 
 
 class AnswerError(Exception):
@@ -317,7 +315,7 @@ def as_s3fs_raises(status: int) -> OSError:
     ],
     ids=repr,
 )
-def test_what_an_object_store_raises_is_judged_by_what_it_answered(
+def test_an_object_stores_error_is_judged_by_the_answer_in_it(
     error: Exception,
     passes: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
@@ -329,7 +327,7 @@ def test_what_an_object_store_raises_is_judged_by_what_it_answered(
     assert may_pass(error) == passes
 
 
-def test_all_tries_together_take_as_long_as_said() -> None:
+def test_the_timeout_bounds_all_tries_together() -> None:
     with served(CONTENTS, faults={"001.bin": ["stall"] * 9}) as store:
         pipe = ps.Pipeline.from_files(below(store.url)[:2], timeout=0.3)
         with (
@@ -339,7 +337,7 @@ def test_all_tries_together_take_as_long_as_said() -> None:
             list(batches)
 
 
-def test_a_connection_that_stalls_is_tried_again(
+def test_a_connection_that_stalls_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(penstock.pipeline.sources.files, "STALLED_S", 0.1)
@@ -378,7 +376,7 @@ def test_a_body_is_not_read_beyond_its_bound(
 def test_a_folder_that_cannot_be_listed_is_refused_by_name_and_cure(
     url: str, message: str
 ) -> None:
-    for root in (url, Path(url)):  # which makes one slash of two
+    for root in (url, Path(url)):  # Path makes one slash of two
         with pytest.raises(ps.SpecError, match=message):
             ps.Pipeline.from_folder(root)
 
@@ -401,7 +399,7 @@ def test_a_folder_that_cannot_be_listed_is_refused_by_name_and_cure(
         (["http://a"], {"executor": "async", "timeout": -1}, "`timeout`"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_once(
+def test_files_that_cannot_be_read_are_refused_at_once(
     urls: Any, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ps.SpecError, match=text):
@@ -411,7 +409,9 @@ def test_what_cannot_be_read_is_refused_at_once(
 # What it looks like
 
 
-def test_it_prints_as_what_made_it(folder: Path, monkeypatch: Any) -> None:
+def test_a_pipeline_of_files_prints_as_the_code_that_makes_it(
+    folder: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(folder)
     listed = ps.Pipeline.from_files(below(folder), range(40), name="raw")
     assert repr(listed) == "Pipeline.from_files(<40 urls>, <40 labels>, name='raw')"
@@ -420,7 +420,7 @@ def test_it_prints_as_what_made_it(folder: Path, monkeypatch: Any) -> None:
     assert told == "Pipeline.from_files('*.bin', retries=1, max_bytes=9, name='raw')"
 
 
-def test_files_travel_as_text(folder: Path) -> None:
+def test_files_are_pickled_as_text(folder: Path) -> None:
     files = find_files(below(folder), range(40), None, "auto")
     assert files[3] == (CONTENTS["003.bin"], 3)
     again = pickle.loads(pickle.dumps(files))  # noqa: S301 our own
@@ -432,6 +432,6 @@ def test_files_travel_as_text(folder: Path) -> None:
     assert repr(waiting) == "<AsyncFiles http: 1 files>"
 
 
-def test_nothing_is_opened_to_describe_them() -> None:
+def test_describing_files_opens_nothing() -> None:
     """The trainer forks when the loop begins, and connections do not survive it."""
     assert len(find_files(["http://no-such-host/a"] * 1000, None, None, "auto")) == 1000

@@ -1,4 +1,4 @@
-"""What is decided at run time: filters, and datasets without an index."""
+"""Batches formed at run time: filters, and datasets without an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def uneven(sample: Sample) -> bool:
-    """Keep few of the first half and most of the second."""
+    """Keep few samples of the first half and most of the second."""
     return sample[1] % 5 == 0 if sample[1] < 40 else sample[1] % 7 > 0
 
 
@@ -53,7 +53,7 @@ def test_filtered_batches_are_byte_identical(workers: Kind) -> None:
 
 
 class Flaky:
-    """An iterable whose tenth sample of 40 cannot be had."""
+    """An iterable whose tenth sample of 40 fails."""
 
     def __init__(self, *, goes_on: bool) -> None:
         self.goes_on = goes_on
@@ -68,7 +68,7 @@ class Flaky:
         return numbers if self.goes_on else (n for n in numbers)
 
 
-def test_a_substituted_error_of_an_iterable_ends_no_epoch() -> None:
+def test_a_substituted_error_in_an_iterable_does_not_end_the_epoch() -> None:
     pipe = ps.Pipeline.from_dataset(Flaky(goes_on=True))
     with pipe.batch(4, on_error="substitute", error_budget=0.1) as pipe:
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_an_epoch_cut_short_by_an_error_says_so() -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_an_error_of_an_iterable_is_raised_once_and_what_follows_is_torchs(
+def test_an_error_in_an_iterable_is_raised_once_then_it_goes_on_as_in_torch(
     *, goes_on: bool
 ) -> None:
     with ps.Pipeline.from_dataset(Flaky(goes_on=goes_on)).batch(4) as pipe:
@@ -97,7 +97,7 @@ def test_an_error_of_an_iterable_is_raised_once_and_what_follows_is_torchs(
     assert rest[-1:] == ([39] if goes_on else [])
 
 
-def test_a_filter_draws_no_randomness_away_from_those_behind_it() -> None:
+def test_a_filter_changes_no_draws_of_the_stages_after_it() -> None:
     def noise(pipe: ps.Pipeline) -> dict[int, list[float]]:
         with pipe.map(augment).batch(1) as single:
             return {int(b[1]): b[0].tolist() for b in single}
@@ -137,7 +137,7 @@ def test_a_filtered_pipeline_has_no_length() -> None:
         len(ps.Pipeline.from_dataset(Numbers(80)).filter(uneven).batch(8))
 
 
-def test_over_ranks_a_filter_is_refused_and_select_is_advised() -> None:
+def test_a_filter_over_ranks_is_refused_with_advice_to_use_select() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(80), shard=ps.Shard(0, 2)).filter(uneven)
     with pytest.raises(ps.SpecError, match=r"got 2 ranks.*use select\(\)"):
         iter(pipe.batch(8))
@@ -153,12 +153,12 @@ def test_an_iterable_is_read_in_its_order_once_an_epoch(workers: Kind) -> None:
         assert [list(indices(pipe)) for _ in range(3)] == [expected] * 3
 
 
-def test_an_iterable_whose_end_falls_on_a_batchs_has_no_empty_batch() -> None:
+def test_an_iterable_that_ends_with_a_full_batch_has_no_empty_batch() -> None:
     with ps.Pipeline.from_dataset(Counting(32)).batch(8) as pipe:
         assert [len(list(pipe)) for _ in range(2)] == [4, 4]
 
 
-def test_the_bytes_behind_an_iterable_are_the_same_under_all_workers(
+def test_batches_after_an_iterable_are_the_same_under_all_workers(
     workers: Kind,
 ) -> None:
     def digests(kind: Kind) -> list[str]:
@@ -169,12 +169,12 @@ def test_the_bytes_behind_an_iterable_are_the_same_under_all_workers(
     assert digests(workers) == digests(WORKERS["inline"])
 
 
-def test_take_of_an_iterable_ends_it_early() -> None:
+def test_take_ends_an_iterable_early() -> None:
     with ps.Pipeline.from_dataset(Counting(10**9)).take(20).batch(8) as pipe:
         assert [list(indices(pipe)) for _ in range(2)] == [batched([*range(20)], 8)] * 2
 
 
-def test_a_loop_over_an_iterable_may_be_left_and_begun_anew() -> None:
+def test_a_loop_over_an_iterable_may_be_left_and_restarted() -> None:
     with ps.Pipeline.from_dataset(Counting(30)).batch(8) as pipe:
         for _ in pipe:
             break
@@ -204,7 +204,7 @@ def test_an_empty_iterable_gives_empty_epochs() -> None:
 
 
 @pytest.mark.parametrize("stage", ["shuffle", "repeat", "select"])
-def test_what_needs_an_index_is_refused_after_an_iterable(stage: str) -> None:
+def test_a_stage_that_needs_an_index_is_refused_after_an_iterable(stage: str) -> None:
     pipe = ps.Pipeline.from_dataset(Counting(10))
     arguments: dict[str, tuple[Any, ...]] = {"repeat": (2,), "select": ([1],)}
     with pytest.raises(ps.SpecError, match=f"{stage}.*needs samples with an index"):

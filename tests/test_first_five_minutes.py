@@ -1,4 +1,4 @@
-"""The first five minutes of somebody who has a training script and a slow dataset."""
+"""The first five minutes of a user with a training script and a slow dataset."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ print("---")
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> tuple[Path, Path]:
-    """The script as it was, and with one import changed and one line more."""
+    """Write the script as it was, and with one import changed and one line added."""
     before, after = tmp_path / "before.py", tmp_path / "train.py"
     before.write_text(SCRIPT)
     after.write_text(SCRIPT.replace(ONE_LINE[0], CHANGED) + ENDING)
@@ -82,7 +82,7 @@ def run(script: Path, epochs: int, bad: int = -1) -> tuple[str, str, int]:
     return done.stdout, done.stderr, done.returncode
 
 
-def test_one_import_changes_nothing_but_tells_what_is_slow_and_mends_it(
+def test_one_import_reports_and_fixes_what_is_slow_and_changes_nothing_else(
     scripts: tuple[Path, Path],
 ) -> None:
     before, after = scripts
@@ -101,12 +101,12 @@ def test_one_import_changes_nothing_but_tells_what_is_slow_and_mends_it(
     assert "Warning" not in told
     assert all(line.startswith("[autotune] train: ") for line in told.splitlines())
 
-    # Minute 2: something true that they did not know, and it is faster.
+    # Minute 2: they learn something true that they did not know, and it is faster.
     assert re.search(r"input-bound: waiting \d+% of each step \(Photos \d+%", told)
     assert re.search(r"kept: \d+ -> \d+ samples/s, trainer wait \d+% -> \d+%", told)
     assert ours_s < torchs_s
 
-    # Minute 3: they ask, and it explains; the log tells the same afterwards.
+    # Minute 3: they ask and get an explanation; the log says the same afterwards.
     explained = ours.partition("--- explain\n")[2].partition("---\n")[0]
     assert "Dataset(ID:0) Photos" in explained
     assert re.search(r"^cause: ", explained, re.MULTILINE)
@@ -123,7 +123,7 @@ def test_one_import_changes_nothing_but_tells_what_is_slow_and_mends_it(
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
 
 
-def test_what_breaks_names_the_sample_and_ctrl_c_gives_the_prompt_back(
+def test_an_error_names_the_sample_and_ctrl_c_gives_the_prompt_back(
     scripts: tuple[Path, Path],
 ) -> None:
     _, after = scripts
@@ -132,7 +132,9 @@ def test_what_breaks_names_the_sample_and_ctrl_c_gives_the_prompt_back(
     traceback = told[told.rindex("Traceback") :]
     named = r"ValueError: not a JPEG\npenstock: in .*sample index 321"
     assert re.search(named, traceback)
-    assert told.count("ValueError: not a JPEG") <= 2  # here, and in its worker
+    assert (
+        told.count("ValueError: not a JPEG") <= 2
+    )  # in the trainer, and in its worker
 
     command = [sys.executable, str(after), "60", "-1"]
     with warm.Popen(
@@ -145,7 +147,7 @@ def test_what_breaks_names_the_sample_and_ctrl_c_gives_the_prompt_back(
     ) as process:
         assert process.stdout is not None
         line = ""
-        while not line.startswith("loss 1"):  # tuned, and with workers by now
+        while not line.startswith("loss 1"):  # tuned, and with workers meanwhile
             line = process.stdout.readline()
         workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What data draws from the global generators is sound, whoever makes the samples."""
+"""Draws from the global generators are sound, whichever workers make the samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GLOBAL: dict[str, Callable[[], float]] = {
 
 
 class Draws:
-    """Draws from a global generator; may end its process once."""
+    """Draws from a global generator, and may end its process once."""
 
     def __init__(self, draw: Callable[[], float], dies: Path | None = None) -> None:
         self.draw, self.dies = draw, dies
@@ -48,7 +48,7 @@ class Draws:
 
 
 def drawn(data: Draws, workers: int) -> list[float]:
-    """Two epochs of a pipeline, each with worker processes of its own."""
+    """Return two epochs of a pipeline, each with worker processes of its own."""
     pipe = ps.Pipeline.from_dataset(
         data, executor="process", num_parallel_workers=workers
     ).batch(8)
@@ -64,14 +64,14 @@ def test_no_two_worker_processes_draw_the_same(library: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("library", GLOBAL)
-def test_what_one_worker_process_draws_is_repeatable(library: str) -> None:
-    ps.set_enable_autotune(False)  # tuned, there may soon be more than one
+def test_draws_of_a_single_worker_process_are_repeatable(library: str) -> None:
+    ps.set_enable_autotune(False)  # with tuning there may soon be more than one
     data = Draws(GLOBAL[library])
     assert drawn(data, 1) == drawn(data, 1)
 
 
 @pytest.mark.parametrize("library", GLOBAL)
-def test_what_is_drawn_in_a_process_that_hosts_the_engine_is_not_the_trainers(
+def test_draws_in_the_engines_own_process_are_not_those_of_the_trainer(
     library: str,
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Draws(GLOBAL[library]), executor="thread")
@@ -81,7 +81,7 @@ def test_what_is_drawn_in_a_process_that_hosts_the_engine_is_not_the_trainers(
 
 
 class OfItsWorker(Draws):
-    """Draws from a generator that `worker_init_fn` has made."""
+    """Draws from a generator that a `worker_init_fn` makes."""
 
     def __init__(self) -> None:
         self.generator: Any = None
@@ -106,12 +106,12 @@ def test_generators_that_worker_init_fn_makes_differ_among_workers_and_epochs() 
     )
     drawn = samples(loader)
     for _ in range(3):
-        drawn += next(iter(loader)).tolist()  # and among loops that are left early
+        drawn += next(iter(loader)).tolist()  # and between loops that are left early
     assert len(set(drawn)) == 2 * LENGTH + 3 * 8
 
 
 @pytest.mark.parametrize("library", GLOBAL)
-def test_auto_leaves_a_pipeline_that_draws_to_the_trainer(library: str) -> None:
+def test_auto_leaves_a_pipeline_with_global_draws_to_the_trainer(library: str) -> None:
     data = Draws(GLOBAL[library])
     with ps.Pipeline.from_dataset(data).batch(8) as pipe:
         list(pipe)

@@ -1,4 +1,4 @@
-"""`host="process"`: the same batches, state and errors, from a child of the trainer."""
+"""`host="process"`: a child of the trainer gives equal batches, states and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_namedtuple_keeps_its_type() -> None:
 
 
 @pytest.mark.parametrize("data", [Numbers(60), Counting(60)], ids=["map", "iterable"])
-def test_what_a_filter_leaves_makes_the_same_batches(data: Any, kind: Kind) -> None:
+def test_batches_after_a_filter_are_the_same(data: Any, kind: Kind) -> None:
     source = ps.Pipeline.from_dataset(data)
     pipe = source.map(augment, **kind).filter(odd, **kind).batch(8)
     with pipe.options(host="trainer") as pipe:
@@ -89,7 +89,7 @@ def test_what_a_filter_leaves_makes_the_same_batches(data: Any, kind: Kind) -> N
         assert [digest(pipe), digest(pipe)] == expected
 
 
-def test_batches_are_on_the_device_asked_for() -> None:
+def test_batches_are_on_the_requested_device() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(8)).batch(8).to_device("meta")
     with pipe.options(host="process") as pipe:
         (batch,) = pipe
@@ -123,7 +123,7 @@ def test_set_epoch_break_and_a_new_loop_start_where_they_say(kind: Kind) -> None
         assert [digest(pipe), digest(pipe)] == [first, second]
 
 
-def test_workers_may_begin_anew_with_each_epoch() -> None:
+def test_workers_may_restart_with_each_epoch() -> None:
     data = [1, 2, 3, 4]
     pipe = ps.Pipeline.from_dataset(data, **WORKERS["3 processes"]).batch(4)
     with pipe.options(host="process", persistent_workers=False) as pipe:
@@ -181,7 +181,7 @@ def test_a_dataset_that_cannot_start_says_so_at_iter(
 # Memory
 
 
-def test_what_the_trainer_keeps_stays_and_costs_no_descriptor(kind: Kind) -> None:
+def test_batches_that_the_trainer_keeps_stay_and_cost_no_descriptor(kind: Kind) -> None:
     with hosted(kind, 800) as pipe:
         kept, seen = [], []
         for batch in pipe:
@@ -196,7 +196,7 @@ def test_what_the_trainer_keeps_stays_and_costs_no_descriptor(kind: Kind) -> Non
 # Tuning
 
 
-def test_knobs_turn_and_all_is_measured(kind: Kind) -> None:
+def test_knobs_can_be_turned_and_everything_is_measured(kind: Kind) -> None:
     with hosted(kind, 800) as pipe:
         loop = iter(pipe)
         head = [next(loop) for _ in range(10)]

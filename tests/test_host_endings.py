@@ -1,4 +1,4 @@
-"""`host="process"`: the child may die in mid loop, and outlives no one."""
+"""`host="process"`: the child may die within a loop, and never outlives the trainer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have most of what is due die with the child."""
+    """Make most of the batches that are due die with the child."""
     monkeypatch.setattr(serving, "MAX_AHEAD", serving.MIN_AHEAD)
 
 
@@ -69,7 +69,7 @@ def test_a_child_that_is_killed_between_epochs_is_replaced(kind: Kind) -> None:
 
 
 @pytest.mark.usefixtures("few_ahead")
-def test_an_error_is_told_once_though_the_child_dies_after_it() -> None:
+def test_an_error_is_raised_once_although_the_child_dies_after_it() -> None:
     with failing(WORKERS["inline"]) as pipe:
         loop = iter(pipe)
         for _ in range(2):
@@ -90,7 +90,7 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
 
 
 @pytest.mark.usefixtures("few_ahead")
-def test_the_tuners_side_survives_the_child() -> None:
+def test_tuning_survives_the_child() -> None:
     with hosted(WORKERS["2 threads"], 800) as pipe:
         loop = iter(pipe)
         next(loop)
@@ -103,14 +103,14 @@ def test_the_tuners_side_survives_the_child() -> None:
         assert run.observe() is not None
         for _ in range(5):
             next(loop)
-        assert run.observe() is None  # another engine, whose counters started over
+        assert run.observe() is None  # another engine, whose counters started at zero
         assert run.observe() is not None
 
 
 # The end
 
 
-def test_close_is_prompt_though_a_function_hangs(kind: Kind) -> None:
+def test_close_is_prompt_although_a_function_hangs(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(400)).map(hangs, **kind).batch(8)
     with pipe.options(host="process") as pipe:
         loop = iter(pipe)
@@ -122,7 +122,7 @@ def test_close_is_prompt_though_a_function_hangs(kind: Kind) -> None:
         assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
 
 
-def test_a_stopped_child_is_ended_all_the_same() -> None:
+def test_a_stopped_child_is_ended_too() -> None:
     with hosted(WORKERS["2 threads"], 400) as pipe:
         loop = iter(pipe)
         next(loop)
@@ -132,7 +132,7 @@ def test_a_stopped_child_is_ended_all_the_same() -> None:
         assert time.monotonic() - start_s < 5.0
 
 
-def test_a_pipeline_may_be_dropped_in_mid_loop() -> None:
+def test_a_pipeline_may_be_dropped_within_a_loop() -> None:
     pipe = hosted(WORKERS["2 threads"], 400)
     loop = iter(pipe)
     next(loop)
@@ -141,7 +141,7 @@ def test_a_pipeline_may_be_dropped_in_mid_loop() -> None:
     assert psutil.wait_procs([child], timeout=PROMPT_S)[1] == []
 
 
-def test_iterating_again_after_close_starts_anew(kind: Kind) -> None:
+def test_iterating_again_after_close_starts_over(kind: Kind) -> None:
     pipe = hosted(kind)
     first = digest(pipe)
     pipe.close()
@@ -149,7 +149,7 @@ def test_iterating_again_after_close_starts_anew(kind: Kind) -> None:
         assert [first, digest(pipe)] == epochs(2)
 
 
-def test_closing_while_others_ask_is_safe() -> None:
+def test_closing_while_others_use_the_pipeline_is_safe() -> None:
     pipe = hosted(WORKERS["2 threads"], 10_000)
     loop = iter(pipe)
     next(loop)
@@ -188,7 +188,7 @@ except KeyboardInterrupt:
 def trainer_of(
     kind: str,
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """Start a trainer in a process of its own; give it, in mid loop, and all its."""
+    """Start a trainer in its own process; yield it, in its loop, and its children."""
     with warm.Popen(
         [sys.executable, "-c", SCRIPT, kind],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,4 @@
-"""A wheel and an sdist, installed where nothing else of ours is."""
+"""A wheel and an sdist, installed where there is nothing else of ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(*command: object, folder: Path, quiet: bool = True, **environment: str) -> str:
-    """What a program prints; it must succeed and, if `quiet`, say nothing else."""
+    """Return what a program prints; it must succeed, without stderr if `quiet`."""
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         list(map(str, command)),
@@ -56,7 +56,7 @@ def run(*command: object, folder: Path, quiet: bool = True, **environment: str) 
 
 
 def build(root: Path, folder: Path, kind: str, compiler: dict[str, str]) -> Path:
-    """A distribution of the tree, made from a copy of it."""
+    """Build a distribution of the tree from a copy of it."""
     outputs = shutil.ignore_patterns(
         ".*", "build", "dist", "site", "*.egg-info", "*.so"
     )
@@ -82,10 +82,10 @@ def install(python: Path, file: Path, folder: Path, environment: dict[str, str])
 
 @pytest.fixture
 def clean_python(tmp_path: Path) -> Path:
-    """A Python that has what penstock needs, and not penstock.
+    """Return a Python that has what penstock needs, but not penstock.
 
-    Its own site-packages come first; those of the tests follow as a plain folder, in
-    which no `.pth` file is read: neither is an editable install found.
+    Its own site-packages come first; those of the tests follow as a plain folder. No
+    `.pth` file is read there, so an editable install is not found.
     """
     home = tmp_path / "clean"
     venv.create(home, with_pip=False, symlinks=True)
@@ -99,7 +99,7 @@ def clean_python(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("kind", HOOKS)
-def test_it_installs_and_runs_with_and_without_the_extension(
+def test_a_distribution_installs_and_runs_with_and_without_the_extension(
     root: Path, tmp_path: Path, clean_python: Path, kind: str, compiler: str
 ) -> None:
     environment = COMPILERS[compiler]
@@ -109,7 +109,7 @@ def test_it_installs_and_runs_with_and_without_the_extension(
     (tmp_path / "built").mkdir()
     file = build(root, tmp_path / "built", kind, environment)
     said = install(clean_python, file, tmp_path, environment)
-    assert said == ""  # nor is anything said of an extension that was left out
+    assert said == ""  # nor is an extension that was left out mentioned
 
     used = run(clean_python, "-c", USE, folder=tmp_path).strip()
     assert Path(used).is_relative_to(clean_python.parents[1])

@@ -1,4 +1,4 @@
-"""The root of the repository is the package: what that needs to stay true."""
+"""The root of the repository is the package; these tests keep that true."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_folder_of_code_is_a_package_that_ships(
     assert [p for p in packages.values() if not (p / "__init__.py").exists()] == []
 
 
-def test_the_tests_are_no_part_of_the_package(root: Path) -> None:
+def test_the_tests_are_not_part_of_the_package(root: Path) -> None:
     assert list((root / "tests").rglob("__init__.py")) == []
     assert not (root / "conftest.py").exists()
 
@@ -74,7 +74,7 @@ def test_inside_the_package_imports_are_relative(modules: dict[str, Path]) -> No
     assert wrong == []
 
 
-def test_only_what_our_own_pipes_carry_is_unpickled(modules: dict[str, Path]) -> None:
+def test_only_messages_of_our_own_pipes_are_unpickled(modules: dict[str, Path]) -> None:
     found = {
         module
         for module, path in modules.items()
@@ -90,7 +90,7 @@ def unsafe(node: ast.ImportFrom | ast.Import) -> bool:
 
 
 def loads_files(node: ast.Call) -> bool:
-    """Whether it is `torch.load` or numpy's, which unpickle what a file holds."""
+    """Return whether it is `torch.load` or numpy's `load`, which unpickle files."""
     return ast.unparse(node.func) in {"np.load", "numpy.load", "torch.load"}
 
 
@@ -100,20 +100,22 @@ def test_import_loads_only_what_every_user_needs(tmp_path: Path) -> None:
         for code in ("import penstock", FACES)
     )
     assert "penstock" in bare
-    assert "torch" not in bare  # `penstock report` and its kin begin at once
+    assert "torch" not in bare  # `penstock report` and the like start at once
     assert LOADED_WHEN_USED & set(faces) == set()
-    for name in LOADED_WHEN_USED:  # there is such a module
+    for name in LOADED_WHEN_USED:  # the module exists
         assert importlib.util.find_spec(name) is not None
 
 
-def test_import_loads_nothing_of_others_that_torch_does_not(tmp_path: Path) -> None:
+def test_import_loads_no_third_party_module_that_torch_does_not(tmp_path: Path) -> None:
     code = (
         "import sys, torch.utils.data; before = set(sys.modules);"
         f"{FACES}; print(*set(sys.modules) - before)"
     )
     loaded = {name.partition(".")[0] for name in run_python(code, tmp_path).split()}
     others = loaded - sys.stdlib_module_names - {"penstock", "numpy"}
-    assert [name for name in others if "cython" not in name] == []  # numpy.random's
+    assert [
+        name for name in others if "cython" not in name
+    ] == []  # numpy.random loads them
 
 
 def test_the_wheel_holds_the_package_and_imports(
@@ -121,7 +123,9 @@ def test_the_wheel_holds_the_package_and_imports(
 ) -> None:
     unpacked = unpack(build_wheel(root, tmp_path), tmp_path / "site")
     shipped = {p.relative_to(unpacked / "penstock") for p in files(unpacked)}
-    shipped -= {p for p in shipped if p.name.startswith("_crop.")}  # where it compiles
+    shipped -= {
+        p for p in shipped if p.name.startswith("_crop.")
+    }  # where the extension compiles
     written = {p.relative_to(root) for p in modules.values()}
     data = {Path("py.typed"), Path("autotune/report/page.html")}
     data.add(Path("integrations/grafana.json"))
@@ -134,7 +138,7 @@ def test_the_wheel_holds_the_package_and_imports(
 
 
 def imported_names(node: ast.ImportFrom | ast.Import, package: str = "") -> list[str]:
-    """Full dotted names that `node`, standing in a module of `package`, imports."""
+    """Return the full names that `node`, in a module of `package`, imports."""
     names = [alias.name for alias in node.names]
     if isinstance(node, ast.Import):
         return names
@@ -144,19 +148,19 @@ def imported_names(node: ast.ImportFrom | ast.Import, package: str = "") -> list
 
 
 def is_within(name: str, package: str) -> bool:
-    """Whether the module `name` is `package` or stands somewhere below it."""
+    """Return whether the module `name` is `package` or somewhere below it."""
     return name == package or name.startswith(f"{package}.")
 
 
 def run_python(code: str, folder: Path, **environment: str) -> str:
-    """What `code` prints, run in `folder`, which compiles nothing into a file."""
+    """Return what `code` prints when run in `folder` without writing bytecode."""
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | environment
     command = [sys.executable, "-c", code]
     return subprocess.check_output(command, cwd=folder, env=variables, text=True)
 
 
 def build_wheel(root: Path, folder: Path) -> Path:
-    """A wheel of the tree, built from a copy: what lies in `build/` would ship too."""
+    """Build a wheel from a copy of the tree, as files in `build/` would ship too."""
     outputs = shutil.ignore_patterns(".*", "build", "dist", "site", "*.egg-info")
     shutil.copytree(root, folder / "source", ignore=outputs)
     code = "import sys; from setuptools.build_meta import *; build_wheel(sys.argv[1])"
@@ -170,14 +174,14 @@ def build_wheel(root: Path, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """What an installer does with a wheel."""
+    """Unpack a wheel as an installer does."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
 
 
 def files(site: Path) -> Iterator[Path]:
-    """Files in the folder of site-packages that are not about the distribution."""
+    """Return the files in site-packages that are not metadata of the distribution."""
     for path in site.rglob("*"):
         if path.is_file() and not path.relative_to(site).parts[0].endswith("-info"):
             yield path

@@ -1,4 +1,4 @@
-"""The leak guard sees what it is there to see."""
+"""The leak guard finds every kind of leak."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def a_mapped_memfd(stack: ExitStack) -> None:
         (a_mapped_memfd, "/memfd:left-over-slab"),
     ],
 )
-def test_a_leak_is_named_and_is_gone_once_it_ended(
+def test_a_leak_is_named_until_it_ends(
     leak: Callable[[ExitStack], None], named: str
 ) -> None:
     before = Footprint.now()
@@ -73,7 +73,7 @@ def test_a_leak_is_named_and_is_gone_once_it_ended(
     assert leaks_since(before) == []
 
 
-def test_what_is_on_its_way_out_is_waited_for() -> None:
+def test_the_guard_waits_for_threads_that_are_about_to_end() -> None:
     before = Footprint.now()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)

@@ -1,6 +1,6 @@
-"""However a loop ends, nothing stays; however a worker dies, the data is the same.
+"""However a loop ends, nothing stays; however a worker dies, the data is unchanged.
 
-That nothing stays is looked at around every test (conftest.py); what has to be seen
+A fixture around every test (conftest.py) checks that nothing stays; what must be seen
 from outside runs as a script of its own.
 """
 
@@ -53,7 +53,7 @@ def pipe_of(kind: str, length: int = LENGTH, wait_s: float = 0.0) -> ps.Pipeline
 
 
 def described() -> ps.Pipeline:
-    """A pipeline with worker processes that can be pickled."""
+    """Return a pipeline with worker processes that can be pickled."""
     data = Numbers(LENGTH)
     source = ps.Pipeline.from_dataset(data, executor="process", num_parallel_workers=2)
     return source.batch(8)
@@ -65,7 +65,7 @@ def through_pickle(pipe: ps.Pipeline) -> ps.Pipeline:
 
 
 def told_by(code: str) -> tuple[int, bytes]:
-    """Run a script; return how it ends, and what it says on stderr."""
+    """Run a script; return its exit code and its stderr."""
     command = [sys.executable, "-c", code]
     run = warm.run(command, timeout=60)
     return run.returncode, run.stderr.encode()
@@ -160,7 +160,7 @@ def test_close_from_another_thread_ends_a_waiting_loop() -> None:
         closer.join()
 
 
-def test_leaving_the_with_stops_the_workers(kind: str) -> None:
+def test_leaving_a_with_block_stops_the_workers(kind: str) -> None:
     pipe = pipe_of(kind)
     loop = iter(pipe)
     with pytest.raises(KeyError), pipe:
@@ -169,7 +169,9 @@ def test_leaving_the_with_stops_the_workers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["pipe", "loop"])
-def test_dropping_both_in_either_order_stops_the_workers(kind: str, first: str) -> None:
+def test_dropping_pipeline_and_loop_in_either_order_stops_the_workers(
+    kind: str, first: str
+) -> None:
     held: dict[str, Any] = {"pipe": pipe_of(kind)}
     held["loop"] = iter(held["pipe"])
     next(held["loop"])
@@ -214,7 +216,7 @@ def test_a_second_loop_ends_the_first(kind: str) -> None:
         assert len(list(second)) == EPOCH - 1
 
 
-def test_a_loop_begun_in_the_last_step_of_another_leaves_that_one_finished(
+def test_a_loop_begun_in_anothers_last_step_leaves_that_one_finished(
     kind: str,
 ) -> None:
     with pipe_of(kind) as pipe:
@@ -282,7 +284,7 @@ assert len(list(loop)) == 9
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_a_daemon_threads_loop_ends_silently_with_the_program(kind: str) -> None:
+def test_a_loop_in_a_daemon_thread_ends_silently_with_the_program(kind: str) -> None:
     code = f"""
 import threading, penstock as ps
 data = ps.Pipeline.from_dataset(range(40), executor={kind!r})
@@ -311,7 +313,7 @@ def test_a_finished_loop_stays_finished(kind: str) -> None:
 
 
 class Watched(Numbers):
-    """Tells when more was read than one epoch has."""
+    """Signals when more samples have been read than one epoch has."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH)
@@ -338,7 +340,9 @@ def test_the_next_epochs_first_batches_are_loaded_ahead_and_used() -> None:
     assert watched.reads[: 2 * LENGTH] == [*range(LENGTH)] * 2
 
 
-def test_set_epoch_drops_what_was_loaded_ahead_and_is_right(kind: str) -> None:
+def test_set_epoch_drops_batches_loaded_ahead_and_gives_the_right_ones(
+    kind: str,
+) -> None:
     expected = epochs(5)
     with pipe_of(kind) as pipe:
         assert digest(pipe) == expected[0]
@@ -383,7 +387,7 @@ def test_two_pipelines_may_run_in_two_threads(kind: str) -> None:
 
 
 def workers_below() -> list[psutil.Process]:
-    """Children of a template: those whose parent is not this process."""
+    """Return the children of the fork server: their parent is not this process."""
     return [p for p in children(recursive=True) if p.ppid() != os.getpid()]
 
 
@@ -438,12 +442,12 @@ def test_workers_may_die_at_the_moment_of_closing(times: int) -> None:
 
 
 LOCK = multiprocessing.Lock()
-with LOCK:  # from here on its memory counts as this process's
+with LOCK:  # from here on its memory counts as that of this process
     pass
 
 
 class Locking(Numbers):
-    """Samples that are read under a lock which the processes share."""
+    """Samples are read under a lock that the processes share."""
 
     def __getitem__(self, index: int) -> Any:
         with LOCK:
@@ -460,10 +464,10 @@ class Locking(Numbers):
         pytest.param({"persistent_workers": False}, id="epochs"),
     ],
 )
-def test_workers_that_are_stopped_finish_the_sample_in_hand(
+def test_workers_that_are_stopped_finish_their_sample(
     options: dict[str, Any],
 ) -> None:
-    """One that is killed amid a sample would keep the lock for good."""
+    """A worker killed during a sample would keep the lock forever."""
     workers: Any = {"executor": "process", "num_parallel_workers": 6}
     thread_safe = options.pop("thread_safe", False)
     data = Locking(10**6)

@@ -33,7 +33,7 @@ def pipe_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> ps.Pipeline:
 
 
 class Restless(threading.Thread):
-    """Turns a pipeline's knobs at random, a given number of times, and keeps count."""
+    """Turns a pipeline's knobs at random, a given number of times."""
 
     def __init__(self, pipe: ps.Pipeline, turns: int, *, most: int, names: str) -> None:
         super().__init__(name="restless")
@@ -71,7 +71,7 @@ def turning(pipe: ps.Pipeline, turns: int, most: int, names: str) -> Iterator[Re
     try:
         yield thread
     finally:
-        thread.step.release(turns)  # where the loop broke off
+        thread.step.release(turns)  # where the loop was left
         thread.join()
 
 
@@ -127,7 +127,9 @@ def test_a_thousand_changes_of_prefetch_sizes_under_load() -> None:
     ("first", "second"),
     [("2 threads", "3 processes"), ("3 processes", "2 threads")],
 )
-def test_all_knobs_of_mixed_kinds_may_turn_at_once(first: str, second: str) -> None:
+def test_all_knobs_of_mixed_kinds_may_be_turned_at_once(
+    first: str, second: str
+) -> None:
     with pipe_of(WORKERS[first], WORKERS[second]) as pipe:
         names = "num_parallel_workers prefetch_size"
         epochs, found = train(pipe, 100, most=5, names=names, each=2)
@@ -135,7 +137,7 @@ def test_all_knobs_of_mixed_kinds_may_turn_at_once(first: str, second: str) -> N
 
 
 @pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
-def test_the_workers_asked_for_are_the_workers_there_are(workers: str) -> None:
+def test_there_are_as_many_workers_as_requested(workers: str) -> None:
     pipe = (
         ps.Pipeline.from_dataset(Numbers(2000, wait_s=0.001), **WORKERS[workers])
     ).batch(4)
@@ -187,8 +189,8 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
 
 
 def kill_a_worker(dice: random.Random) -> list[int]:
-    """Kill a grandchild, every other time: children of ours are templates."""
-    with contextlib.suppress(psutil.NoSuchProcess):  # it retires just now
+    """Kill a grandchild every other time: our children are fork servers."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it is retiring just now
         workers = [
             each for fork_server in children() for each in fork_server.children()
         ]

@@ -1,4 +1,4 @@
-"""What one run found, the next one begins with."""
+"""A run begins with what the previous one found."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(path: Path, **row: object) -> Path:
 
 
 def only(row: str) -> str:
-    """Return the file of a run with one pipeline."""
+    """Return the result file of a run with one pipeline."""
     return '{"pipelines": {"train": ' + row + "}}"
 
 
@@ -47,7 +47,7 @@ def first_stage(pipe: ps.Pipeline) -> dict[str, Any]:
     return found
 
 
-def test_values_are_in_force_from_the_first_batch_on(tmp_path: Path) -> None:
+def test_loaded_values_apply_from_the_first_batch_on(tmp_path: Path) -> None:
     pipe = described()
     pipe.load_autotune(written(tmp_path / "run_0.json"))
     with pipe:
@@ -86,7 +86,7 @@ def test_one_file_serves_all_pipelines_that_were_tuned(tmp_path: Path) -> None:
     assert first_stage(pipe)["num_parallel_workers"] == 2
 
 
-def test_a_loader_begins_with_what_a_run_of_it_found(tmp_path: Path) -> None:
+def test_a_loader_begins_with_what_its_previous_run_found(tmp_path: Path) -> None:
     ps.set_enable_autotune(True, str(tmp_path / "run"))
     train_loader = ps.DataLoader(list(range(40)), 4, num_workers=2)
     assert train_loader.name == "train"
@@ -119,7 +119,7 @@ def test_a_file_that_names_any_kind_of_workers_can_be_loaded(
         assert torch.cat(list(pipe)).tolist() == list(range(40))
 
 
-def test_bounds_and_pins_of_the_user_stand(tmp_path: Path) -> None:
+def test_bounds_and_pins_of_the_user_have_priority(tmp_path: Path) -> None:
     knobs = [
         {"op": operator, "knob": "num_parallel_workers", "value": 5}
         for operator in ("Dataset(ID:0) list", "Map(ID:1) abs")
@@ -135,7 +135,7 @@ def test_bounds_and_pins_of_the_user_stand(tmp_path: Path) -> None:
     assert [stage["num_parallel_workers"] for stage in stages] == [2, 1]
 
 
-def test_an_executor_that_was_found_is_begun_with(tmp_path: Path) -> None:
+def test_a_run_begins_with_the_executor_that_was_found(tmp_path: Path) -> None:
     path = written(tmp_path / "run_0.json", executors={"Dataset(ID:0) list": "process"})
     free, fixed = described(executor="auto"), described()
     free.load_autotune(path)
@@ -181,12 +181,14 @@ def test_another_file_is_an_error_that_says_so(
         described().load_autotune(path)
 
 
-def test_no_file_is_an_error_that_says_where_they_come_from(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_says_where_such_files_come_from(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SpecError, match="filepath_prefix"):
         described().load_autotune(tmp_path / "nothing.json")
 
 
-def test_what_was_found_elsewhere_is_not_used_and_the_log_says_so(
+def test_results_from_another_machine_are_not_used_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path / "run_0.json", machine={"cpu_cores": 1000.0})
@@ -204,7 +206,7 @@ def test_each_batch_size_begins_with_its_own_values(tmp_path: Path) -> None:
     assert first_stage(pipe)["num_parallel_workers"] == 9
 
 
-def test_a_loop_that_was_left_is_followed_by_one_with_what_it_found() -> None:
+def test_the_loop_after_one_that_was_left_begins_with_what_it_found() -> None:
     ps.set_enable_autotune(True)
     with described() as pipe:
         for _ in pipe:

@@ -1,7 +1,7 @@
-"""One worker that was asked for: what its data keeps there decides if it gets company.
+"""A single requested worker: state that its data keeps decides if others may join it.
 
-A count, or a cache, of the dataset's own goes on from sample to sample in one worker,
-as in torch. In two each has its own.
+A count or a cache of the dataset's own continues from sample to sample in one worker,
+as in torch. Of two workers each has its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Plain:
 
 
 class Counts(Plain):
-    """Counts its calls, from one of them on."""
+    """Counts its calls from a given one on."""
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
@@ -64,7 +64,7 @@ def workers(face: Any) -> Knob:
 
 @contextmanager
 def training(face: Any) -> Iterator[Callable[[Callable[[], bool]], bool]]:
-    """Give what trains until something is so; for a hundred epochs at most."""
+    """Yield a function that trains until a condition holds, for at most 100 epochs."""
     batches = chain.from_iterable(repeat(face, 100))
     try:
         yield lambda so: any(so() for _ in batches)
@@ -73,7 +73,7 @@ def training(face: Any) -> Iterator[Callable[[Callable[[], bool]], bool]]:
 
 
 @faces
-def test_it_may_have_company_where_samples_change_nothing(
+def test_others_may_join_a_worker_whose_samples_change_nothing(
     make: Callable[[Any], Any],
 ) -> None:
     face = make(Plain())
@@ -83,7 +83,7 @@ def test_it_may_have_company_where_samples_change_nothing(
 
 
 @faces
-def test_it_stays_alone_where_the_data_keeps_a_count(
+def test_a_worker_stays_alone_where_the_data_keeps_a_count(
     make: Callable[[Any], Any],
 ) -> None:
     face = make(Counts())
@@ -99,7 +99,7 @@ def test_it_stays_alone_where_the_data_keeps_a_count(
 
 
 @pytest.mark.parametrize("make", [loader, processes])
-def test_it_loses_its_company_where_the_data_begins_to_keep_a_count(
+def test_a_worker_is_alone_again_once_the_data_begins_to_count(
     make: Callable[[Any], Any],
 ) -> None:
     face = make(Counts(since=400))

@@ -36,19 +36,19 @@ def pipe_of(kind: Kind, length: int = 400) -> ps.Pipeline:
 
 
 def held(pipe: ps.Pipeline) -> tuple[int, int]:
-    """Return the bytes held now, and at most so far."""
+    """Return the bytes held now, and the most held so far."""
     stats = pipe.stats()
     assert stats is not None
     return stats.held_bytes, stats.peak_bytes
 
 
 def is_full(pipe: ps.Pipeline, batches: int) -> bool:
-    """Wait until so many batches are held; False if that never comes."""
+    """Wait until this many batches are held; return False if that never happens."""
     return comes(pipe, lambda: held(pipe)[0] >= batches * BATCH_BYTES)
 
 
 def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
-    """Wait until it is so, looking whenever something moves; False if it never is."""
+    """Wait until it holds, checking at every change; return False if it never does."""
     run = pipe._slot.run  # noqa: SLF001 its lock tells when something moves
     assert run is not None
     moved = threading.Event()
@@ -65,7 +65,7 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("batches", [1.5, 3, 6])
-def test_a_slow_trainer_finds_the_budget_kept(kind: Kind, batches: float) -> None:
+def test_the_budget_is_kept_for_a_slow_trainer(kind: Kind, batches: float) -> None:
     ps.set_prefetch_size(20)
     budget = int(batches * BATCH_BYTES)
     ps.set_memory_budget(budget)
@@ -100,7 +100,7 @@ def test_two_pipelines_share_one_budget(kind: Kind) -> None:
     assert process_byte_budget().held_bytes == 0
 
 
-def test_a_pipeline_goes_on_though_another_holds_the_whole_budget() -> None:
+def test_a_pipeline_goes_on_although_another_holds_the_whole_budget() -> None:
     ps.set_prefetch_size(40)
     ps.set_memory_budget(4 * BATCH_BYTES)
     with pipe_of(KINDS["2 threads"]) as idle, pipe_of(KINDS["2 threads"]) as busy:
@@ -110,7 +110,7 @@ def test_a_pipeline_goes_on_though_another_holds_the_whole_budget() -> None:
         assert len(list(busy)) == 50
 
 
-def test_a_budget_raised_while_it_runs_is_used() -> None:
+def test_a_budget_raised_at_run_time_is_used() -> None:
     ps.set_prefetch_size(40)
     ps.set_memory_budget(2 * BATCH_BYTES)
     with pipe_of(KINDS["2 threads"]) as pipe:
@@ -142,7 +142,7 @@ def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
     assert process_byte_budget().held_bytes == 0
 
 
-def test_what_a_trainer_lets_go_of_does_not_pile_up() -> None:
+def test_batches_that_the_trainer_drops_do_not_accumulate() -> None:
     with pipe_of(KINDS["3 processes"], length=1600) as pipe:
         loop = iter(pipe)
         shared = set()
@@ -152,7 +152,7 @@ def test_what_a_trainer_lets_go_of_does_not_pile_up() -> None:
     assert max(shared) <= 24
 
 
-# What the trainer collects
+# Batches that the trainer keeps
 
 
 def test_collecting_many_batches_keeps_few_files_open() -> None:
@@ -198,7 +198,7 @@ def test_a_pipeline_between_two_epochs_gives_its_bytes_to_one_that_trains(
     try:
         with pipe_of(kind, 80) as resting, pipe_of(kind, 4000) as training:
             first = [batch[1].tolist() for batch in resting]
-            if kind is not KINDS["inline"]:  # which prefetches nothing
+            if kind is not KINDS["inline"]:  # this one prefetches nothing
                 assert is_full(resting, 2)
                 ps.set_memory_budget(3 * BATCH_BYTES)
                 batches = iter(training)

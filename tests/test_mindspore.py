@@ -1,4 +1,4 @@
-"""A script that was written for MindSpore, with one import changed."""
+"""A script written for MindSpore runs with one import changed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ordered() -> ds.Dataset:
     return ds.GeneratorDataset(Points(), ["x", "label"], shuffle=False)
 
 
-def test_what_has_an_index_is_shuffled_unless_it_is_said_otherwise() -> None:
+def test_data_with_an_index_is_shuffled_by_default() -> None:
     shuffled = ds.GeneratorDataset(Points(), ["x", "label"]).batch(10)
     first, second = columns(shuffled), columns(shuffled)
     assert first != second
@@ -92,7 +92,7 @@ def test_a_map_replaces_splits_and_joins_columns() -> None:
     assert found == pytest.approx([0.0, 2.0**0.5])
 
 
-def test_columns_are_tensors_or_arrays_and_may_be_picked() -> None:
+def test_columns_are_tensors_or_arrays_and_may_be_selected() -> None:
     data = ordered().batch(5)
     (row, _) = data.create_dict_iterator()
     assert isinstance(row["x"], torch.Tensor)
@@ -141,7 +141,7 @@ def test_class_folders_are_images_and_labels(tmp_path: Path) -> None:
         (lambda: ds.config.set_error_samples_mode, "on_error='substitute'"),
     ],
 )
-def test_another_call_names_what_there_is_in_its_place(call: Any, told: str) -> None:
+def test_an_unsupported_call_names_its_replacement(call: Any, told: str) -> None:
     with pytest.raises(AttributeError, match=told):
         call()
 
@@ -158,6 +158,6 @@ def test_another_call_names_what_there_is_in_its_place(call: Any, told: str) -> 
         (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
     ],
 )
-def test_what_would_load_something_else_is_refused(call: Any, told: str) -> None:
+def test_a_call_that_would_load_something_else_is_refused(call: Any, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         call()

@@ -1,4 +1,4 @@
-"""Breakages of the pure core: each is where the list says, and tests notice it."""
+"""Each breakage of the pure core is where the list says, and tests notice it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def script() -> Any:
-    """Import the script, which is no module of ours."""
+    """Import the script, which is not a module of the package."""
     path = Path(__file__).with_name("mutations.py")
     spec = importlib.util.spec_from_file_location("mutations", path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: nothing it complains of, for eyes and keys."""
+"""The page of a run in a real browser: accessible to all, and usable by keyboard."""
 
 from __future__ import annotations
 

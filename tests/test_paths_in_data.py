@@ -1,4 +1,4 @@
-"""Data that remembers what it has worked out is data that has not changed."""
+"""Data that caches what it has computed counts as unchanged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from support.short_epochs import LENGTH, work
 
 
 class Split(enum.Enum):
-    """Which part of the data."""
+    """A part of the data."""
 
     TRAIN = "train"
 
 
 class Photographs:
-    """Keeps paths, which remember their text, and an index made at first use."""
+    """Keeps paths, which cache their text, and an index made at first use."""
 
     def __init__(self, folder: Path) -> None:
         self.files = [folder / f"{index}.npy" for index in range(4)]
@@ -40,7 +40,7 @@ class Photographs:
         return index + len(self.index["rows"]) + len(names) + len(self.split.name)
 
 
-def test_what_is_worked_out_once_is_no_change() -> None:
+def test_a_value_computed_once_is_not_a_change() -> None:
     data = Photographs(Path("folder"))
     before = snapshot([data])
     first = data[3]
@@ -52,7 +52,7 @@ def test_what_is_worked_out_once_is_no_change() -> None:
     assert str(changed(before, [data])).startswith(".index")
 
 
-def test_a_value_in_the_place_of_another_is_a_change() -> None:
+def test_a_value_that_replaces_another_is_a_change() -> None:
     data = Photographs(Path("folder"))
     before = snapshot([data])
     data.files[2] = Path("another")

@@ -1,4 +1,4 @@
-"""benchmarks/peers: loaders are compared on the same work, or it is said that not."""
+"""benchmarks/peers: loaders are compared on the same work, or the report says not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_error_is_an_answer(given: Given) -> None:
     assert said["error"].startswith("ValueError")
 
 
-def test_rows_of_other_work_are_no_measure(
+def test_rows_of_other_work_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row(name: str, rate: float, differs: tuple[float, float] | None) -> bench.Row:
@@ -87,7 +87,7 @@ def test_every_peer_has_its_requirements() -> None:
     assert pinned == PEERS.keys() - {"penstock"}
 
 
-def test_what_cannot_be_installed_says_why() -> None:
+def test_a_peer_that_cannot_be_installed_says_why() -> None:
     said = "x\nRuntimeError: Could not find opencv.\nnote: not a problem with pip"
     assert reason(said, "") == "RuntimeError: Could not find opencv."
     assert reason("killed\n", "it is compiled") == "killed; it is compiled"

@@ -1,4 +1,4 @@
-"""What outlives an epoch, and what of the dataset's changes is seen after it."""
+"""Workers that outlive an epoch, and changes of the dataset that they see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.functions import pids
 
 
 class Changing:
-    """Sample i is `(i, what it was last set to)`."""
+    """Sample i is `(i, the value last set)`."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -25,7 +25,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changes_between_epochs_are_seen_by_workers_that_do_not_outlive_them(
+def test_workers_that_end_with_their_epoch_see_changes_between_epochs(
     kind: str,
 ) -> None:
     dataset = Changing()
@@ -43,7 +43,7 @@ def processes_of(pipe: Any) -> set[int]:
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_worker_processes_outlive_an_epoch_if_they_may(persistent: bool) -> None:  # noqa: FBT001
+def test_only_persistent_worker_processes_outlive_an_epoch(persistent: bool) -> None:  # noqa: FBT001
     workers = KINDS["3 processes"]
     described = ps.Pipeline.from_dataset(Changing(), **workers).map(pids, **workers)
     chosen = described.batch(4).options(persistent_workers=persistent)
@@ -52,7 +52,7 @@ def test_worker_processes_outlive_an_epoch_if_they_may(persistent: bool) -> None
     assert bool(first & second) is persistent
 
 
-def test_a_state_resumes_where_nothing_outlives_an_epoch() -> None:
+def test_a_state_resumes_without_persistent_workers() -> None:
     chosen = (
         ps.Pipeline.from_dataset(list(range(40)), executor="thread")
         .shuffle(seed=1)
@@ -71,7 +71,7 @@ def test_a_state_resumes_where_nothing_outlives_an_epoch() -> None:
     assert head + rest == whole
 
 
-def test_workers_that_end_with_their_epoch_are_no_deaths(
+def test_workers_that_end_with_their_epoch_do_not_count_as_deaths(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""Real ranks, with gloo: they end together, differ readably, share bytes in a mesh."""
+"""Real ranks with gloo end together, report differences, and share bytes in a mesh."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SCRIPT = TESTS / "support" / "rank_scripts.py"
 
 
 def told(task: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run a task on so many ranks, in a minute at most; return what each tells.
+    """Run a task on this many ranks, for at most a minute; return what each reports.
 
-    They find each other as under torchrun: in a store that the launcher holds.
+    They find each other as under torchrun, in a store that the launcher keeps.
     """
     # libuv would keep a pipe open for as long as this process lives.
     store = TCPStore(
@@ -57,7 +57,7 @@ def test_uneven_data_and_failing_samples_end_at_the_same_step(tmp_path: Path) ->
     assert weights == pytest.approx(3 * steps.pop())
 
 
-def test_ranks_that_would_load_different_things_are_told_in_what(
+def test_ranks_that_would_load_different_things_name_the_difference(
     tmp_path: Path,
 ) -> None:
     for each in told("differing", 2, tmp_path):
@@ -66,7 +66,9 @@ def test_ranks_that_would_load_different_things_are_told_in_what(
         assert "101 on" in each["error"]
 
 
-def test_ranks_that_would_decode_differently_are_told_by_what(tmp_path: Path) -> None:
+def test_ranks_that_would_decode_differently_name_the_difference(
+    tmp_path: Path,
+) -> None:
     for each in told("decoding", 2, tmp_path):
         assert "decoder of decode_only_random_resized_crop" in each["error"]
         assert "libjpeg-turbo 2.0' on" in each["error"]
@@ -83,7 +85,7 @@ def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> 
     assert digests[0] != digests[4]
 
 
-def test_a_shard_is_found_in_what_torchrun_says(
+def test_a_shard_is_found_in_torchruns_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("RANK", "WORLD_SIZE"):

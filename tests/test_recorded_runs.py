@@ -1,4 +1,4 @@
-"""Twelve runs with known causes: the report and the page name them at first sight."""
+"""Report and page name the known causes of twelve runs on the first screen."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ window.addEventListener("load", () => {
 
 
 def said(log: Path) -> list[dict[str, Any]]:
-    """Return the verdicts in a log, as far as it can be read."""
+    """Return the verdicts in a log as far as it can be read."""
     found = []
     for line in log.read_text(errors="replace").splitlines():
         try:
@@ -62,7 +62,7 @@ def said(log: Path) -> list[dict[str, Any]]:
 
 
 def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> None:
-    """The report and the page of a log show what it says, and the cause at once."""
+    """Assert that report and page show what the log says, and the cause at once."""
     told = str(read_report(path))
     wrapped = (textwrap.wrap(line, COLUMNS) for line in told.splitlines())
     lines = [part for line in wrapped for part in line]
@@ -89,7 +89,7 @@ def recorded(folder: Path, cause: str) -> tuple[Path, int]:
     return Path(f"{prefix}_0.jsonl"), done.returncode
 
 
-@pytest.mark.serial  # what other tests take from it is a cause, too
+@pytest.mark.serial  # cores taken by other tests would be a cause, too
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> None:
     log, ended = recorded(tmp_path, cause)
@@ -115,7 +115,7 @@ def day(prefix: Path, rank: int) -> Path:
 
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
-    """The prefix of the logs of eight ranks of which each trained for a day."""
+    """Return the prefix of the logs of eight ranks that each trained for a day."""
     prefix = tmp_path / "day"
     with ProcessPoolExecutor(3) as pool:
         list(pool.map(day, [prefix] * 8, range(8)))
@@ -137,14 +137,14 @@ is not counted."""
 
 
 def cost(*arguments: str) -> tuple[float, float]:
-    """Return the CPU seconds of `penstock report`, and its most memory in bytes."""
+    """Return the CPU seconds of `penstock report`, and its peak memory in bytes."""
     command = [sys.executable, "-P", "-c", REPORT_AND_COST, "report", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     cpu_s, peak_kib = map(float, done.stdout.split()[-2:])
     return cpu_s, 1024 * peak_kib
 
 
-def test_a_day_of_eight_ranks_is_told_in_little_time_and_memory(
+def test_a_day_of_eight_ranks_is_reported_in_little_time_and_memory(
     days: Path, tmp_path: Path
 ) -> None:
     for rank in range(8):

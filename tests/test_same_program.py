@@ -1,4 +1,4 @@
-"""What torch loads right with no workers, a tuned loader loads right."""
+"""A tuned loader gives the right data where torch without workers does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Records:
 
 
 class Zipped(Records):
-    """The same from an archive."""
+    """Reads the same from an archive."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, buffered=True)
@@ -65,7 +65,7 @@ class Zipped(Records):
 
 
 class BareDescriptor(Records):
-    """Reads through a descriptor, which is but a number."""
+    """Reads through a descriptor, which is only a number."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, buffered=False)
@@ -98,7 +98,7 @@ class OwnStream:
 
 
 class Counting:
-    """Counts its calls, and keeps what it made."""
+    """Counts its calls, and keeps the samples that it made."""
 
     def __init__(self) -> None:
         self.kept: dict[int, int] = {}
@@ -137,7 +137,7 @@ class OpensLate:
 
 
 class OutOfSight(Records):
-    """Opens its file when it is first read, and holds it where no walk comes by."""
+    """Opens its file at first use, and holds it where no search finds it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, buffered=False)
@@ -175,9 +175,11 @@ def _tuned() -> None:
     ps.set_enable_autotune(True)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the handles are the user's
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # the user's datasets leave handles open
 @pytest.mark.parametrize("what", DATASETS)
-def test_no_workers_asked_for_means_what_torch_makes_of_it(
+def test_without_requested_workers_a_loader_gives_what_torch_gives(
     what: str, tmp_path: Path
 ) -> None:
     expected, found = (
@@ -196,7 +198,7 @@ def test_no_workers_asked_for_means_what_torch_makes_of_it(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", DATASETS)
-def test_a_pipeline_of_it_makes_the_same(what: str, tmp_path: Path) -> None:
+def test_a_pipeline_gives_the_same(what: str, tmp_path: Path) -> None:
     expected = samples(
         torch.utils.data.DataLoader(DATASETS[what](tmp_path), batch_size=8)
     )
@@ -209,7 +211,7 @@ OPENED = ("a file", "a raw file", "a bare descriptor", "an archive")
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", OPENED)
-def test_several_workers_open_a_file_each_as_torchs_do(
+def test_several_workers_each_open_a_file_as_torchs_do(
     what: str, tmp_path: Path
 ) -> None:
     DATASETS[what](tmp_path)  # its file is there
@@ -229,7 +231,7 @@ def test_several_workers_open_a_file_each_as_torchs_do(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("cpus", [1, 2])
-def test_several_workers_open_a_file_each_that_is_out_of_sight(
+def test_several_workers_each_open_a_file_that_no_search_finds(
     cpus: int, tmp_path: Path
 ) -> None:
     ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
@@ -261,12 +263,12 @@ class KeepsLast:
 
 @pytest.mark.parametrize("cpus", [1, 2])
 @pytest.mark.parametrize("executor", ["auto", "process"])
-def test_several_workers_keep_what_they_read_last_each_for_itself(
+def test_several_workers_each_keep_what_they_read_last(
     executor: Any, cpus: int
 ) -> None:
     ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
     data = KeepsLast()
-    data[0]  # the first sample finds its group there
+    data[0]  # the first sample finds its group already read
     pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=4, executor=executor)
     with pipe.batch(8) as pipe:
         found = samples(pipe)
@@ -275,7 +277,7 @@ def test_several_workers_keep_what_they_read_last_each_for_itself(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_several_workers_open_a_file_each_for_a_function(tmp_path: Path) -> None:
+def test_several_workers_each_open_a_file_for_a_function(tmp_path: Path) -> None:
     Records(tmp_path, buffered=False)  # its file is there
     read = OpensLate(lambda: Records(tmp_path, buffered=False)).__getitem__
     pipe = ps.Pipeline.from_dataset(range(LENGTH)).map(read, num_parallel_workers=2)
@@ -298,7 +300,7 @@ def test_threads_of_a_worker_process_do_not_share_a_file_it_opens_late(
 
 
 class HeldUp:
-    """Waits without end in any process but this one."""
+    """Waits forever in any process but this one."""
 
     def __init__(self) -> None:
         self.home = os.getpid()
@@ -312,7 +314,7 @@ class HeldUp:
         return index
 
 
-def test_a_first_look_that_comes_to_no_end_is_given_up(
+def test_a_first_look_that_never_ends_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(first_look, "WAIT_S", 0.1)
@@ -322,7 +324,7 @@ def test_a_first_look_that_comes_to_no_end_is_given_up(
 
 
 class OfQueue:
-    """Gives what comes next from a queue that processes share."""
+    """Takes the next item of a queue that processes share."""
 
     def __init__(self) -> None:
         self.queue: Any = multiprocessing.get_context("fork").SimpleQueue()
@@ -334,7 +336,7 @@ class OfQueue:
         return self.queue.get()  # type: ignore[no-any-return]
 
 
-def test_no_sample_is_made_in_vain_that_would_be_missed() -> None:
+def test_no_item_of_a_shared_queue_is_lost_to_a_discarded_sample() -> None:
     data = OfQueue()
     for number in range(3 * LENGTH):
         data.queue.put(number)
@@ -344,7 +346,7 @@ def test_no_sample_is_made_in_vain_that_would_be_missed() -> None:
 
 
 @pytest.mark.parametrize("make", [w for w in DATASETS if "generator" in w])
-def test_one_thread_draws_from_a_generator_that_is_made_late(
+def test_only_one_thread_draws_from_a_generator_made_late(
     make: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = OpensLate(lambda: DATASETS[make](tmp_path))
@@ -361,7 +363,7 @@ EACH_ITS_OWN = "a file out of sight"
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", [w for w in DATASETS if w != EACH_ITS_OWN])
-def test_one_worker_that_was_asked_for_gets_no_company_in_what_has_one_place(
+def test_a_single_requested_worker_stays_alone_on_data_with_one_position(
     what: str, tmp_path: Path
 ) -> None:
     data = DATASETS[what](tmp_path)
@@ -406,7 +408,7 @@ class Slow:
         return index
 
 
-def test_a_collate_fn_may_use_its_buffer_for_the_next_batch() -> None:
+def test_a_collate_fn_may_reuse_its_buffer_for_the_next_batch() -> None:
     loader = ps.DataLoader(Slow(), batch_size=8, collate_fn=Reusing())
     found = [row for batch in loader for row in batch.tolist()]
     assert found == list(range(LENGTH))
@@ -421,7 +423,7 @@ def unmasked(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def masks(loader: Any, pauses: Iterator[float]) -> tuple[list[float], list[float]]:
-    """An epoch's masks, and what the trainer draws meanwhile."""
+    """Return an epoch's masks, and what the trainer draws meanwhile."""
     torch.manual_seed(0)
     drawn, own = [], []
     for _, mask in loader:
@@ -437,7 +439,7 @@ def uneven(seed: int) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_collate_fn_that_draws_is_repeatable_and_leaves_the_trainers_draws_alone(
+def test_draws_in_a_collate_fn_are_repeatable_and_separate_from_the_trainers(
     workers: int,
 ) -> None:
     def loader(collate: Any = masked) -> Any:
@@ -450,7 +452,7 @@ def test_a_collate_fn_that_draws_is_repeatable_and_leaves_the_trainers_draws_alo
     assert found[1] == undisturbed
 
 
-def test_a_collate_fn_draws_from_torchs_seed_and_goes_on_from_a_state() -> None:
+def test_a_collate_fn_draws_from_torchs_seed_and_resumes_from_a_state() -> None:
     def epoch(state: Any = None) -> list[Any]:
         loader = ps.DataLoader(Slow(), 8, collate_fn=masked)
         loader.load_state_dict(state or {})
@@ -499,7 +501,7 @@ class FromQueue(torch.utils.data.IterableDataset[int]):
 
 
 class ByArgument(torch.utils.data.IterableDataset[int]):
-    """Its share is set by what a `worker_init_fn` is called with, alone."""
+    """Gets its share only from the argument of a `worker_init_fn`."""
 
     first, step = 0, 1
 
@@ -512,7 +514,9 @@ def take_share(number: int) -> None:
 
 
 @pytest.mark.parametrize("data", [FromQueue, ByArgument])
-def test_an_iterable_that_shares_out_its_samples_loses_none(data: Any) -> None:
+def test_an_iterable_that_shares_its_samples_among_workers_loses_none(
+    data: Any,
+) -> None:
     init = take_share if data is ByArgument else None
     loader = ps.DataLoader(data(), 4, num_workers=2, worker_init_fn=init)
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
@@ -533,7 +537,7 @@ class Nested:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nested_tensors_are_refused_with_torchs_advice_or_given_as_they_are(
+def test_nested_tensors_are_refused_as_by_torch_or_passed_unchanged(
     layout: torch.layout, workers: int
 ) -> None:
     with pytest.raises(RuntimeError, match="provide a custom collate_fn"):
@@ -543,7 +547,7 @@ def test_nested_tensors_are_refused_with_torchs_advice_or_given_as_they_are(
     assert found == [[[1.0] * (at + 1), [at, at]] for at in range(6)]
 
 
-def test_a_snapshot_tells_what_has_changed() -> None:
+def test_a_snapshot_shows_what_has_changed() -> None:
     data = Counting()
     before = snapshot([data])
     assert changed(before, [data]) is None

@@ -19,14 +19,14 @@ MAX_ERROR = 0.10
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_two_four_and_eight_ranks_do_what_one_rank_foretells(root: Path) -> None:
+def test_two_four_and_eight_ranks_are_as_fast_as_predicted_from_one(root: Path) -> None:
     script = root / "benchmarks" / "scale.py"
     command = [sys.executable, str(script), "--check", "--json", "--steps", str(STEPS)]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=600
     )
     points = json.loads(done.stdout or "[]")
-    # In a warm epoch eight ranks compute at once, on however many cores there are.
+    # In a warm epoch eight ranks compute at once, whatever the number of cores.
     cold = {each["ranks"]: each for each in points if each["epoch"] == "cold"}
     assert sorted(cold) == [1, 2, 4, 8], done.stderr
     for each in cold.values():

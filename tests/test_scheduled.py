@@ -1,4 +1,4 @@
-"""A schedule in force: exact to the batch, on any number of ranks, across resumes."""
+"""Schedules take effect at the exact batch, on any number of ranks, across resumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ranks(world: int, schedule: Any, **how: Any) -> list[ps.Pipeline]:
 
 
 def epochs(pipes: list[ps.Pipeline], count: int) -> Iterator[tuple[Any, ...]]:
-    """Yield each global batch of so many epochs: its stamp, and its ids in order."""
+    """Yield the stamp and the ids, in order, of each global batch of these epochs."""
     for _ in range(count):
         for parts in zip(*pipes, strict=True):
             plans = [pipe.plan for pipe in pipes]
@@ -90,7 +90,7 @@ def test_global_batches_are_the_same_on_any_number_of_ranks(schedule: Any) -> No
     worlds=st.lists(st.sampled_from(WORLDS), min_size=3, max_size=3),
     cuts=st.lists(st.integers(0, 12), min_size=2, max_size=2),
 )
-def test_plans_go_on_on_other_ranks_at_any_step(
+def test_plans_resume_on_other_ranks_at_any_step(
     schedule: Any, worlds: list[int], cuts: list[int]
 ) -> None:
     def plans(world: int) -> list[Any]:
@@ -126,7 +126,7 @@ def test_plans_go_on_on_other_ranks_at_any_step(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_pipelines_go_on_on_other_ranks(schedule: Any) -> None:
+def test_pipelines_resume_on_other_ranks(schedule: Any) -> None:
     wanted = list(epochs(ranks(1, schedule), 1))
     found: Seen = []
     state = None
@@ -143,7 +143,7 @@ def test_pipelines_go_on_on_other_ranks(schedule: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 64])
-def test_sizes_change_at_the_very_batch_however_much_is_prefetched(
+def test_sizes_change_at_the_exact_batch_however_much_is_prefetched(
     prefetch: int,
 ) -> None:
     before = ps.config.get_prefetch_size()
@@ -167,7 +167,7 @@ def test_sizes_change_at_the_very_batch_however_much_is_prefetched(
         ps.config.set_prefetch_size(before)
 
 
-def test_a_changed_schedule_is_an_error_with_an_override() -> None:
+def test_a_changed_schedule_is_an_error_that_can_be_overridden() -> None:
     pipe = described(0, 1, SCHEDULES[0])
     next(iter(pipe))
     state = pipe.state_dict()
@@ -180,7 +180,7 @@ def test_a_changed_schedule_is_an_error_with_an_override() -> None:
     assert other.plan.start <= 16 < other.plan.start + other.plan.n_global
 
 
-def test_sizes_of_a_rank_and_another_world_are_an_error_that_shows_both() -> None:
+def test_sizes_per_rank_in_another_world_are_an_error_that_shows_both() -> None:
     def policy(world: int) -> ps.Pipeline:
         shard = ps.Shard(0, world)
         schedule = ps.schedule.policy("1:8-4,2:16-8")
@@ -191,7 +191,7 @@ def test_sizes_of_a_rank_and_another_world_are_an_error_that_shows_both() -> Non
         policy(3).batch().load_state_dict(state)
 
 
-def test_a_resume_far_out_takes_no_time() -> None:
+def test_a_resume_at_a_far_step_takes_no_time() -> None:
     def described_at(world: int) -> ps.Pipeline:
         schedule = ps.schedule.of(
             global_batch_size=ps.schedule.steps({0: 512, 0.25: 1024, 0.5: 2048})
@@ -234,7 +234,7 @@ def test_microbatches_are_equal_parts_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("lr_in_velocity", [False, True])
-def test_the_optimiser_follows_and_a_scheduler_goes_on_from_its_own_rate(
+def test_the_optimiser_follows_while_a_scheduler_keeps_its_own_rate(
     *, lr_in_velocity: bool
 ) -> None:
     schedule = {"global_batch_size": 8, "lr_mult": ps.schedule.steps({0: 2, 0.5: 4})}
@@ -263,7 +263,7 @@ def test_an_optimiser_that_is_detached_is_left_alone() -> None:
         assert optimizer.param_groups[0]["lr"] == 1.0
 
 
-def test_a_pipeline_of_ones_own_can_be_checked_for_exact_resumes() -> None:
+def test_users_can_check_their_own_pipeline_for_exact_resumes() -> None:
     def make() -> ps.Pipeline:
         return described(0, 1, SCHEDULES[0], workers=2)
 
@@ -285,7 +285,7 @@ def test_a_pipeline_of_ones_own_can_be_checked_for_exact_resumes() -> None:
         ps.testing.assert_exact_resume(forgets)
 
 
-def test_the_tuner_hears_of_a_boundary_before_the_trainer_gets_there() -> None:
+def test_the_tuner_knows_of_a_boundary_before_the_trainer_gets_there() -> None:
     sizes = ps.schedule.of(batch_size=ps.schedule.steps({0: 4, 6: 8}, "steps"))
     source = ps.Pipeline.from_dataset(np.arange(400), schedule=sizes)
     with source.map(float, executor="thread", num_parallel_workers=1).batch() as pipe:

@@ -1,4 +1,4 @@
-"""`penstock run` and `penstock report`: somebody's script, unchanged."""
+"""`penstock run` and `penstock report` with a user's script, unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def penstock(
 
 
 @pytest.mark.timeout(120)
-def test_a_script_is_tuned_without_a_change_and_told_what_was_found(
+def test_an_unchanged_script_is_tuned_and_the_findings_are_reported(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
@@ -64,7 +64,7 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
     assert "the script did not iterate a DataLoader" in done.stderr
 
 
-def test_all_that_stands_behind_the_script_is_its_own(tmp_path: Path) -> None:
+def test_all_arguments_after_the_script_are_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")
     own = ["--log", "out", "-m", "resnet50", "--help", "--", "--log=in"]
@@ -73,7 +73,7 @@ def test_all_that_stands_behind_the_script_is_its_own(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [script]
 
 
-def test_no_script_is_an_error_that_names_it() -> None:
+def test_a_missing_script_is_an_error_that_names_it() -> None:
     done = penstock("run", "nowhere.py")
     assert done.returncode == 1
     assert "there is no script 'nowhere.py'" in done.stderr
@@ -100,7 +100,7 @@ train
 """  # noqa: E501 as it is printed
 
 
-def test_a_report_tells_changes_and_what_they_brought(tmp_path: Path) -> None:
+def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
     verdict = {
         "verdict": "input-bound",
         "line": "input-bound: waiting 40% of each step.",
@@ -140,7 +140,7 @@ def test_a_report_tells_changes_and_what_they_brought(tmp_path: Path) -> None:
     assert f"{read_report(log)}\n" == TOLD
 
 
-def test_what_torchs_own_workers_loaded_is_told(tmp_path: Path) -> None:
+def test_a_report_includes_loaders_with_torchs_own_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\n"
         "from torch.utils.data import DataLoader, IterableDataset\n"
@@ -168,7 +168,7 @@ for _ in ps.DataLoader(list(range(400)), 4, name="train"):
 
 
 @pytest.mark.parametrize("asked", ["True", "True, 'own/run'"])
-def test_a_script_that_turns_autotune_on_itself_is_told_from_its_log(
+def test_a_script_that_turns_autotune_on_itself_is_reported_from_its_log(
     tmp_path: Path, asked: str
 ) -> None:
     (tmp_path / "train.py").write_text(OWN.format(asked=asked))
@@ -197,7 +197,7 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(
     assert "cli.py" not in told
 
 
-def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_an_impossible_folder_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "train.py").write_text("print('trained')")
     bad = str(tmp_path / "file" / "run")
@@ -208,7 +208,9 @@ def test_a_folder_that_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"event": "verdict"}', "[]"])
-def test_what_is_no_log_is_an_error_that_says_so(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_log_is_an_error_that_says_so(
+    tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "run_0.jsonl"
     path.write_text(text)
     with pytest.raises(SpecError, match="is not the log of a tuned run"):

@@ -21,7 +21,7 @@ GROWTH = 1 << 20
 
 
 def held_bytes() -> int:
-    """Memory of this process and its children that is theirs alone."""
+    """Return the memory that belongs to this process and its children alone."""
     gc.collect()
     family = [psutil.Process(), *children(recursive=True)]
     return sum(each.memory_full_info().uss for each in family)

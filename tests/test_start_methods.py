@@ -50,7 +50,7 @@ def test_functions_made_on_the_spot_travel_to_fresh_interpreters(method: str) ->
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_cannot_travel_is_named(method: str) -> None:
+def test_an_object_that_cannot_travel_is_named(method: str) -> None:
     class Locked(Numbers):
         def __init__(self) -> None:
             super().__init__(40)
@@ -66,11 +66,11 @@ def test_what_cannot_travel_is_named(method: str) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_where_cuda_is_in_use_only_what_holds_its_tensors_is_not_forked(
+def test_with_cuda_in_use_only_data_with_its_tensors_is_not_forked(
     *, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    search = movable.find_on_device  # there may be no CUDA here: of another device
+    search = movable.find_on_device  # on another device, as there may be no CUDA here
     monkeypatch.setattr(making, "find_on_device", lambda *of: search(*of[:2], "meta"))
     table = torch.zeros(2, device="meta" if held else "cpu")
     with pipe_of(None, lambda sample: sample[1] + len(table)) as pipe:
@@ -84,7 +84,7 @@ def test_where_cuda_is_in_use_only_what_holds_its_tensors_is_not_forked(
 
 @pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_workers_of_any_descent_are_replaced(
+def test_killed_workers_of_any_start_method_are_replaced(
     method: str, tmp_path: Path
 ) -> None:
     with pipe_of(method, partial(kills_once, mark=tmp_path / "killed")) as pipe:
@@ -92,7 +92,7 @@ def test_killed_workers_of_any_descent_are_replaced(
     assert found == list(range(40))
 
 
-def test_what_a_fresh_interpreter_cannot_import_is_told() -> None:
+def test_code_that_a_fresh_interpreter_cannot_import_is_an_error() -> None:
     with (
         pipe_of("forkserver", only_here) as pipe,
         pytest.raises(ps.WorkerError) as told,
@@ -102,5 +102,5 @@ def test_what_a_fresh_interpreter_cannot_import_is_told() -> None:
 
 
 def only_here(sample: Any) -> Any:
-    """Stands in a module that is imported by its path, so by nobody else."""
+    """Is defined in a module that only its path can import."""
     return sample

@@ -1,4 +1,4 @@
-"""A state restores exactly, whatever it was taken under and is loaded into."""
+"""A state restores exactly under any workers, both when taken and when loaded."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(pipe: ps.Pipeline, epochs: int) -> Iterator[tuple[Any, State]]:
 
 
 def resumed(pipe: ps.Pipeline, state: State, epochs: int) -> list[Any]:
-    """Return what comes after `state`, to the end of the last of `epochs`."""
+    """Return the batches after `state`, to the end of the last of `epochs`."""
     with pipe:
         pipe.load_state_dict(state)
         return [batch for _ in range(epochs) for batch in pipe]
@@ -99,7 +99,7 @@ def test_state_moves_between_workers_of_all_kinds(
         assert digest(found) == digest(batches[at + 1 :])
 
 
-def test_what_was_only_prefetched_is_not_counted() -> None:
+def test_batches_that_were_only_prefetched_do_not_count() -> None:
     with pipe_of("16 threads") as pipe:
         loop = iter(pipe)
         next(loop)
@@ -108,7 +108,7 @@ def test_what_was_only_prefetched_is_not_counted() -> None:
     assert (state["epoch"], state["batch"], state["position"]) == (0, 2, 16)
 
 
-def test_a_state_may_be_loaded_into_the_pipeline_that_runs() -> None:
+def test_a_state_may_be_loaded_into_the_running_pipeline() -> None:
     with pipe_of("2 threads") as pipe:
         seen = list(run(pipe, 1))
         pipe.load_state_dict(seen[2][1])
@@ -124,7 +124,7 @@ def test_before_the_first_loop_the_state_is_the_start() -> None:
     assert digest(resumed(pipe_of("2 threads"), start, 1)) == digest(whole)
 
 
-def test_in_mid_loop_before_its_first_batch_the_state_is_the_epochs_start() -> None:
+def test_in_a_loop_before_its_first_batch_the_state_is_the_epochs_start() -> None:
     with pipe_of("2 threads") as pipe:
         list(pipe)
         loop = iter(pipe)
@@ -145,7 +145,7 @@ def test_after_a_loop_the_state_is_the_next_epochs_start(maker: str) -> None:
     assert digest(resumed(make("inline"), state, 1)) == digest(second)
 
 
-def test_after_the_last_batch_of_a_loop_nothing_is_left_of_its_epoch() -> None:
+def test_a_state_taken_at_the_last_batch_resumes_an_epoch_without_batches() -> None:
     with pipe_of("inline") as pipe:
         *_, (last, state) = run(pipe, 1)
         second = list(pipe)
@@ -156,7 +156,7 @@ def test_after_the_last_batch_of_a_loop_nothing_is_left_of_its_epoch() -> None:
         assert digest(pipe) == digest(second)
 
 
-def test_after_break_the_state_is_behind_the_last_batch() -> None:
+def test_after_break_the_state_is_after_the_last_batch() -> None:
     with pipe_of("2 threads") as pipe:
         for at, _ in enumerate(pipe):
             if at == 2:
@@ -176,7 +176,7 @@ def test_set_epoch_wins_over_a_loaded_state() -> None:
         assert digest(pipe) == digest(batch for batch, _ in first)
 
 
-def test_length_after_a_load_is_the_whole_epochs() -> None:
+def test_the_length_after_a_load_is_that_of_the_whole_epoch() -> None:
     with pipe_of("inline") as pipe:
         state = [*run(pipe, 1)][2][1]
         pipe.load_state_dict(state)
@@ -184,7 +184,7 @@ def test_length_after_a_load_is_the_whole_epochs() -> None:
 
 
 class Vast(Sequence[NDArray[np.int64]]):
-    """A thousand million samples, none of them kept."""
+    """A billion samples, none of them stored."""
 
     def __len__(self) -> int:
         return 10**9
@@ -197,7 +197,7 @@ def vast() -> ps.Pipeline:
     return ps.Pipeline.from_dataset(Vast()).shuffle(seed=1).batch(64)
 
 
-def test_a_million_steps_into_a_thousand_million_samples_takes_under_a_second() -> None:
+def test_resuming_a_million_steps_into_a_billion_samples_takes_under_a_second() -> None:
     state = vast().state_dict() | {
         "batch": 10**6,
         "step": 10**6,
@@ -249,7 +249,7 @@ def test_a_damaged_state_is_refused(change: State, message: str) -> None:
         pipe.load_state_dict(pipe.state_dict() | change)
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_a_value_that_is_not_a_state_is_refused() -> None:
     with pytest.raises(ps.StateError, match="a state must be a dict, got list"):
         pipe_of("inline").load_state_dict([])  # type: ignore[arg-type]
 
@@ -266,7 +266,7 @@ def test_a_refused_state_changes_nothing() -> None:
 
 
 class Fingerprinted(list[int]):
-    """Samples that say what they are."""
+    """Samples with a fingerprint of their own."""
 
     def __init__(self, count: int, name: str) -> None:
         super().__init__(range(count))
@@ -276,7 +276,7 @@ class Fingerprinted(list[int]):
         return self.name
 
 
-def test_a_state_of_another_data_set_of_the_same_length_is_refused() -> None:
+def test_a_state_of_another_dataset_of_the_same_length_is_refused() -> None:
     saved = ps.Pipeline.from_dataset(Fingerprinted(12, "march")).batch(4)
     with saved:
         next(iter(saved))
@@ -291,7 +291,7 @@ def test_a_state_of_another_data_set_of_the_same_length_is_refused() -> None:
     unknown.load_state_dict(state)
 
 
-def test_a_folder_copied_elsewhere_is_the_same_data_set(tmp_path: Path) -> None:
+def test_a_folder_copied_elsewhere_is_the_same_dataset(tmp_path: Path) -> None:
     draw_photos(tmp_path / "here", 6, size=(32, 32))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     here = ps.Pipeline.from_folder(tmp_path / "here").batch(2, collate_fn=len)

@@ -36,7 +36,7 @@ UNWANTED = {
 
 @pytest.fixture(scope="module")
 def trees(root: Path, modules: dict[str, Path]) -> dict[str, ast.Module]:
-    """Every module of the package, parsed, by its path from the root."""
+    """Return every module of the package, parsed, by its path from the root."""
     return {
         str(path.relative_to(root)): ast.parse(path.read_text())
         for path in modules.values()
@@ -90,7 +90,7 @@ def test_public_names_are_documented(trees: dict[str, ast.Module]) -> None:
 
 
 @pytest.mark.parametrize("what", UNWANTED)
-def test_no_text_holds_what_means_nothing_to_a_reader(what: str, root: Path) -> None:
+def test_no_text_mentions_what_means_nothing_to_a_reader(what: str, root: Path) -> None:
     if not (root / ".git").exists():
         pytest.skip("git knows which files are ours, and this is no checkout")
     found = [
@@ -103,17 +103,17 @@ def test_no_text_holds_what_means_nothing_to_a_reader(what: str, root: Path) -> 
 
 
 def over(counts: dict[str, int], budget: int) -> dict[str, int]:
-    """Those that exceed `budget`."""
+    """Return those that exceed `budget`."""
     return {name: count for name, count in counts.items() if count > budget}
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
-    """All functions and methods, nested ones too."""
+    """Return all functions and methods, nested ones too."""
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def code_lines(function: Function, source: list[str]) -> int:
-    """Lines of `function` that are neither docstring, comment nor blank."""
+    """Return the lines of `function` that are neither docstring, comment nor blank."""
     skipped: set[int] = set()
     if ast.get_docstring(function) is not None:
         text = function.body[0]
@@ -127,12 +127,12 @@ def code_lines(function: Function, source: list[str]) -> int:
 
 
 def nesting(body: list[ast.stmt]) -> int:
-    """Depth of blocks in `body`; an `elif` is as deep as its `if`."""
+    """Return the depth of blocks in `body`; an `elif` is as deep as its `if`."""
     return max((depth(statement) for statement in body), default=0)
 
 
 def depth(statement: ast.stmt) -> int:
-    """Depth of blocks in one statement, itself counted."""
+    """Return the depth of blocks in one statement, itself counted."""
     if not isinstance(statement, BLOCKS):
         return 0
     otherwise = getattr(statement, "orelse", [])
@@ -144,12 +144,12 @@ def depth(statement: ast.stmt) -> int:
 
 
 def is_public(node: ast.stmt) -> bool:
-    """Whether it defines a name without a leading underscore."""
+    """Return whether it defines a name without a leading underscore."""
     return isinstance(node, Definition) and node.name[0] != "_"
 
 
 def public_definitions(node: ast.Module | ast.ClassDef) -> Iterator[Definition]:
-    """Public classes and functions, and what is public inside public classes."""
+    """Yield public classes and functions, and public members of public classes."""
     for each in node.body:
         if isinstance(each, Definition) and is_public(each):
             yield each
@@ -158,7 +158,7 @@ def public_definitions(node: ast.Module | ast.ClassDef) -> Iterator[Definition]:
 
 
 def promised_methods(tree: ast.Module) -> Iterator[str]:
-    """Methods that protocols document for all that fulfil them."""
+    """Return methods that protocols document for all that implement them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(map(is_protocol, node.bases)):
             methods = (each for each in node.body if isinstance(each, Function))
@@ -166,12 +166,12 @@ def promised_methods(tree: ast.Module) -> Iterator[str]:
 
 
 def is_protocol(base: ast.expr) -> bool:
-    """Whether it says `Protocol`, `Protocol[...]` or `ABC`."""
+    """Return whether it says `Protocol`, `Protocol[...]` or `ABC`."""
     return ast.unparse(base).partition("[")[0] in ("ABC", "Protocol")
 
 
 def tracked_texts(root: Path) -> Iterator[Path]:
-    """Text files that git tracks, or would once they are added."""
+    """Return the text files that git tracks, or would track once added."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():

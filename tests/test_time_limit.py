@@ -1,4 +1,4 @@
-"""`timeout=`: a worker that is stuck shows where, is replaced, and nothing is lost."""
+"""`timeout=`: a stuck worker shows where it is and is replaced, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(pipe: ps.Pipeline) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 3, 9])
-def test_a_sample_that_is_stuck_once_is_done_again(
+def test_a_sample_that_is_stuck_once_is_repeated(
     workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck = tmp_path / "stuck"
@@ -50,7 +50,7 @@ def test_a_sample_that_is_stuck_once_is_done_again(
             threading.Event().wait()
         return sample
 
-    # So long that nobody is at this sample of the next epoch meanwhile.
+    # Long enough that no worker reaches this sample of the next epoch meanwhile.
     pipe = pipe_of(gets_stuck_here, workers=workers, length=240, timeout=SHORT_S)
     with caplog.at_level(logging.WARNING, "penstock"), pipe:
         assert whole(pipe) == list(range(240))
@@ -87,7 +87,7 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
     assert not caplog.records
 
 
-def test_a_stopped_worker_is_replaced_and_said_to_have_been_stopped(
+def test_a_stopped_worker_is_replaced_and_reported_as_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def takes_its_time(sample: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_stopped_worker_is_replaced_and_said_to_have_been_stopped(
     assert "stopped by a signal (SIGSTOP" in caplog.text
 
 
-def test_a_stopped_worker_without_a_limit_does_not_keep_the_loop_from_closing() -> None:
+def test_a_stopped_worker_without_a_limit_does_not_prevent_closing() -> None:
     def takes_its_time(sample: Any) -> Any:
         time.sleep(0.01)
         return sample
@@ -118,7 +118,7 @@ def test_a_stopped_worker_without_a_limit_does_not_keep_the_loop_from_closing() 
     assert time.monotonic() - start_s < 5
 
 
-def test_auto_takes_workers_that_can_be_stopped() -> None:
+def test_auto_chooses_workers_that_can_be_stopped_if_there_is_a_limit() -> None:
     with ps.Pipeline.from_dataset(Numbers(8)).map(abs_of, timeout=9).batch(4) as pipe:
         list(pipe)
         stats = pipe.stats()
@@ -131,17 +131,17 @@ def abs_of(sample: Any) -> Any:
 
 
 @pytest.mark.parametrize("executor", ["inline", "thread"])
-def test_workers_that_cannot_be_stopped_take_no_limit(executor: Any) -> None:
+def test_workers_that_cannot_be_stopped_refuse_a_limit(executor: Any) -> None:
     with pytest.raises(ps.SpecError, match="needs workers that can be stopped"):
         ps.Pipeline.from_dataset([1]).map(abs, executor=executor, timeout=1)
 
 
 @pytest.mark.parametrize("limit", [0, -1, "1", True])
-def test_a_limit_is_a_positive_number_of_seconds(limit: Any) -> None:
+def test_a_limit_must_be_a_positive_number_of_seconds(limit: Any) -> None:
     with pytest.raises(ps.SpecError, match="`timeout` is the seconds"):
         ps.Pipeline.from_dataset([1]).map(abs, timeout=limit)
 
 
-def test_an_iterable_that_is_read_in_the_trainer_takes_no_limit() -> None:
+def test_an_iterable_read_in_the_trainer_refuses_a_limit() -> None:
     with pytest.raises(ps.SpecError, match="cannot be interrupted"):
         ps.Pipeline.from_dataset(Counting(8), timeout=1)

@@ -1,4 +1,4 @@
-"""The truth by injection: what was made slow is what the verdict names, and why."""
+"""The verdict names whatever the test made slow, and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = np.zeros((1024, 1024), np.float32)
 
 
 class Reads:
-    """A sample takes so long to be read."""
+    """Reading a sample takes this long."""
 
     def __init__(self, wait_s: float = 0.0, sample: Any = SMALL) -> None:
         self.wait_s = wait_s
@@ -104,7 +104,7 @@ def loader(data: Any, workers: int, **given: Any) -> Any:
 
 
 def told(face: Any, right: Callable[[Explanation], bool], step_s: float) -> Explanation:
-    """Train with the tuner at work until the verdict is right, or for long enough."""
+    """Train with tuning until the verdict is right, or for long enough."""
     ps.set_enable_autotune(True)
     begun_s = time.monotonic()
     batches = chain.from_iterable(repeat(face))
@@ -132,7 +132,7 @@ def check(face: Any, stage: str, *causes: str, step_s: float = STEP_S) -> Explan
 WAITING = "waiting reads"
 
 
-def test_nobody_is_told_to_tune_what_was_tuned() -> None:
+def test_nobody_is_advised_to_tune_what_was_tuned() -> None:
     with ps.Pipeline.from_dataset(Reads(0.004), executor="thread").batch(8) as pipe:
         batches = iter(pipe)
         untuned = [next(batches) for _ in range(20)] and str(pipe.explain())
@@ -145,38 +145,38 @@ def test_nobody_is_told_to_tune_what_was_tuned() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_slow_read_of_a_loader(workers: int) -> None:
+def test_a_slow_read_in_a_loader_is_named(workers: int) -> None:
     check(loader(Reads(0.01), workers), READ, WAITING)
 
 
-def test_a_slow_read_that_is_fused_with_a_cheap_map() -> None:
+def test_a_slow_read_fused_with_a_cheap_map_is_named() -> None:
     check(ps.Pipeline.from_dataset(Reads(0.02)).map(cheap).batch(8), READ, WAITING)
 
 
-def test_a_slow_map_that_is_fused_with_a_cheap_read() -> None:
+def test_a_slow_map_fused_with_a_cheap_read_is_named() -> None:
     pipe = ps.Pipeline.from_dataset(Reads()).map(computes).batch(8)
     check(pipe, "Map(ID:1) computes", "CPU")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_slow_collate_fn_of_a_loader(workers: int) -> None:
+def test_a_slow_collate_fn_of_a_loader_is_named(workers: int) -> None:
     check(loader(Reads(), workers, collate_fn=collates), COLLATE, "collate")
 
 
-def test_a_slow_collate_fn_that_the_trainer_calls() -> None:
+def test_a_slow_collate_fn_that_the_trainer_calls_is_named() -> None:
     source = ps.Pipeline.from_dataset(Reads(), executor="thread")
     found = check(source.batch(8, collate_fn=collates), COLLATE, "collate")
     assert found.advice == ()
 
 
-def test_a_slow_map_of_whole_batches() -> None:
+def test_a_slow_map_of_whole_batches_is_named() -> None:
     pipe = ps.Pipeline.from_dataset(Reads()).batch(8)
     slow = pipe.map(waits, num_parallel_workers=(1, 1), executor="thread")
     check(slow, "Map(ID:2) waits", WAITING)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_slow_trainer(workers: int) -> None:
+def test_a_slow_trainer_is_named(workers: int) -> None:
     def right(found: Explanation) -> bool:
         return found.cause.startswith("the trainer")
 
@@ -185,32 +185,34 @@ def test_a_slow_trainer(workers: int) -> None:
     assert found.bottleneck is None
 
 
-def test_stragglers_with_little_prefetched() -> None:
+def test_stragglers_with_a_small_prefetch_are_named() -> None:
     ps.set_prefetch_size(2)
     stage = "Dataset(ID:0) Straggles"
     check(threads(Straggles(), 4), stage, "uneven samples", step_s=0.04)
 
 
-def test_a_memory_budget_that_binds() -> None:
+def test_a_memory_budget_that_is_the_limit_is_named() -> None:
     ps.set_memory_budget("20MB")
     found = check(threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers")
     assert found.advice == ('ps.set_memory_budget("39MiB")',)
 
 
-def test_batches_that_are_too_large_for_the_memory_budget() -> None:
+def test_batches_too_large_for_the_memory_budget_are_named() -> None:
     ps.set_memory_budget("10MB")
     pipe = threads(Reads(0.05, LARGE), 8, 2)
     check(pipe, READ, "the memory budget: it has room for only one batch")
 
 
-def test_a_reader_without_input_is_not_to_blame() -> None:
+def test_a_segment_without_input_is_not_blamed() -> None:
     one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
     source = ps.Pipeline.from_dataset(Reads(0.01), **one)
     found = check(source.map(cheap, executor="thread").batch(8), READ, WAITING)
     assert "so cheap has no input" in found.cause or FOREIGN in found.cause
 
 
-def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_transfer_to_the_device_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = ToDevice.__call__
 
     def slow(self: ToDevice, data: Any, carry: Any = None) -> Any:
@@ -223,7 +225,7 @@ def test_the_way_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(to_device " in found.line
 
 
-def test_threads_that_take_turns_at_the_gil() -> None:
+def test_turns_at_the_gil_are_named() -> None:
     stage = "Dataset(ID:0) NeedsTheGil"
     check(threads(NeedsTheGil(), 4), stage, "the GIL")
 
@@ -237,7 +239,7 @@ def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterable_that_torch_loads(workers: int) -> None:
+def test_an_iterable_that_torch_loads_is_named(workers: int) -> None:
     who = "torch's own workers load" if workers else "the trainer itself loads"
     check(loader(Streams(), workers), "Dataset(ID:0) Streams", who)
 
@@ -263,7 +265,7 @@ def busy_cores() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy_cores")
-def test_a_trainer_that_loads_itself_and_loses_its_core() -> None:
+def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
     source = ps.Pipeline.from_dataset(Computes(), executor="inline")
     found = check(source.batch(2), "Dataset(ID:0) Computes", "CPU")
     assert FOREIGN in found.cause
@@ -272,6 +274,6 @@ def test_a_trainer_that_loads_itself_and_loses_its_core() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_that_lose_their_cores(workers: int) -> None:
+def test_workers_that_lose_their_cores_are_named(workers: int) -> None:
     found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
     assert FOREIGN in found.cause

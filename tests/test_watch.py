@@ -1,4 +1,4 @@
-"""Runs looked at from outside: while they go on, and afterwards."""
+"""Runs are watched from outside, both while they go on and afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
     return warm.run([sys.executable, "-P", "-m", "penstock", *arguments])
 
 
-def test_a_run_that_goes_on_is_watched_by_its_process(tmp_path: Path) -> None:
+def test_a_running_process_can_be_watched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     command = [sys.executable, "-P", str(script), str(tmp_path / "run")]
@@ -53,20 +53,20 @@ def test_a_run_that_goes_on_is_watched_by_its_process(tmp_path: Path) -> None:
     assert "Dataset(ID:0) list" in done.stdout
 
 
-def test_a_run_that_is_over_is_shown_once(tmp_path: Path) -> None:
+def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
     done = penstock("watch", str(record(tmp_path / "run")))
     assert done.returncode == 0, done.stderr
     assert "(over)" in done.stdout
 
 
-def test_who_writes_no_log_is_told_how() -> None:
+def test_a_process_without_a_log_is_an_error_that_says_how_to_write_one() -> None:
     with pytest.raises(SpecError, match="no log can be read from 'nowhere'"):
         log_of("nowhere")
     with pytest.raises(SpecError, match="penstock run --log"):
         log_of(str(os.getpid()))
 
 
-def test_the_page_is_written_by_the_command(tmp_path: Path) -> None:
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
     log, page = record(tmp_path / "run"), tmp_path / "run.html"
     done = penstock("report", "--html", str(page), str(log))
     assert done.stdout.strip() == f"written: {page}"
@@ -89,7 +89,7 @@ def loader():
 """
 
 
-def test_somebodys_own_loader_is_measured_as_set_and_tuned(tmp_path: Path) -> None:
+def test_a_users_own_loader_is_measured_as_set_and_as_tuned(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FACTORY)
     command = [sys.executable, "-P", "-m", "penstock", "bench", "mine:loader"]
     done = warm.run([*command, "--seconds", "6"], cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Where a system lacks what worker processes need, all else works, or says so."""
+"""On a system that lacks what worker processes need, the rest works or says why not."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ with pytest.raises(ps.SpecError, match='needs fork and memfd.*use host="trainer"
 """
 
 
-def test_threads_and_the_trainer_load_on_macos_and_processes_name_their_need() -> None:
+def test_on_macos_threads_and_the_trainer_load_and_processes_say_why_not() -> None:
     subprocess.run([sys.executable, "-P", "-c", ON_MACOS], check=True)

@@ -1,4 +1,4 @@
-"""Workers that have shown nothing yet are told apart from slow ones."""
+"""Workers that have not delivered anything yet are told apart from slow ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 20.0
 
 
 class Gated:
-    """Nobody reads a sample before there is a file."""
+    """No sample can be read before a file exists."""
 
     def __init__(self, opened: Path) -> None:
         self.opened = opened
@@ -42,7 +42,7 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("executor", ["process", "thread"])
-def test_workers_begin_until_they_have_settled_a_lease(
+def test_workers_count_as_beginning_until_they_have_settled_a_lease(
     executor: str, tmp_path: Path
 ) -> None:
     opened = tmp_path / "open"

@@ -1,10 +1,10 @@
-"""Run the tests that torchdata has of its loader with ours in its place.
+"""Run torchdata's tests of its loader with ours in its place.
 
     python tests/upstream.py data/test/stateful_dataloader [--tuned] [-k NAMES]
 
-The folder is that of a checkout of github.com/pytorch/data; torchdata, expecttest and
-parameterized have to be there. Exits with 1 where a test fails that
-docs/differences.md does not name.
+The folder belongs to a checkout of github.com/pytorch/data; torchdata, expecttest and
+parameterized must be installed. Exits with 1 if a test fails that docs/differences.md
+does not name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAILED = re.compile(r"^_+ (?:ERROR at \w+ of )?\w+\.(test\w*)", flags=re.MULTILI
 
 
 def with_ours(source: str, *, tuned: bool) -> str:
-    """Return a test file that loads with ours."""
+    """Return a test file that uses our loader."""
     return IMPORT.sub(
         lambda m: OURS.format(tuned, m[1] or "StatefulDataLoader"), source
     )
