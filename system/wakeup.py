@@ -55,3 +55,7 @@ class Wakeup:
         """Close it. The caller holds the lock that callers of `notify` hold."""
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:  # its owner could not begin
+            self.close()

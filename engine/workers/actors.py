@@ -207,10 +207,15 @@ class ActorPool(FarPool):
             if lost is not None:
                 self._fall_back(lost)
                 return
-            self._staff()
-            if self._leaving and not self._actors:
-                return
-            self._hand_out()
+            try:
+                self._staff()
+                if self._leaving and not self._actors:
+                    return
+                self._hand_out()
+            except Exception:
+                if self._cluster.connected:
+                    raise
+                continue  # Ray was shut down meanwhile, and refuses everything
             if waiting.poll(1000 * TICK_S):
                 self._wakeup.clear()
             while self._arrivals and not self._engine_lock.closed:
@@ -395,8 +400,10 @@ class ActorPool(FarPool):
             rows = range(len(errand.chunk))
             keys = [self._key(errand.chunk, row) for row in rows]
             self._blame.add(errand.chunk, rows, death)
-        self._remove(actor)
+        # With its node, an actor at work loses results, too: that is no RayActorError.
         died = isinstance(error, self._ray.exceptions.RayActorError)
+        died = died or actor.meter is not None
+        self._remove(actor)
         self._count_death(death, keys, 1 if died else NEVER_BEGUN)
 
     def _end_all(self) -> None:

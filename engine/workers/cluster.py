@@ -233,9 +233,14 @@ def join() -> RayCluster:
             _joined.forget()
             _joined.wait_ended(threading.TIMEOUT_MAX)
         ours = not ray.is_initialized()
-        if ours:
-            connect(ray)
-        _joined = RayCluster(ours=ours)
+        try:
+            if ours:
+                connect(ray)
+            _joined = RayCluster(ours=ours)
+        except BaseException:  # Ctrl-C, say: nobody else would end what has begun
+            if ours:
+                ray.shutdown()
+            raise
         return _joined
 
 

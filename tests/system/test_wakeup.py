@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
+
+import pytest
 
 from penstock.system.wakeup import Wakeup
 
@@ -31,3 +34,11 @@ def test_a_closed_wakeup_writes_to_nobodys_descriptor() -> None:
     wakeup.notify()
     assert not notified(again)
     again.close()
+
+
+def test_a_wakeup_that_is_dropped_leaves_no_descriptor() -> None:
+    wakeup = Wakeup()
+    descriptor = wakeup.fileno()
+    del wakeup
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -1,0 +1,146 @@
+"""Actors whose cluster is gone at the worst moment.
+
+The test plays Ray: in a real cluster, nothing can be made to happen between two lines
+of the pool.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.engine.core.byte_budget import ByteBudget, Reservations
+from penstock.engine.core.connector import Connector, EngineLock
+from penstock.engine.core.core import Core, SegmentState
+from penstock.engine.core.metrics import Gauge
+from penstock.engine.program.program import Map, Program
+from penstock.engine.recipe import SegmentRecipe
+from penstock.engine.workers import cluster
+from penstock.engine.workers.actors import ActorPool
+from support.core_script import Script
+
+SOON_S = 60.0
+"""What comes at once, with all the time that a busy machine may need."""
+
+
+class ActorDiedError(Exception):
+    """What Ray raises when an actor has died."""
+
+
+class TaskError(Exception):
+    """What Ray raises when a task has raised."""
+
+
+class ResultLostError(Exception):
+    """What Ray raises when a result was on a node that is gone."""
+
+
+class Played:
+    """Ray and a connection to it, as far as a pool sees them."""
+
+    exceptions = SimpleNamespace(RayActorError=ActorDiedError, RayTaskError=TaskError)
+    silent_s = 0.0
+
+    def __init__(self, *, ends_when_asked: bool) -> None:
+        self.connected = True
+        self.left = threading.Event()
+        self._ends_when_asked = ends_when_asked
+
+    def put(self, data: Any) -> Any:
+        return data
+
+    def kill(self, _: Any) -> None:
+        """Do nothing."""
+
+    def remote(self, *_: Any, **__: Any) -> Any:
+        """Decorate a class, create an actor, or request a task: it never ends."""
+        if self._ends_when_asked:
+            self.connected = False
+            raise ConnectionError("Ray has not been started yet")
+        begun = SimpleNamespace(remote=lambda: SimpleNamespace(future=Future))
+        return SimpleNamespace(begin=begun)
+
+    def share(self, _: object, asked: int, __: Any) -> int:
+        return asked
+
+    def leave(self, _: object) -> None:
+        self.left.set()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes a pool, given what plays Ray."""
+    pools: list[ActorPool] = []
+
+    def make(played: Played) -> ActorPool:
+        ray: Any = SimpleNamespace(
+            put=played.put,
+            kill=played.kill,
+            exceptions=played.exceptions,
+            remote=lambda **_: lambda _: played,
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        states = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
+        reservations = Reservations(ByteBudget(1 << 40), lambda: None)
+        core = Core(Script((4,)), lambda plan: None, states, reservations, 0)  # type: ignore[arg-type, return-value]
+        connector = Connector(core, EngineLock(core), 0, lambda in_flight: "batch")
+        program = Program((Map("Map(ID:1) len", 1, len),))
+        recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
+        pool = ActorPool(connector, recipe, played, (0,), {"num_cpus": 1})  # type: ignore[arg-type]
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        lock = pool._engine_lock  # noqa: SLF001
+        with lock.lock:
+            lock.close()
+        pool.close()
+
+
+def test_work_goes_on_locally_when_ray_ends_while_it_is_asked(made: Any) -> None:
+    played = Played(ends_when_asked=True)
+    pool, said = made(played), list[str]()
+    pool._connector.on_lost = said.append  # noqa: SLF001
+    pool.resize(2)
+    assert played.left.wait(SOON_S)
+    assert said == ["Ray was shut down"]
+    assert pool._engine_lock.broken is None  # noqa: SLF001
+
+
+def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
+    pool = made(Played(ends_when_asked=False))
+    with pool._engine_lock.lock:  # noqa: SLF001
+        pool._engine_lock.close()  # noqa: SLF001
+    pool.close()  # from here on the test is the pool's thread
+    for _ in range(10):
+        pool._create()  # noqa: SLF001
+        (actor,) = pool._actors  # noqa: SLF001
+        pool._welcome(actor, "7 on a node")  # noqa: SLF001
+        pool._reap(actor, ResultLostError("its node is gone"))  # noqa: SLF001
+    assert pool._barren == 10  # noqa: SLF001
+
+
+def test_a_connection_that_is_interrupted_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    ray: Any = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=interrupted,
+        shutdown=lambda: ended.append("all"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(cluster, "_joined", None)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.join()
+    assert ended == ["all"]
