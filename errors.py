@@ -9,8 +9,8 @@
 
 An exception raised by the user's own function keeps its type. It is re-raised as it is,
 with a note (PEP 678) that names the stage, the sample and the step. A cache refuses
-samples with errors of its own, outside this tree: `RandomUpstreamError` (a ValueError)
-and `UnstorableError` (a TypeError).
+samples with errors of its own: `RandomUpstreamError`, a SpecError, and
+`UnstorableError`, a SampleError.
 """
 
 from __future__ import annotations

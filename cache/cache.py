@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import SpecError
 from ..system.runtime_folder import runtime_folder
 from ..system.shared_memory import nameless
 from .arena_registry import Holder, join, leave
@@ -54,7 +55,7 @@ UNSHARED = (
 )
 
 
-class RandomUpstreamError(ValueError):
+class RandomUpstreamError(SpecError):
     """A sample differs each time it is computed, so it must not be stored."""
 
 

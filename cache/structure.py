@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ..errors import SampleError
 from .codec import is_image, predicted, restored
 
 Node: TypeAlias = "bool | int | float | str | list[Node] | None"
@@ -73,7 +74,7 @@ CURE = (
 )
 
 
-class UnstorableError(TypeError):
+class UnstorableError(SampleError):
     """A cache cannot keep this sample, because it could not return an equal one."""
 
 
