@@ -168,7 +168,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @pytest.mark.serial  # measures time
 @pytest.mark.slow
-@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="nothing to be gained")
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one core gains nothing")
 def test_python_that_holds_the_gil_is_moved_to_processes(
     log: pytest.LogCaptureFixture,
 ) -> None:

@@ -102,7 +102,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
 
 
 @pytest.mark.serial  # measures time
-@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="it would be as much so")
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one core gains nothing")
 @pytest.mark.slow  # on a machine that others burn it finds otherwise, and may
 def test_an_engine_that_slows_the_trainer_moves_out(
     caplog: pytest.LogCaptureFixture,

@@ -287,7 +287,7 @@ def test_states_with_and_without_a_cache_are_interchangeable(
 # What is reported
 
 
-def test_statistics_say_what_was_found_and_what_that_saved(log: Path) -> None:
+def test_statistics_count_hits_and_what_they_saved(log: Path) -> None:
     wait_s = 0.005
     kind = {"ram": "1MB", "codec": "lz4"}
     with cached(log, INLINE, kind, wait_s=wait_s, width=1000) as pipe:

@@ -44,7 +44,7 @@ class Crowd:
         self.size = size
         self.inside = 0
         self.threads = 0
-        """Python's threads when it was full."""
+        """The number of Python threads when the crowd was complete."""
         self._full = asyncio.Event()
 
     async def enter(self) -> None:

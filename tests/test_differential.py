@@ -45,11 +45,11 @@ from support.samples import assert_same
 from support.stuck import ended_when_stuck
 
 OF_A_SEED = 25
-"""Examples that a script runs of one seed."""
+"""Examples that a script runs for one seed."""
 STUCK_S = 20.0
-"""For an example; a script then shows all stacks and ends."""
+"""The limit for an example; after it a script shows all stacks and ends."""
 STUCK_TEST_S = 200.0
-"""For the examples of a test."""
+"""The limit for the examples of a test."""
 
 pytestmark = [
     # Torch warns of more workers than cores, and a test machine may have one core.

@@ -18,7 +18,7 @@ from support import warm
 from support.datasets import KINDS
 
 PROMPT_S = 20.0
-"""What ends at once, with all the time that a busy machine may need."""
+"""The limit for what ends at once; a busy machine may need that long."""
 
 
 @pytest.fixture(params=KINDS)

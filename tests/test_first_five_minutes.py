@@ -53,7 +53,7 @@ for epoch in range(int(sys.argv[1])):
     print("loss", epoch, repr(loss.item()), flush=True)
 """
 EPOCHS = 12
-"""Some ten seconds as tuned: a change is judged in that time on a busy machine, too."""
+"""Some ten seconds when tuned, in which even a busy machine judges a change."""
 ONE_LINE = ("from torch.utils.data import DataLoader, Dataset",)
 CHANGED = (
     "import penstock; penstock.set_enable_autotune(True, 'run')\n"

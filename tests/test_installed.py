@@ -34,7 +34,7 @@ one, other = (make(64)(data, rng(0)) for make in both)
 assert np.array_equal(one, other)
 print(ps.__file__)
 """
-"""Run by the installed package, in a folder of its own."""
+"""A program for the installed package, run in a folder of its own."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -23,10 +23,10 @@ LOADED_WHEN_USED = {
     "penstock.cache.disk",
     "penstock.engine.engine",
 }
-"""What the two faces leave unloaded; `benchmarks/engine_overhead.py` times them."""
+"""Modules that imports leave unloaded; `benchmarks/engine_overhead.py` times them."""
 FACES = "from penstock import DataLoader, Pipeline"
 UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subprocess"}
-"""What runs whatever the bytes it is given say, or another program."""
+"""Modules that run whatever their input says, or another program."""
 OWN_PIPES = {
     f"penstock.engine.workers.process.{name}" for name in ("handover", "parcel")
 }

@@ -34,7 +34,7 @@ LENGTH = 160
 EPOCH = 20
 """Batches of 8."""
 PROMPT_S = 20.0
-"""What ends at once, with all the time that a busy machine may need."""
+"""The limit for what ends at once; a busy machine may need that long."""
 
 
 @pytest.fixture(params=KINDS)

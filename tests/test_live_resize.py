@@ -155,7 +155,7 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
                 if len(stats.segments[0].workers) == asked:
                     break
             else:
-                pytest.fail(f"{asked} workers were asked for, and never came about")
+                pytest.fail(f"{asked} workers were requested, and never existed")
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ CAUSES = {
     "a kill": "waiting reads",
 }
 COLUMNS, LINES = 120, 24
-"""Of a terminal."""
+"""The size of a terminal."""
 SCREENS = ((1440, 900), (360, 740))
 FIRST = """<script>
 window.addEventListener("load", () => {
@@ -132,8 +132,8 @@ finally:
         peak = re.search(r"VmHWM:\\s+(\\d+)", status.read())[1]
     print(time.process_time(), peak)
 """
-"""Prints its CPU seconds, and the most memory, in KiB, since Python began: a fork's own
-is not counted."""
+"""Prints its CPU seconds and peak memory, in KiB, since Python began: the memory of the
+fork before that does not count."""
 
 
 def cost(*arguments: str) -> tuple[float, float]:

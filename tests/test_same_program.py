@@ -358,7 +358,7 @@ def test_only_one_thread_draws_from_a_generator_made_late(
 
 
 EACH_ITS_OWN = "a file out of sight"
-"""Each worker process opens it."""
+"""Each worker process opens this file."""
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

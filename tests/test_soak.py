@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EPOCHS = 100_000
 WARM = 5_000
-"""What is made once is made by then."""
+"""Epochs after which everything made only once exists."""
 GROWTH = 1 << 20
-"""Bytes by which the allocator's luck may differ: 11 an epoch."""
+"""Bytes by which the allocator may vary by chance: 11 an epoch."""
 
 
 def held_bytes() -> int:

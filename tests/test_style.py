@@ -22,7 +22,7 @@ NESTING = 3
 PUBLIC_METHODS = 12
 
 FACES = {"DataLoader", "Description", "Pipeline"}
-"""Their methods are what the user can say: fixed from outside, not by a budget."""
+"""Their methods are the public interface, which no budget bounds."""
 
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try)
 
@@ -92,7 +92,7 @@ def test_public_names_are_documented(trees: dict[str, ast.Module]) -> None:
 @pytest.mark.parametrize("what", UNWANTED)
 def test_no_text_mentions_what_means_nothing_to_a_reader(what: str, root: Path) -> None:
     if not (root / ".git").exists():
-        pytest.skip("git knows which files are ours, and this is no checkout")
+        pytest.skip("only git knows which files are ours, and this is not a checkout")
     found = [
         f"{path.relative_to(root)}:{number}: {line.strip()}"
         for path in tracked_texts(root)

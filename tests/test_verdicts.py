@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
 
 SEEN_S = 1.2
 DEADLINE_S = 12.0
-"""A machine with other work gets more time to see the same."""
+"""A busy machine gets more time to see the same."""
 STEP_S = 0.004
 READ, COLLATE = "Dataset(ID:0) Reads", "Batch(ID:1)"
 FOREIGN = "while others use them"
-"""Said of this machine, where others do use its cores, and so is right there."""
+"""The verdict on a machine whose cores others use, where it is right."""
 SMALL = np.zeros((16, 16), np.float32)
 LARGE = np.zeros((1024, 1024), np.float32)
 

@@ -18,7 +18,7 @@ from support.windows import (
 
 POLICY = ConnectorRules()
 STARVED, EASED = Measure(64.0, 0.9, 1.0), Measure(320.0, 0.0, 0.2)
-"""How it goes in `starved()` and `at_ease()`."""
+"""Measurements in `starved()` and `at_ease()`."""
 
 
 def decide(case: Situation, memory: RulesMemory | None = None) -> tuple[Decision, ...]:

@@ -20,7 +20,7 @@ from penstock.errors import SpecError
 from support.recordings import record
 
 
-def test_what_was_tuned_is_read_from_the_log(tmp_path: Path) -> None:
+def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:
     (found,) = read_recording(record(tmp_path / "run")).pipelines
     assert (found.name, found.rank) == ("train", 0)
     assert found.windows

@@ -29,7 +29,7 @@ from penstock.autotune.simulator.scale import (
 )
 
 EVEN = Cluster((0.1,), batch_rows=32, row_bytes=1e5, store_bytes_per_s=2e8)
-"""A store for 62 batches a second: six nodes and a quarter."""
+"""A store for 62 batches a second, which is six nodes and a quarter."""
 COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 positive = st.floats(0.01, 10.0)

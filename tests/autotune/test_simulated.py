@@ -32,10 +32,10 @@ from support.workloads import Case, case
 LAW = BottleneckLaw()
 FIXED = range(200)
 PARTS = 20
-"""Of these: one is tried each time, all by `make test-all`."""
+"""Shares of the fixed cases: one runs each time, all with `make test-all`."""
 PREFETCH = 2
 STEPS = 80
-"""That a run has time for at the best rate, beside the time it takes to settle."""
+"""Steps that a run has time for at the best rate, after the time it needs to settle."""
 SETTLED_S = 30.0
 
 

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 KILLS = TESTS / "support" / "cache_faults.py"
 DAMAGE = TESTS / "support" / "cache_damage.py"
 SHARES = 12
-"""How many cases share the bytes of a database: together they flip a bit of each."""
+"""The cases that share the bytes of a database: together they flip a bit of each."""
 FILES = ["lock.mdb", "users", "writer", "claims"]
 
 

@@ -104,7 +104,7 @@ def arena() -> Iterator[Arena]:
         yield made
 
 
-def test_what_was_put_is_found_and_nothing_else(arena: Arena) -> None:
+def test_only_records_that_were_put_are_found(arena: Arena) -> None:
     arena.put(key(1), b"one")
     assert bytes(arena.get(key(1)) or b"") == b"one"
     assert arena.get(key(2)) is None
@@ -129,7 +129,7 @@ def test_a_full_arena_keeps_what_it_has(arena: Arena) -> None:
     assert (arena.records, arena.used, arena.evicted) == (2, 4096, 0)
 
 
-def test_a_full_table_refuses_what_hashes_there(arena: Arena) -> None:
+def test_a_full_table_refuses_records(arena: Arena) -> None:
     for number in range(MAX_PROBES):
         arena.put(key(number * MIN_SLOTS), b"x")
     with pytest.raises(Full):

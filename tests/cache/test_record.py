@@ -33,7 +33,7 @@ from penstock.cache.record import (
 KEY = bytes(range(16))
 EACH = pytest.mark.parametrize("each", CODECS.values(), ids=lambda c: c.name)
 LENGTHS = (8, 16, 24)
-"""Where in the header the lengths stand: of the structure, of the body, stored."""
+"""Offsets in the header of three lengths: of the structure, of the body, and stored."""
 
 
 def sample() -> tuple[Any, ...]:

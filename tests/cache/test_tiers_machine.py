@@ -39,7 +39,7 @@ SOME = st.lists(st.tuples(INDEX, SIZE), min_size=1, max_size=8)
 Asked = tuple[int, int]
 """A sample's index and image size."""
 EMPTY_BYTES = 2 * 4096
-"""Of a database that holds nothing."""
+"""The bytes of an empty database."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +65,9 @@ class TiersMachine(RuleBasedStateMachine):
         self.cache: Cache | None = None
         self.in_ram: set[Asked] = set()
         self.on_disk: set[Asked] = set()
-        """What may be there, at most."""
+        """The samples that may be stored, at most."""
         self.asked = self.unsure = 0
-        """Since it was opened: in all, and by those who were killed meanwhile."""
+        """Lookups since it was opened: in all, and by processes that were killed."""
 
     @initialize(
         ram=st.sampled_from([0, 3_000, 12_000, 60_000]),

@@ -23,7 +23,7 @@ class Thing:
 
 
 HERE = Thing()
-"""What the examples hold."""
+"""The object that the examples hold."""
 Pair = namedtuple("Pair", "first second")  # noqa: PYI024 as users still write them
 
 

@@ -19,7 +19,7 @@ datasets = pytest.importorskip("datasets")
 N, WIDTH = 96, 4
 STEPS = 2 * N // 8
 Make = Callable[[Path, float], Any]
-"""Opens data in a folder, written there first; all its numbers are scaled."""
+"""Writes data into a folder, with all numbers scaled, and opens it."""
 
 
 def numbers(scale: float = 1.0) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -17,30 +17,30 @@ import pytest
 
 from penstock.system.forking import fork
 
-SLOW = "import slow_import_gate as gate\ngate.entered.set()\ngate.leave.wait(30)\n"
+SLOW = "import slow_import_latch as latch\nlatch.entered.set()\nlatch.leave.wait(30)\n"
 
 
 @pytest.fixture
-def engine_lock(
+def latch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[types.ModuleType]:
     """Return the event that a module called `slow_import` waits for on import."""
-    made = types.ModuleType("slow_import_gate")
+    made = types.ModuleType("slow_import_latch")
     made.entered, made.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
     (tmp_path / "slow_import.py").write_text(SLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "slow_import_gate", made)
+    monkeypatch.setitem(sys.modules, "slow_import_latch", made)
     yield made
     sys.modules.pop("slow_import", None)
 
 
 def test_the_child_of_a_fork_can_import_what_another_thread_was_importing(
-    engine_lock: types.ModuleType,
+    latch: types.ModuleType,
 ) -> None:
     importing = threading.Thread(target=importlib.import_module, args=["slow_import"])
     importing.start()
-    assert engine_lock.entered.wait(30)
-    late = threading.Timer(0.05, engine_lock.leave.set)  # while the fork waits for it
+    assert latch.entered.wait(30)
+    late = threading.Timer(0.05, latch.leave.set)  # while the fork waits for it
     late.start()
     pid = fork()
     if pid == 0:
@@ -52,18 +52,18 @@ def test_the_child_of_a_fork_can_import_what_another_thread_was_importing(
 
 
 def test_a_fork_does_not_wait_for_a_lock_left_by_a_thread_of_the_parent(
-    engine_lock: types.ModuleType,
+    latch: types.ModuleType,
 ) -> None:
     importing = threading.Thread(target=importlib.import_module, args=["slow_import"])
     importing.start()
-    assert engine_lock.entered.wait(30)
+    assert latch.entered.wait(30)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()  # at once, as the thread that imports is not in the child
     if pid == 0:
         grandchild = fork()
         os._exit(exit_code_of(grandchild) if grandchild else 7)
-    engine_lock.leave.set()
+    latch.leave.set()
     importing.join()
     assert exit_code_of(pid) == 7
 

@@ -15,7 +15,7 @@ from penstock.system import run_queue
 from penstock.system.run_queue import RunQueue, threads_of
 
 pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/schedstat"), reason="the system does not tell"
+    not os.path.exists("/proc/self/schedstat"), reason="the system does not count it"
 )
 DATA = bytes(1 << 20)
 

@@ -300,7 +300,9 @@ def generator() -> Iterator[int]:
         (Compose([weakref.ref(Compose([]))]), "data.transforms[0]", "ReferenceType"),
     ],
 )
-def test_the_error_names_where_it_is(value: Any, path: str, what: str) -> None:
+def test_the_error_names_the_place_of_the_value(
+    value: Any, path: str, what: str
+) -> None:
     with pytest.raises(Undigestible) as raised:
         digest(value, "data")
     assert (raised.value.path, raised.value.what) == (path, what)

@@ -18,7 +18,7 @@ from penstock.errors import WorkerError
 from support.core_script import Script
 
 JOIN_S = 5.0
-"""A woken thread ends at once; only a lost wake-up takes so long."""
+"""A woken thread ends at once; only a lost wakeup takes this long."""
 
 
 class Clock:

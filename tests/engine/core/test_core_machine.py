@@ -20,7 +20,7 @@ from support.core_model import Course
 from support.core_script import Script, Settling
 
 MAX_ROUNDS = 400
-"""Rounds in which a pipeline must hand over a batch: one a row would be plenty."""
+"""Rounds within which a pipeline must deliver a batch; one a row would be plenty."""
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 NUMBER = st.integers(0, 59)

@@ -19,7 +19,7 @@ from penstock.engine.core.metrics import (
 S = 1_000_000_000
 
 
-def test_a_gauge_integrates_what_stands_in_it() -> None:
+def test_a_gauge_integrates_its_level() -> None:
     gauge = Gauge(4, 0)
     gauge.move(2, 1 * S)
     gauge.move(4, 3 * S)

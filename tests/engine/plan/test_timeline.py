@@ -68,7 +68,7 @@ def schedules(draw: st.DrawFn) -> tuple[Stages, int]:
 
 
 PAST_THE_END = Stages("samples", ((0, 4), (9, 3)))
-"""Of ten samples: the next batch after the change would begin at the twelfth."""
+"""For ten samples: the next batch after the change would begin at the twelfth."""
 
 
 @given(schedules(), st.booleans())
@@ -131,7 +131,7 @@ def test_an_epoch_without_a_batch_is_refused_with_its_cure(
         Timeline(Stages("samples", table), 10, drop_last=True)
 
 
-def test_a_schedule_that_stands_still_is_refused() -> None:
+def test_a_schedule_that_never_changes_again_is_refused() -> None:
     class Standing(Stages):
         def next_change(self, place: Place) -> Change:
             return Change("steps", place.step)

@@ -20,7 +20,7 @@ from penstock.engine.workers.coroutines import Coroutines
 from support.core_script import Script
 
 SOON_S = 60.0
-"""What comes at once, with all the time that a busy machine may need."""
+"""The limit for what happens at once; a busy machine may need that long."""
 
 
 class Counted(Connector):

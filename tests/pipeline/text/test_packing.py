@@ -14,7 +14,7 @@ from penstock.pipeline.text.packing import BestFit, Concatenated, PackingPlan, b
 
 SAMPLES = 1000
 Token = tuple[int, int]
-"""A document and a place in it."""
+"""A document, and a position in it."""
 
 
 def tokens_of(plan: PackingPlan) -> list[list[Token]]:
@@ -94,7 +94,7 @@ lengths_and_size = st.tuples(
 
 @given(lengths_and_size)
 @pytest.mark.parametrize("plan_of", [Concatenated, BestFit])
-def test_no_token_is_lost_or_comes_twice(
+def test_no_token_is_lost_or_repeated(
     plan_of: type[Concatenated | BestFit], drawn: tuple[list[int], int]
 ) -> None:
     lengths, size = drawn

@@ -12,7 +12,7 @@ import pytest
 from penstock.engine.workers.process.pipe import Pipe
 
 LARGE = bytes(3 << 20)
-"""More than fits into the pipe at once."""
+"""More bytes than fit into the pipe at once."""
 
 
 @pytest.fixture
