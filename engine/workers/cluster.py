@@ -67,7 +67,7 @@ def slots(nodes: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> 
 def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
     """Return the resources that an actor with these options claims."""
     claimed = {DEMAND[name]: options[name] for name in DEMAND if options.get(name)}
-    return {**claimed, **options.get("resources", {})}
+    return {**claimed, **(options.get("resources") or {})}
 
 
 class RayCluster:

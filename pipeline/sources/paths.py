@@ -54,8 +54,8 @@ def first_of(paths: Sequence[str]) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-    """Return the files that match a pattern, sorted; a path without magic as it is."""
-    if not glob.has_magic(pattern):
+    """Return the files that match a pattern, sorted; a file's own name first."""
+    if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
 

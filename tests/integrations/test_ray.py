@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.workers.cluster import slots
+from penstock.engine.workers.cluster import demand_of, slots
 from support.datasets import Counting, Numbers
 from support.functions import augment
 from support.ray_processes import ACTOR, of_ray, title
@@ -191,3 +191,7 @@ def test_an_actor_needs_a_node_that_has_all_it_claims() -> None:
     assert slots(nodes, {"CPU": 0.5, "GPU": 1}) == 0
     assert slots(nodes, {}) > 1000
     assert slots([], {}) == 0
+
+
+def test_an_actor_may_claim_no_resources() -> None:
+    assert demand_of({"num_cpus": 2, "resources": None}) == {"CPU": 2}

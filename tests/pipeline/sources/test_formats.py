@@ -336,3 +336,10 @@ def test_a_tar_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
     source = source_of(ps.Pipeline.from_webdataset(pattern))
     ours = [(each["__key__"], each["bin"], each["cls"]) for each in source]
     assert ours == theirs
+
+
+def test_a_file_may_be_named_like_a_pattern(tmp_path: Path) -> None:
+    write_tars(tmp_path)
+    odd = (tmp_path / "train-0.tar").rename(tmp_path / "train[ab].tar")
+    source = source_of(ps.Pipeline.from_webdataset(str(odd)))
+    assert len(source) == N // SHARDS
