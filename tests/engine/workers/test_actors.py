@@ -25,23 +25,23 @@ from penstock.engine.workers.actors import ActorPool
 from support.core_script import Script
 
 SOON_S = 60.0
-"""What comes at once, with all the time that a busy machine may need."""
+"""The limit for what happens at once; a busy machine may need that long."""
 
 
 class ActorDiedError(Exception):
-    """What Ray raises when an actor has died."""
+    """The error that Ray raises when an actor has died."""
 
 
 class TaskError(Exception):
-    """What Ray raises when a task has raised."""
+    """The error that Ray raises when a task has raised."""
 
 
 class ResultLostError(Exception):
-    """What Ray raises when a result was on a node that is gone."""
+    """The error that Ray raises when a result was on a node that is gone."""
 
 
 class Played:
-    """Ray and a connection to it, as far as a pool sees them."""
+    """Stands for Ray and a connection to it, as far as a pool sees them."""
 
     exceptions = SimpleNamespace(RayActorError=ActorDiedError, RayTaskError=TaskError)
     silent_s = 0.0
@@ -74,7 +74,7 @@ class Played:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes a pool, given what plays Ray."""
+    """Return a function that makes a pool, given an object that plays Ray."""
     pools: list[ActorPool] = []
 
     def make(played: Played) -> ActorPool:
