@@ -146,9 +146,9 @@ class Explanation(Printed):
             "   cpu  blocked  no input  held back"
         )
         lines = [head, *(self._row(stage, width) for stage in self.stages)]
-        step_ms = 1000 * self.trainer.step_s
+        rate, step_ms = phrases.per_s(self.rows_per_s), 1000 * self.trainer.step_s
         lines += [
-            f"  trainer: {self.rows_per_s:.0f} samples/s, {step_ms:.1f} ms a step",
+            f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
             self.line,
             f"cause: {self.cause}",
             *(f"try: {step}" for step in self.advice),

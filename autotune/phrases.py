@@ -12,6 +12,7 @@ TENS_FROM = 20
 """Number of workers from which a tenth of one is not worth mentioning."""
 ROUND_FROM = 100
 FEW_MS = 0.1
+FEW_A_SECOND = 10
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -63,7 +64,7 @@ def blocked_bottleneck(
 def law(operator: str, run_s: float, busy: float, rate: float, workers: int) -> str:
     """A rate that is possible keeps more workers busy than it has (Little's law)."""
     return (
-        f"Op ({operator}) takes {ms(run_s)} ms a sample: {rate:.0f} samples/s"
+        f"Op ({operator}) takes {ms(run_s)} ms a sample: {per_s(rate)} samples/s"
         f" keep {busy:.1f} workers busy, and it has {workers}."
     )
 
@@ -104,8 +105,9 @@ def outcome(seen: DecisionOutcome) -> str:
     verb = "kept" if seen.kept else "rolled back"
     return (
         f"{decision.operator}: {decision.knob} {decision.old} -> {decision.new} {verb}:"
-        f" {before.rows_per_s:.0f} -> {after.rows_per_s:.0f} samples/s, trainer wait"
-        f" {100 * before.wait_share:.0f}% -> {100 * after.wait_share:.0f}% of the step."
+        f" {per_s(before.rows_per_s)} -> {per_s(after.rows_per_s)} samples/s,"
+        f" trainer wait {100 * before.wait_share:.0f}% ->"
+        f" {100 * after.wait_share:.0f}% of the step."
     )
 
 
@@ -148,6 +150,11 @@ def ms(seconds: float) -> str:
     """Return milliseconds without the unit; very few get more digits."""
     value = 1000 * seconds
     return f"{value:.2f}" if value >= FEW_MS else f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def per_s(rate: float) -> str:
+    """Return samples a second without the unit; below ten, a tenth matters."""
+    return f"{rate:.0f}" if rate >= FEW_A_SECOND else f"{rate:.2g}"
 
 
 def short_name(operator: str) -> str:

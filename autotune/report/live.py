@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import SpecError, check
+from ..phrases import per_s
 from .recording import NO_LOG, Follower, Recorded
 from .terminal import bar, staff
 
@@ -96,7 +97,7 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
     yield Text.assemble(
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
-        f"  waits {wait:.0%} [{bar(wait)}]  {rate:,.0f} samples/s",
+        f"  waits {wait:.0%} [{bar(wait)}]  {per_s(rate)} samples/s",
         "" if seen.end is None else "  (over)",
     )
     table = Table(box=None, pad_edge=False)

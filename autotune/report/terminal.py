@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from ..phrases import per_s
 from .recording import (
     Group,
     Recorded,
@@ -134,7 +135,7 @@ def why_none(seen: Recorded) -> str:
 
 def _figures(row: Row) -> str:
     """Return a verdict's line, and the rate."""
-    return f"{row['line']} {row['rows_per_s']:.0f} samples/s."
+    return f"{row['line']} {per_s(row['rows_per_s'])} samples/s."
 
 
 BAR = 10
@@ -192,7 +193,7 @@ def changed(seen: Recorded) -> Iterator[str]:
         before, after = row["before"], row["after"]
         yield (
             f"changed: {_change(row)},"
-            f" {before['rows_per_s']:.0f} -> {after['rows_per_s']:.0f} samples/s,"
+            f" {per_s(before['rows_per_s'])} -> {per_s(after['rows_per_s'])} samples/s,"
             f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
         )
     for row in unjudged:

@@ -39,7 +39,7 @@ long as copying its bytes, so larger ones gain nothing.
 class Extent(NamedTuple):
     """Where the fields of a sample lie in its shard."""
 
-    index: int
+    sample: int
     path: str
     """Its shard."""
     fields: list[list[int]]
@@ -93,7 +93,7 @@ class Shards(Source):
 
     def _sample(self, place: Extent, data: bytes, begin: int) -> Any:
         """Return a sample, given bytes of its shard from `begin` on."""
-        names, key = self.index.names, self.index.keys[place.index]
+        names, key = self.index.names, self.index.keys[place.sample]
         found = {
             names[number]: self._reads[names[number]](
                 data[start - begin : start - begin + nbytes]
@@ -220,7 +220,7 @@ class WebDataset(Shards):
             place = self._place(indices[at])
             start, stop = place.begin, place.end
             _, last = run[-1] if run else (0, place)
-            near = run and place.path == last.path and place.index <= last.index + 1
+            near = run and place.path == last.path and place.sample <= last.sample + 1
             if near and begin <= start and stop - begin <= RUN_BYTES:
                 end = max(end, stop)
             else:

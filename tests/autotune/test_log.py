@@ -267,6 +267,14 @@ def test_numbers_are_written_as_a_person_would_say_them(
     assert phrases.count(number) == text
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0.0, "0"), (0.4492, "0.45"), (1.26, "1.3"), (9.96, "10"), (716.4, "716")],
+)
+def test_a_rate_of_a_few_samples_a_second_keeps_a_tenth(rate: float, text: str) -> None:
+    assert phrases.per_s(rate) == text
+
+
 def test_a_speedup_that_cannot_be_judged_is_not_given_as_a_number() -> None:
     assert phrases.speedup(1.7) == "at most 1.7x faster"
     assert phrases.speedup(1000.0) == "more than 100x faster"
