@@ -157,10 +157,18 @@ def opened(path: Path) -> int:
         with ExitStack() as stack:
             stack.callback(os.close, descriptor)
             lock_file(descriptor, fcntl.LOCK_EX, PATIENCE_S)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.lstat()):
+            if is_at(path, descriptor):
                 stack.pop_all()
                 return descriptor
         # Its last reader removed it while we waited: try the file there now.
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return whether this open file is the one at `path`, which may be gone."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def read(descriptor: int) -> list[Holder]:

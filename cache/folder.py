@@ -14,7 +14,7 @@ import re
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -332,8 +332,11 @@ def places(folder: Path) -> Iterator[Path]:
 def beside_bytes(folder: Path) -> int:
     """Return the total bytes of the cache's other databases."""
     first = folder.parent if folder.name.startswith(BESIDE) else folder
-    others = [place / "data.mdb" for place in places(first) if place != folder]
-    return sum(path.stat().st_size for path in others if path.exists())
+    total = 0
+    for place in places(first):
+        with suppress(FileNotFoundError):  # others may remove it
+            total += 0 if place == folder else (place / "data.mdb").stat().st_size
+    return total
 
 
 def spare_bytes(folder: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,6 +111,17 @@ def test_a_folder_that_others_may_write_to_is_not_used() -> None:
     assert runtime_folder() is None
     with joined():
         pass
+
+
+def test_a_list_that_others_remove_meanwhile_is_opened_all_the_same() -> None:
+    def come_and_go(_: int) -> None:
+        for _ in range(300):
+            with listed(the_list()) as holders:
+                assert holders == []
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(come_and_go, range(8)))
+    assert not the_list().exists()
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
