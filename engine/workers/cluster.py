@@ -1,8 +1,9 @@
 """The Ray cluster that this process belongs to, and how its room is shared out.
 
 A process has one connection to Ray. If the program has called `ray.init()`, that one is
-used. Otherwise the first pool of actors connects, and Ray is shut down when the last
-pool has ended. Ray's own channel pickles what it carries: it is for a trusted cluster.
+used. Otherwise the first engine that wants actors connects, and Ray is shut down when
+the last engine has left and the last pool has ended. Ray's own channel pickles what it
+carries: it is for a trusted cluster.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class RayCluster:
-    """A connection to Ray, and the pools of actors that use it.
+    """A connection to Ray, the engines that use it, and their pools of actors.
 
-    `_lock` guards `_asked`. Any thread may call any method.
+    `_lock` guards `_stages` and `_asked`. Any thread may call any method.
 
     Args:
-        ours: whether it is to be shut down with the last pool.
+        ours: whether it is to be shut down when nobody uses it any more.
     """
 
     def __init__(self, *, ours: bool) -> None:
@@ -85,6 +86,8 @@ class RayCluster:
         self._ray = ray
         self._ours = ours
         self._lock = threading.Lock()
+        self._stages: dict[object, int] = {}
+        """The stages of each engine that has joined, which need an actor each."""
         self._asked: dict[object, int] = {}
         """The actors that each pool wants."""
         self._nodes: list[Mapping[str, float]] = []
@@ -107,11 +110,14 @@ class RayCluster:
         """Seconds since the cluster's head last accepted a connection."""
         return time.monotonic() - self._heard_s
 
-    def check_room(self, stages: int, options: Mapping[str, Any]) -> None:
+    def check_room(
+        self, engine: object, stages: int, options: Mapping[str, Any]
+    ) -> None:
         """Check that every stage may have an actor.
 
         Args:
-            stages: the stages of a new pipeline.
+            engine: has joined.
+            stages: its stages that need actors.
             options: the options of its actors.
 
         Raises:
@@ -121,8 +127,11 @@ class RayCluster:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._nodes = [node["Resources"] for node in nodes]
         demand = demand_of(options)
-        room, all_stages = slots(self._nodes, demand), stages + len(self._asked)
-        check(all_stages <= room, TOO_SMALL % (room, demand or "nothing", all_stages))
+        room = slots(self._nodes, demand)
+        with self._lock:
+            wanted = sum({**self._stages, engine: stages}.values())
+            check(wanted <= room, TOO_SMALL % (room, demand or "nothing", wanted))
+            self._stages[engine] = stages
 
     def room(self, pool: object, options: Mapping[str, Any]) -> int:
         """Return the largest number of actors that a pool may have beside others."""
@@ -144,19 +153,22 @@ class RayCluster:
             return asked
         return 1 + max(0, room - pools) * (asked - 1) // max(1, wanted - pools)
 
-    def leave(self, pool: object) -> None:
-        """Note that a pool has ended; with the last one, what is ours is shut down."""
+    def join(self, engine: object) -> None:
+        """Note that an engine uses it: it stays until that engine has left."""
         with self._lock:
-            self._asked.pop(pool, None)
-        self.end_unused()
+            self._stages.setdefault(engine, 0)
 
-    def end_unused(self) -> None:
-        """Let go of Ray if no pool uses it. Takes a second or more, so in a thread."""
+    def leave(self, user: object) -> None:
+        """Note that an engine or a pool has ended; with the last one, let go of Ray."""
+        with self._lock:
+            self._stages.pop(user, None)
+            self._asked.pop(user, None)
         with _joining:
-            if self._asked or self._ended.is_set():
+            if self._stages or self._asked or self._ended.is_set():
                 return
             self._ended.set()
-            if self._ours:
+            # The program may have shut ours down, and connected by itself since.
+            if self._ours and is_in(self._ray, self.head):
                 self._end()
 
     def wait_ended(self, wait_s: float) -> None:
@@ -169,6 +181,7 @@ class RayCluster:
         self._ended.set()
 
     def _end(self) -> None:
+        """Shut Ray down in a thread: it takes a second or more."""
         thread = threading.Thread(
             target=self._ray.shutdown, name="penstock ray shutdown"
         )
@@ -208,15 +221,21 @@ def head_of(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def is_in(ray: Any, head: str) -> bool:
+    """Return whether this process is in the cluster that has this head."""
+    return bool(ray.is_initialized()) and head_of(ray) == head
+
+
 _joining = threading.Lock()
 """Guards `_joined`, and the beginning and end of connections."""
 _joined: RayCluster | None = None
 
 
-def join() -> RayCluster:
+def join(engine: object) -> RayCluster:
     """Return this process's connection to Ray, made if there is none.
 
-    `RAY_ADDRESS` names the cluster to join; without it, Ray is started here.
+    `RAY_ADDRESS` names the cluster to join; without it, Ray is started here. The engine
+    must `leave` it in the end.
 
     Raises:
         SpecError: Ray is not installed, or no cluster answers there.
@@ -228,7 +247,8 @@ def join() -> RayCluster:
         raise SpecError(MISSING % error) from error
     with _joining:
         if _joined is not None:
-            if _joined.connected and _joined.head == head_of(ray):
+            if _joined.connected and is_in(ray, _joined.head):
+                _joined.join(engine)
                 return _joined
             _joined.forget()
             _joined.wait_ended(threading.TIMEOUT_MAX)
@@ -237,6 +257,7 @@ def join() -> RayCluster:
             if ours:
                 connect(ray)
             _joined = RayCluster(ours=ours)
+            _joined.join(engine)
         except BaseException:  # Ctrl-C, say: nobody else would end what has begun
             if ours:
                 ray.shutdown()

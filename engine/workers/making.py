@@ -72,8 +72,8 @@ class PoolMaker:
             return
         from .cluster import join
 
-        self._cluster = join()
-        self._cluster.check_room(kinds.count("ray"), self._actor_options)
+        self._cluster = join(self)
+        self._cluster.check_room(self, kinds.count("ray"), self._actor_options)
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -173,7 +173,7 @@ class PoolMaker:
         if self._fork_server is not None:
             self._fork_server.close()
         if self._cluster is not None:
-            self._cluster.end_unused()
+            self._cluster.leave(self)
 
     @property
     def _begun(self) -> tuple[int, ...]:

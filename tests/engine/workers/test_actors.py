@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.engine.program.program import Map, Program
 from penstock.engine.recipe import SegmentRecipe
 from penstock.engine.workers import cluster
 from penstock.engine.workers.actors import ActorPool
+from penstock.errors import SpecError
 from support.core_script import Script
 
 SOON_S = 60.0
@@ -142,5 +144,84 @@ def test_a_connection_that_is_interrupted_is_ended(
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(cluster, "_joined", None)
     with pytest.raises(KeyboardInterrupt):
-        cluster.join()
+        cluster.join(object())
     assert ended == ["all"]
+
+
+class Connected:
+    """Stands for the module `ray`, connected to the head that it names."""
+
+    def __init__(self, head: str | None) -> None:
+        self.head = head
+        self.shut_down = threading.Event()
+
+    def is_initialized(self) -> bool:
+        return self.head is not None
+
+    def init(self, *_: object, **__: object) -> None:
+        self.head = "127.0.0.1:1"
+
+    def get_runtime_context(self) -> Any:
+        assert self.head is not None
+        return SimpleNamespace(gcs_address=self.head)
+
+    def shutdown(self) -> None:
+        self.head = None
+        self.shut_down.set()
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": {"CPU": 3.0}}]
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
+    ray = Connected(None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(cluster, "_joined", None)
+    monkeypatch.setattr(cluster.RayCluster, "_reach", lambda _: True)
+    yield ray
+    if cluster._joined is not None:  # noqa: SLF001
+        cluster._joined.forget()  # noqa: SLF001
+
+
+def test_an_engine_that_begins_keeps_what_another_ones_pool_would_end(
+    connected: Connected,
+) -> None:
+    first, pool, second = object(), object(), object()
+    ours = cluster.join(first)
+    ours.share(pool, 1, {})
+    ours.leave(first)
+    assert cluster.join(second) is ours  # which has no pool yet
+    ours.leave(pool)
+    assert ours.connected
+    assert not connected.shut_down.is_set()
+    ours.leave(second)
+    ours.wait_ended(SOON_S)
+    assert connected.shut_down.is_set()
+
+
+def test_what_the_program_has_connected_to_since_is_not_shut_down(
+    connected: Connected,
+) -> None:
+    engine = object()
+    ours = cluster.join(engine)
+    connected.shutdown()
+    connected.shut_down.clear()
+    connected.head = "10.0.0.1:6379"  # by a `ray.init()` of the program
+    ours.leave(engine)
+    ours.wait_ended(SOON_S)
+    assert connected.head == "10.0.0.1:6379"
+
+
+def test_engines_that_begin_at_once_do_not_count_on_the_same_room(
+    connected: Connected,
+) -> None:
+    first, second = object(), object()
+    ours = cluster.join(first)
+    cluster.join(second)
+    ours.check_room(first, 2, {"num_cpus": 1})
+    with pytest.raises(SpecError, match="room for 3 actors"):
+        ours.check_room(second, 2, {"num_cpus": 1})
+    ours.leave(first)
+    ours.check_room(second, 2, {"num_cpus": 1})
+    assert connected.is_initialized()
