@@ -146,7 +146,7 @@ class Engine:
             BudgetError: the budget cannot hold one batch.
             PenstockError: the engine was closed.
             Exception: the engine itself failed; a `WorkerError`, if its workers die one
-                after another.
+                after another. Or a function of the schedule raised it.
         """
         engine_lock = self.engine_lock
         self._follow_all()
@@ -158,7 +158,8 @@ class Engine:
             if ready:
                 self._supply()
             with engine_lock.lock:
-                popped = engine_lock.pop() if ready else None
+                unopened = engine_lock.head == engine_lock.next_step
+                popped = engine_lock.pop() if ready or unopened else None
                 if popped is not None:
                     break
                 self._check()

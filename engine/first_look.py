@@ -86,9 +86,12 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
 
     A dataset that caches a group of rows may already have all of the first group.
     """
-    first = plan.batch(step)
-    far = plan.batch_at(first.epoch, plan.steps_in(first.epoch) // 2)
-    for batch in (first, far):
+    batches = []
+    with suppress(Exception):  # of a schedule's function: raised once a batch is due
+        batches.append(plan.batch(step))
+        epoch = batches[0].epoch
+        batches.append(plan.batch_at(epoch, plan.steps_in(epoch) // 2))
+    for batch in batches:
         rows = plan.rows(batch)
         chunk = Chunk(batch.step, 0, rows.indices, rows.rounds, batch.ctx)
         yield chunk.part(0, 1)

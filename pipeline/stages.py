@@ -398,6 +398,9 @@ class CacheStage:
 
 
 OnError = Literal["raise", "substitute"]
+SCHEDULE_GOES = (
+    "a schedule is given where the pipeline begins: from_dataset(data, schedule=...)"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -419,9 +422,11 @@ class BatchStage:
 
     def __post_init__(self) -> None:
         for size in (self.size, self.global_size):
+            plain = isinstance(size, (int, float, str))
             check(
                 size is None or (type(size) is int and size >= 1),
-                f"the batch size must be an int >= 1, got {size!r}; 32 is usual",
+                f"the batch size must be an int >= 1, got {size!r};"
+                f" {'32 is usual' if plain else SCHEDULE_GOES}",
             )
         self._check_tokens()
         check(

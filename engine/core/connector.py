@@ -144,8 +144,15 @@ class EngineLock(Waiters):
             notify()
 
     def pop(self) -> tuple[InFlightBatch, Any] | None:
-        """Take the next batch in order, or None while it is not ready."""
-        popped = self._core.pop(self.clock())
+        """Take the next batch in order, or None while it is not ready.
+
+        Raises:
+            Exception: a function of the schedule raised it for this batch.
+        """
+        core = self._core
+        if core.unplanned is not None and core.head == core.next_step:
+            raise core.unplanned
+        popped = core.pop(self.clock())
         self.wake()
         return popped
 

@@ -219,6 +219,8 @@ class Core:
     state: State = State.RUNNING
     until: int | None = None
     """The first step that may not be opened yet; None means no limit."""
+    unplanned: Exception | None = None
+    """What a function of the schedule raised for `next_step`; due after the others."""
     outbox: dict[int, tuple[InFlightBatch, Any]] = field(default_factory=dict)
     """Finished batches by step, popped in order: the only reordering there is."""
     batches_in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
@@ -349,7 +351,7 @@ class Core:
         self.batches_in_flight.clear()
         self.outbox.clear()
         self.reservations.close_all()
-        self.head = self.next_step = step
+        self.head, self.next_step, self.unplanned = step, step, None
         for at, state in enumerate(self.segments):
             state.head = step
             state.pieces.clear()
@@ -429,10 +431,15 @@ class Core:
             return in_flight
         if self.next_step > self._limit(0) or self.next_step == self.until:
             return None
-        return self._open(self.next_step)
+        return self._open(self.next_step) if self.unplanned is None else None
 
     def _open(self, step: int) -> InFlightBatch | None:
-        plan = self.plan.batch(step)
+        try:
+            plan = self.plan.batch(step)
+        except Exception as error:  # noqa: BLE001 the trainer raises it
+            self.unplanned = error
+            self._wake(FEED)
+            return None
         oldest = step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             self.short = self.reservations.expected(plan.image_size) is not None
@@ -565,10 +572,8 @@ class Core:
                 self._advance(number, state)
 
     def _advance(self, number: int, state: SegmentState) -> None:
-        batches_in_flight = self.batches_in_flight
-        while (in_flight := batches_in_flight.get(state.head)) and in_flight.remaining[
-            number
-        ] == 0:
+        found = self.batches_in_flight.get
+        while (in_flight := found(state.head)) and not in_flight.remaining[number]:
             state.head += 1
         self._wake_before(number)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
@@ -181,15 +182,16 @@ class Plan:
         """Return what loading the batch of a global step is like.
 
         An epoch's short last batch is like those before it. Batches with a token
-        budget are all alike.
-
-        Raises:
-            Exception: as `batch`.
+        budget are all alike. Where a function of the schedule raises, nothing is known:
+        the batch, if it comes to it, raises that, too.
         """
         if isinstance(self.timeline, BudgetTimeline):
             return ""
-        batch = self.batch(step)
-        return (self.batch(step - 1) if batch.last and batch.batch else batch).regime
+        with suppress(Exception):
+            batch = self.batch(step)
+            before = batch.last and batch.batch
+            return (self.batch(step - 1) if before else batch).regime
+        return ""
 
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""

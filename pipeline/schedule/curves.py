@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
 from ...engine.plan import Change, Place
-from ...errors import SpecError, check
+from ...errors import NOTE, SpecError, add_note, check
 from ...system.printing import name_of
 
 Unit = Literal["samples", "steps", "epochs"]
@@ -198,7 +198,7 @@ class Function:
         )
 
     def at(self, place: Place) -> float:
-        return self.function(self._argument(place))
+        return self._call(self._argument(place))
 
     def next_change(self, place: Place) -> Change | None:
         if self.until is None:
@@ -207,9 +207,9 @@ class Function:
                 f" place, in {self.unit}, after which the size no longer changes"
             )
         now = self._argument(place)
-        held = self.function(now)
+        held = self._call(now)
         for later in range(now + 1, self.until + 1):
-            if self.function(later) != held:
+            if self._call(later) != held:
                 return change(self.unit, threshold(later, self.unit, place))
         return None
 
@@ -229,6 +229,13 @@ class Function:
     def __repr__(self) -> str:
         until = [] if self.until is None else [f"until={self.until}"]
         return called("function", name_of(self.function), *until, unit=self.unit)
+
+    def _call(self, argument: int) -> float:
+        try:
+            return self.function(argument)
+        except Exception as error:
+            add_note(error, f"{NOTE}the schedule: {self!r} at {argument} {self.unit}")
+            raise
 
     def _argument(self, place: Place) -> int:
         now = place.epoch if self.unit == "epochs" else count(place, self.unit)

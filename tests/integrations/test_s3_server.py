@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
-import logging
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from faulty_proxy import proxied
 import penstock as ps
 
 pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,15 +70,39 @@ async def resolve() -> None:
     await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
 
 
+SERVE = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(port=0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="module")
-def store() -> Iterator[str]:
+def served() -> Iterator[str]:
+    """Return the URL of an empty server.
+
+    It has a process of its own. Its threads answer requests that the client has given
+    up, and would be found after a test.
+    """
+    command = [sys.executable, "-P", "-W", "ignore", "-c", SERVE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def store(served: str) -> str:
     """Return the URL of a server with three class folders in a bucket."""
     import boto3
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = server.ThreadedMotoServer(port=0, verbose=False)
-    moto.start()
-    url = "http://{}:{}".format(*moto.get_host_and_port())
+    url = served
     client = boto3.client(
         "s3",
         endpoint_url=url,
@@ -92,8 +117,8 @@ def store() -> Iterator[str]:
     for shard in range(SHARDS):
         key = f"tars/train-{shard:03d}.tar"
         client.put_object(Bucket="bucket", Key=key, Body=tar_of(shard))
-    yield url
-    moto.stop()
+    client.close()
+    return url
 
 
 def folder(url: str, **settings: Any) -> ps.Pipeline:

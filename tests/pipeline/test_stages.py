@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import penstock as ps
 from penstock.engine.plan import Shard
 from penstock.errors import SpecError
 from penstock.pipeline.description import check_place, check_sized
@@ -150,6 +151,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         "got 0",
         "the batch size must be an int",
         ">= 1",
+    ),
+    "a schedule for a batch size": (
+        lambda: BatchStage(ps.schedule.of(batch_size=8)),  # type: ignore[arg-type]
+        "got schedule.of",
+        "the batch size must be an int",
+        "a schedule is given where the pipeline begins",
     ),
     "a broken batch size": (
         lambda: BatchStage(global_size=2.5),  # type: ignore[arg-type]
