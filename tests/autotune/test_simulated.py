@@ -80,8 +80,9 @@ def test_fresh_random_pipelines_come_near_their_optimum() -> None:
     seed = random.randrange(1 << 30)
     found = shares(range(seed, seed + 200))
     assert statistics.median(share for share, _ in found) >= 0.99
-    # The aim is that none falls below 0.90: of 200, three did, the worst to 0.86.
-    assert found[len(found) // 40][0] >= 0.90, f"share and seed: {found[:12]}"
+    # The aim is that none falls below 0.90. One in a hundred does; that nine of 200 do
+    # by chance has a probability of 0.0002.
+    assert found[8][0] >= 0.90, f"share and seed: {found[:12]}"
 
 
 STORE = Workload(
