@@ -2,8 +2,8 @@
 
 A process has one connection to Ray. If the program has called `ray.init()`, that one is
 used. Otherwise the first engine that wants actors connects, and Ray is shut down when
-the last engine has left and the last pool has ended. Ray's own channel pickles what it
-carries: it is for a trusted cluster.
+the last pool has ended and no engine is about to make one. Ray's own channel pickles
+what it carries: it is for a trusted cluster.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class RayCluster:
-    """A connection to Ray, the engines that use it, and their pools of actors.
+    """A connection to Ray, the pools of actors that use it, and those to come.
 
     `_lock` guards `_stages` and `_asked`. Any thread may call any method.
 
@@ -87,7 +87,7 @@ class RayCluster:
         self._ours = ours
         self._lock = threading.Lock()
         self._stages: dict[object, int] = {}
-        """The stages of each engine that has joined, which need an actor each."""
+        """The stages of each engine that still have no pool, and need an actor each."""
         self._asked: dict[object, int] = {}
         """The actors that each pool wants."""
         self._nodes: list[Mapping[str, float]] = []
@@ -154,9 +154,16 @@ class RayCluster:
         return 1 + max(0, room - pools) * (asked - 1) // max(1, wanted - pools)
 
     def join(self, engine: object) -> None:
-        """Note that an engine uses it: it stays until that engine has left."""
+        """Note that an engine will have pools: until then, it must not end."""
         with self._lock:
             self._stages.setdefault(engine, 0)
+
+    def has_pool(self, engine: object) -> None:
+        """Note that a stage of an engine has its pool, which stands for it now."""
+        with self._lock:
+            left = self._stages.pop(engine, 0) - 1
+            if left > 0:
+                self._stages[engine] = left
 
     def leave(self, user: object) -> None:
         """Note that an engine or a pool has ended; with the last one, let go of Ray."""

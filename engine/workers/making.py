@@ -123,6 +123,7 @@ class PoolMaker:
         seeds = self._recipe.seed, *self._begun
         options = self._actor_options
         pool = ActorPool(connector, recipe, self._cluster, seeds, options)
+        self._cluster.has_pool(self)
         self._actor_pools.append(pool)
         return pool
 

@@ -200,6 +200,22 @@ def test_an_engine_that_begins_keeps_what_another_ones_pool_would_end(
     assert connected.shut_down.is_set()
 
 
+def test_an_engine_without_pools_of_actors_does_not_keep_a_connection(
+    connected: Connected,
+) -> None:
+    engine, pools = object(), [object(), object()]
+    ours = cluster.join(engine)
+    ours.check_room(engine, len(pools), {})
+    for pool in pools:
+        ours.share(pool, 1, {})
+        ours.has_pool(engine)
+    for pool in pools:  # worker processes take over: Ray has lost its head
+        assert not connected.shut_down.is_set()
+        ours.leave(pool)
+    ours.wait_ended(SOON_S)
+    assert connected.shut_down.is_set()
+
+
 def test_what_the_program_has_connected_to_since_is_not_shut_down(
     connected: Connected,
 ) -> None:
