@@ -86,6 +86,7 @@ def test_ranks_on_cores_of_their_own_do_not_share(place: Path) -> None:
         assert high.share(Budget(2.0, 1), 0.0, 2.0).cpu_cores == pytest.approx(1.5)
 
 
+@pytest.mark.long
 def test_the_files_of_the_dead_are_swept(place: Path, one: HostPeers) -> None:
     script = (
         "import sys; from pathlib import Path\n"

@@ -58,6 +58,7 @@ def test_a_log_says_how_long_a_sample_takes(log: Path) -> None:
     assert found.trainer.gap_s == pytest.approx(0.032, rel=0.1)
 
 
+@pytest.mark.long
 def test_more_cores_gain_what_the_law_says_until_the_trainer_is_fed() -> None:
     one, two, four = (plan(READS, cores) for cores in (1.0, 2.0, 4.0))
     assert one.rows_per_s == pytest.approx(1 / 0.0021, rel=0.1)

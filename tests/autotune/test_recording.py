@@ -46,6 +46,7 @@ def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
     assert "train (" not in told
 
 
+@pytest.mark.long
 def test_the_log_of_a_killed_run_is_readable_up_to_any_byte(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     whole = log.read_bytes()
@@ -153,6 +154,7 @@ def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     assert said[-1] in str(read_report(log))
 
 
+@pytest.mark.long
 def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     assert found.latest == full.latest
 
 
+@pytest.mark.long
 def test_a_large_log_loses_only_windows_that_nothing_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

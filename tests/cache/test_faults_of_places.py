@@ -286,6 +286,7 @@ def test_without_shared_memory_training_goes_on_after_one_warning(
     assert "it goes on without RAM" in said["told"][0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", KINDS)
 def test_a_killed_trainer_leaves_no_process_and_no_memory(
     executor: str, tmp_path: Path

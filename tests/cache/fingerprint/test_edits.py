@@ -243,6 +243,7 @@ def test_no_edit_of_code_leaves_a_stale_key(project: Path, edits: int) -> None:
     assert kept >= 0.9
 
 
+@pytest.mark.long
 def test_each_edit_of_code_in_use_changes_results_and_keys(
     project: Path,
 ) -> None:

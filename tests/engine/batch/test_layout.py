@@ -76,6 +76,7 @@ def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> N
             assert_same(got.data, expected)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_a_batch_placed_in_chunks_is_what_default_collate_makes(
     data: st.DataObject,

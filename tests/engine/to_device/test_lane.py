@@ -279,6 +279,7 @@ def test_no_part_of_a_batch_outlives_its_pipeline(
     assert "0 ahead, <Carrier: 0 under way" in repr(lane)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_no_code_for_cuda_is_loaded_without_a_cuda_device(device: str) -> None:
     code = (

@@ -232,6 +232,7 @@ def test_a_field_that_occurs_twice_in_a_sample_is_refused(tmp_path: Path) -> Non
             ps.Pipeline.from_webdataset(path)
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_is_refused_with_the_cure(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         add(tar, "0.bin", b"0")

@@ -198,6 +198,7 @@ NUMBERS = {f"{n:04d}.bin": n.to_bytes(2, "big") * 300 for n in range(600)}
 LATTER = frozenset([*NUMBERS][300:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hedge", [True, False])
 def test_a_store_that_fails_and_stalls_delivers_every_file_once(
     hedge: bool,  # noqa: FBT001

@@ -288,6 +288,7 @@ def test_a_loader_gives_the_same_blocks_with_any_number_of_workers(
     assert sorted(seen) == sorted(block["input_ids"] for block in lines(blocks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
 def test_a_pipeline_of_blocks_resumes_exactly(executor: Any) -> None:
     def pipe() -> ps.Pipeline:
