@@ -99,6 +99,7 @@ class ActorPool(FarPool):
         connector: where leases come from.
         recipe: the segment's recipe.
         cluster: where the actors live.
+        engine: has joined the cluster, and this is the pool of one of its stages.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
         options: Ray's options for each actor.
@@ -114,6 +115,7 @@ class ActorPool(FarPool):
         connector: Connector,
         recipe: SegmentRecipe,
         cluster: RayCluster,
+        engine: object,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
     ) -> None:
@@ -141,7 +143,7 @@ class ActorPool(FarPool):
         self._alone_since_s = time.monotonic()
         """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
-        cluster.share(self, 1, options)
+        cluster.begin(engine, self)
         self._start()
 
     def statistics(self) -> PoolStatistics:

@@ -129,7 +129,8 @@ class RayCluster:
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
-            wanted = sum({**self._stages, engine: stages}.values())
+            to_come = sum({**self._stages, engine: stages}.values())
+            wanted = len(self._asked) + to_come
             check(wanted <= room, TOO_SMALL % (room, demand or "nothing", wanted))
             self._stages[engine] = stages
 
@@ -158,9 +159,10 @@ class RayCluster:
         with self._lock:
             self._stages.setdefault(engine, 0)
 
-    def has_pool(self, engine: object) -> None:
+    def begin(self, engine: object, pool: object) -> None:
         """Note that a stage of an engine has its pool, which stands for it now."""
         with self._lock:
+            self._asked[pool] = 1
             left = self._stages.pop(engine, 0) - 1
             if left > 0:
                 self._stages[engine] = left

@@ -122,8 +122,7 @@ class PoolMaker:
         assert self._cluster is not None
         seeds = self._recipe.seed, *self._begun
         options = self._actor_options
-        pool = ActorPool(connector, recipe, self._cluster, seeds, options)
-        self._cluster.has_pool(self)
+        pool = ActorPool(connector, recipe, self._cluster, self, seeds, options)
         self._actor_pools.append(pool)
         return pool
 

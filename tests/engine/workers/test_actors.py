@@ -67,6 +67,9 @@ class Played:
         begun = SimpleNamespace(remote=lambda: SimpleNamespace(future=Future))
         return SimpleNamespace(begin=begun)
 
+    def begin(self, _: object, __: object) -> None:
+        """Do nothing."""
+
     def share(self, _: object, asked: int, __: Any) -> int:
         return asked
 
@@ -93,7 +96,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         connector = Connector(core, EngineLock(core), 0, lambda in_flight: "batch")
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
-        pool = ActorPool(connector, recipe, played, (0,), {"num_cpus": 1})  # type: ignore[arg-type]
+        engine, options = object(), {"num_cpus": 1}
+        pool = ActorPool(connector, recipe, played, engine, (0,), options)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 
@@ -189,7 +193,7 @@ def test_an_engine_that_begins_keeps_what_another_ones_pool_would_end(
 ) -> None:
     first, pool, second = object(), object(), object()
     ours = cluster.join(first)
-    ours.share(pool, 1, {})
+    ours.begin(first, pool)
     ours.leave(first)
     assert cluster.join(second) is ours  # which has no pool yet
     ours.leave(pool)
@@ -207,8 +211,7 @@ def test_an_engine_without_pools_of_actors_does_not_keep_a_connection(
     ours = cluster.join(engine)
     ours.check_room(engine, len(pools), {})
     for pool in pools:
-        ours.share(pool, 1, {})
-        ours.has_pool(engine)
+        ours.begin(engine, pool)
     for pool in pools:  # worker processes take over: Ray has lost its head
         assert not connected.shut_down.is_set()
         ours.leave(pool)
@@ -229,15 +232,19 @@ def test_what_the_program_has_connected_to_since_is_not_shut_down(
     assert connected.head == "10.0.0.1:6379"
 
 
-def test_engines_that_begin_at_once_do_not_count_on_the_same_room(
-    connected: Connected,
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_each_stage_of_another_engine_takes_its_room_before_and_after_it_has_begun(
+    connected: Connected, begun: int
 ) -> None:
-    first, second = object(), object()
+    first, second, pools = object(), object(), [object() for _ in range(begun)]
     ours = cluster.join(first)
     cluster.join(second)
     ours.check_room(first, 2, {"num_cpus": 1})
+    for pool in pools:
+        ours.begin(first, pool)
     with pytest.raises(SpecError, match="room for 3 actors"):
         ours.check_room(second, 2, {"num_cpus": 1})
-    ours.leave(first)
+    for user in (first, *pools):
+        ours.leave(user)
     ours.check_room(second, 2, {"num_cpus": 1})
     assert connected.is_initialized()
