@@ -40,9 +40,14 @@ def fork() -> int:
 
 
 def _imported_elsewhere() -> Iterator[str]:
-    """Yield the modules that other threads are importing now."""
+    """Yield the modules that other threads are importing now.
+
+    Not by `sys._current_frames`, which may never return in Python 3.11: it makes frames
+    under a lock of the interpreter. If that starts a garbage collection, and this finds
+    a `threading.local`, the lock is taken again (CPython issue 106883).
+    """
     # A lock held by a thread of our parent does not count: this child lacks the thread.
-    others = sys._current_frames().keys() - {threading.get_ident()}  # noqa: SLF001
+    others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     for name, reference in list(locks.items()):
         owner = getattr(reference(), "owner", None)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from penstock.system.forking import fork
+from support import warm
 
 SLOW = "import slow_import_latch as latch\nlatch.entered.set()\nlatch.leave.wait(30)\n"
 
@@ -66,6 +67,43 @@ def test_a_fork_does_not_wait_for_a_lock_left_by_a_thread_of_the_parent(
     latch.leave.set()
     importing.join()
     assert exit_code_of(pid) == 7
+
+
+FORKS_BESIDE_GARBAGE = """
+import gc, os, threading
+from penstock.system.forking import fork
+
+class Local(threading.local):
+    pass
+
+class Holder:
+    pass
+
+def deep(left):
+    deep(left - 1) if left else end.wait()
+
+end = threading.Event()
+for _ in range(20):
+    threading.Thread(target=deep, args=(200,), daemon=True).start()
+gc.set_threshold(1)
+for _ in range(20):
+    holder = Holder()
+    holder.itself, holder.local = holder, Local()
+    del holder
+    pid = fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+end.set()
+"""
+"""A thread's local is garbage, in a circle, when the threads are looked at."""
+
+
+def test_a_fork_is_not_stuck_if_garbage_is_collected_meanwhile() -> None:
+    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKS_BESIDE_GARBAGE]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = warm.run(command, env=variables, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def exit_code_of(pid: int) -> int:
