@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import os
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -108,13 +107,10 @@ def place() -> Place:
     )
 
 
-class Undrawn(threading.local):
-    """Notices draws from the trainer's global generators, and can undo them.
+class Undrawn:
+    """Notices draws from the trainer's global generators, and can undo them."""
 
-    Each thread notes its own states, so that a look by another thread hides no draw.
-    """
-
-    def __init__(self) -> None:  # runs once in each thread
+    def __init__(self) -> None:
         self._place: Place | None = None
         self._states: States | None = None
 
@@ -134,9 +130,6 @@ class Undrawn(threading.local):
         assert self._states is not None
         restore(self._states)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
 
 def keeps(thing: Any, before: dict[str, Any]) -> bool:
     """Whether calls of a thing change it, so that a repeated call may differ."""
@@ -151,7 +144,7 @@ class SeededCalls:
     draws, it is made again under its seed. If calls change the subject, none may be
     made twice, so all of them are seeded.
 
-    Any thread may call. Seeded calls run one at a time.
+    One thread at a time calls.
 
     Args:
         subject: what is called.
@@ -160,7 +153,6 @@ class SeededCalls:
     def __init__(self, subject: Any) -> None:
         self._subject = [subject]
         self._undrawn = Undrawn()
-        self._seeding = threading.Lock()
         # Whether each call is seeded; None: the first one is, and will show.
         self._seeds: bool | None = None
         self.keeps: bool | None = None
@@ -175,20 +167,14 @@ class SeededCalls:
             alone: whether no other thread may draw meanwhile. Otherwise a draw of any
                 thread looks like one of this call, so it seeds all further calls.
         """
-        undrawn, repeats = self._undrawn, self._seeds is False
-        if repeats:
+        undrawn = self._undrawn
+        if self._seeds is False:
             undrawn.look()
             made = make()
             if not undrawn.drawn:
                 return made
-        with self._seeding:
-            if repeats:
-                undrawn.put_back()
-                self._seeds = self._seeds or not alone
-            return self._seeded(make, seed)
-
-    def _seeded(self, make: Callable[[], T], seed: tuple[int, ...]) -> T:
-        undrawn = self._undrawn
+            undrawn.put_back()
+            self._seeds = not alone
         before = snapshot(self._subject) if self.keeps is None else None
         with seeded_by(*seed):
             undrawn.look()

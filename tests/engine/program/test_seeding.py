@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -156,32 +153,3 @@ def test_a_function_that_draws_nothing_is_not_seeded_beside_other_threads(
     for number in range(2):
         calls.call(int, 7, number, alone=False)
     assert len(seeded) == 4
-
-
-def test_a_draw_is_noticed_whatever_another_thread_does_meanwhile() -> None:
-    calls = SeededCalls(None)
-    calls.call(int, 7, 0, alone=False)  # the first call shows that it draws nothing
-    drew, looked = threading.Event(), threading.Event()
-
-    def drawing() -> float:
-        value = random.random()
-        drew.set()
-        assert looked.wait(10)
-        return value
-
-    def quiet() -> int:
-        looked.set()
-        return 0
-
-    with ThreadPoolExecutor(1) as other:
-        made = other.submit(calls.call, drawing, 7, 1, alone=False)
-        assert drew.wait(10)
-        calls.call(quiet, 7, 2, alone=False)
-        found = made.result(10)
-    assert found == SeededCalls(None).call(random.random, 7, 1)
-
-
-def test_a_look_at_the_generators_travels_without_what_it_saw() -> None:
-    undrawn = Undrawn()
-    undrawn.look()
-    assert pickle.loads(pickle.dumps(undrawn)).drawn  # noqa: S301
