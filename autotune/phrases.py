@@ -152,9 +152,9 @@ def ms(seconds: float) -> str:
     return f"{value:.2f}" if value >= FEW_MS else f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-def per_s(rate: float) -> str:
+def per_s(rate: float, thousands: str = "") -> str:
     """Return samples a second without the unit; below ten, a tenth matters."""
-    return f"{rate:.0f}" if rate >= FEW_A_SECOND else f"{rate:.2g}"
+    return f"{rate:{thousands}.0f}" if rate >= FEW_A_SECOND else f"{rate:.2g}"
 
 
 def short_name(operator: str) -> str:

@@ -94,10 +94,11 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
     window = seen.windows[-1] if seen.windows else None
     rate = window.rows_per_s if window else verdict["rows_per_s"]
     wait = window.wait_share if window else verdict["wait_share"]
+    speed = per_s(rate, thousands=",")
     yield Text.assemble(
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
-        f"  waits {wait:.0%} [{bar(wait)}]  {per_s(rate)} samples/s",
+        f"  waits {wait:.0%} [{bar(wait)}]  {speed} samples/s",
         "" if seen.end is None else "  (over)",
     )
     table = Table(box=None, pad_edge=False)
