@@ -242,10 +242,7 @@ class Core:
     # What a worker does
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
-        """Hand out the earliest rows that segment `at` may work on.
-
-        If there are none, return what its worker must wait for.
-        """
+        """Hand out the earliest rows for segment `at`, or say what to wait for."""
         state, allowed = self.segments[at], self.state
         lease: Lease | None = None
         self.short = False

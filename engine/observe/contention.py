@@ -50,7 +50,8 @@ def compare(cycles: Sequence[tuple[float, float]]) -> ContentionObservation:
 
     Args:
         cycles: for each cycle, the mean of its steps and its last step, when loading
-            was paused, in seconds.
+            was paused, in seconds. Pausing loads nothing less: what two of the steps
+            leave undone, the other two load. So their mean is a step's true cost.
     """
     loading, paused = zip(*cycles, strict=True)
     lowest, _, _ = quantiles([a / b for a, b in cycles], n=4)
