@@ -158,10 +158,10 @@ class Engine:
             if ready:
                 self._supply()
             with engine_lock.lock:
-                if ready or engine_lock.head == engine_lock.next_step:
-                    popped = engine_lock.pop()
-                    if popped is not None:
-                        break
+                unopened = engine_lock.head == engine_lock.next_step
+                popped = engine_lock.pop() if ready or unopened else None
+                if popped is not None:
+                    break
                 self._check()
                 idle = engine_lock.trainer_waits = not (
                     self._work_came or self._step_wanted or engine_lock.peek()
