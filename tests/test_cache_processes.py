@@ -46,8 +46,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def most_reads(workers: int, length: int = LENGTH) -> int:
-    """Return the most reads: each sample once, a few twice, and one more a worker."""
-    return length + REPEATED + workers
+    """Return the most reads: each sample once, a few twice, and one more a worker.
+
+    Before that, a child process may look at two samples, to find what threads must not
+    share.
+    """
+    return length + REPEATED + workers + 2
 
 
 # However the processes start

@@ -116,7 +116,7 @@ class Drawing:
 
 
 class Held:
-    """Backoffs an open file, and does not say what it is to be told by."""
+    """Holds an open file, and has no fingerprint of its own."""
 
     def __init__(self, inner: Noted) -> None:
         self.inner = inner
