@@ -21,7 +21,7 @@ from penstock.system.descriptors import descriptors_left
 from support import warm
 
 
-class Backoffs:
+class OnDevice:
     def __init__(self, device: str) -> None:
         self.tables = {"near": [torch.zeros(2), torch.zeros(2, device=device)]}
 
@@ -33,10 +33,10 @@ class Backoffs:
 
 
 def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
-    found = find_on_device(Backoffs("meta"), "dataset", "meta")
+    found = find_on_device(OnDevice("meta"), "dataset", "meta")
     assert found == ("dataset.tables['near'][1]", torch.device("meta"))
-    assert find_on_device(Backoffs("cpu"), "dataset", "meta") is None
-    tell_of_cuda(Backoffs("meta"))  # CUDA is not in use, so there is nothing to report
+    assert find_on_device(OnDevice("cpu"), "dataset", "meta") is None
+    tell_of_cuda(OnDevice("meta"))  # CUDA is not in use, so there is nothing to report
 
 
 @pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
 def test_a_cuda_tensor_in_a_forked_dataset_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    list(DataLoader(Backoffs("cuda"), num_workers=1, sample_seeding=True))
+    list(DataLoader(OnDevice("cuda"), num_workers=1, sample_seeding=True))
     assert "`dataset.tables['near'][1]` is a tensor on cuda:0" in caplog.text
 
 
