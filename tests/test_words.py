@@ -137,10 +137,9 @@ def test_pages_read_as_english_and_use_no_word_that_was_replaced(root: Path) -> 
 
 
 def written(root: Path) -> Iterator[Path]:
-    """Yield the modules whose prose is checked: all but helpers of tests."""
+    """Yield the modules whose prose is checked."""
     for path in [*root.glob("*.py"), *root.glob("[!.]*/**/*.py")]:
-        parts = path.relative_to(root).parts
-        if parts[0] not in NO_CODE and parts[:2] != ("tests", "support"):
+        if path.relative_to(root).parts[0] not in NO_CODE:
             yield path
 
 

@@ -138,7 +138,7 @@ SHAPES: dict[str, Callable[[Dice], Any]] = {
 
 
 class Refused(Exception):
-    """Of the user's; made from two values."""
+    """The user's own error, which takes two values."""
 
     def __init__(self, index: int, why: str) -> None:
         super().__init__(index, why)

@@ -70,7 +70,7 @@ class Case:
     """"loader" or "pipeline"."""
     workers: int = 0
     executor: str = "auto"
-    """Of a pipeline's workers."""
+    """The executor of a pipeline's stages."""
     tuned: bool = True
     """Whether autotune is on."""
     move: int = 0
@@ -203,7 +203,7 @@ COLLATES: dict[str, Any] = {
     "failing": Failing,
 }
 STATEFUL = frozenset(("counted", "drawing", "failing"))
-"""Of which each worker of torch's has a copy."""
+"""Collate functions that keep something: each worker of torch's has a copy of it."""
 
 
 def collate_of(case: Case, *, mute: bool) -> Any:
