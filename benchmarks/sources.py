@@ -11,9 +11,10 @@ two columns are the seconds from nothing to the end of a first epoch: penstock i
 tars by then.
 
 Samples are 2 KB and a label: reading is measured, not decoding. Each row returns the
-same values in the same order within a file, none shuffled, and both sides decode a
-tar's label to an int. The libraries give each worker files of its own, so their samples
-come in another order with other numbers of workers; penstock's do not.
+same values in the same order within a file, none shuffled (the values are compared
+first), and both sides decode a tar's label to an int. The libraries give each worker
+files of its own, so their samples come in another order with other numbers of workers;
+penstock's do not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import statistics
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -209,6 +211,25 @@ def epochs(batches: Batches, least_s: float) -> float:
     return found / spent_s
 
 
+def values(sample: Any) -> Any:
+    """Return a sample's values without the types that a library wraps them in."""
+    match sample:
+        case dict():
+            return tuple((name, values(sample[name])) for name in sorted(sample))
+        case tuple() | list():
+            return tuple(map(values, sample))
+        case bytes() | bytearray() | memoryview():
+            return bytes(sample)
+        case _:
+            return int(sample)
+
+
+def contents(loader: Loader) -> Counter[Any]:
+    """Return the samples of an epoch, however they are ordered."""
+    with loader() as batches:
+        return Counter(values(sample) for batch in batches for sample in batch)
+
+
 def first_epoch(loader: Loader) -> float:
     """Return the seconds until everything was read once, from nothing."""
     begun_s = time.perf_counter()
@@ -226,6 +247,7 @@ def measure(name: str, rounds: int) -> None:
             "tuned": functools.partial(by_penstock, make, tuned=True),
         }
         ps.set_enable_autotune(False)
+        assert contents(theirs) == contents(loaders["same"])
         first = [
             statistics.median(first_epoch(loaders[way]) for _ in range(rounds))
             for way in ("theirs", "same")
