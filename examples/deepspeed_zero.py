@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported after the group is made, it never lets it go
 from torch import nn
 
 import penstock as ps

@@ -175,7 +175,11 @@ def on_ray(settings: dict[str, str]) -> None:
 def check(model: Model) -> str:
     """Check that the ranks saw every sample once per epoch; print the result."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, model.seen)
+    # A group of its own ends here. Frameworks keep the default one and its threads
+    # alive; one that still frees the last collective at exit aborts the process.
+    group = dist.new_group()
+    dist.all_gather_object(found, model.seen, group)
+    dist.destroy_process_group(group)
     steps = SAMPLES // (BATCH * len(found))
     for first in range(0, EPOCHS * steps, steps):
         batches = chain.from_iterable(rank[first : first + steps] for rank in found)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported after the group is made, it never lets it go
 import xxhash
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
