@@ -152,10 +152,15 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
 
     Closures and globals that functions use count as parts of them. Numbers and text are
     recorded by value, containers by length, arrays and tensors by their address and
-    write count, everything else by identity.
+    write count, everything else by identity. An object whose class says `PER_PROCESS`,
+    as a source does, is left out.
     """
     found: dict[str, Any] = {}
-    level: list[Named] = [(str(at), thing) for at, thing in enumerate(things)]
+    level: list[Named] = [
+        (str(at), thing)
+        for at, thing in enumerate(things)
+        if not getattr(type(thing), "PER_PROCESS", False)
+    ]
     for _ in range(LOOKED):
         held = (
             (path + step, part, _is_cached(thing, step))

@@ -243,6 +243,11 @@ class SourceStage(PerSample):
         """Whether the source is known to wait for storage and is best kept apart."""
         return isinstance(self.dataset, Source) and self.dataset.WAITS
 
+    @property
+    def mapped(self) -> bool:
+        """Whether the source reads from a memory map."""
+        return isinstance(self.dataset, Source) and self.dataset.MAPPED
+
     def __repr__(self) -> str:
         shown: tuple[object, ...] = (Bare(f"<{type(self.dataset).__name__}>"),)
         if isinstance(self.dataset, Source):

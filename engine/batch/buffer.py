@@ -279,19 +279,22 @@ class BatchBuffer:
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""
-        loose, layout = dict(self._loose), self._layout
-        if layout is not None:
-            for row in range(self.rows):
-                if row not in loose and row not in failed:
-                    loose[row] = layout.read(self._memory, row)
-        return dict(sorted(loose.items()))
+        loose, layout = self._loose, self._layout
+        present = [row for row in range(self.rows) if row not in failed]
+        if layout is None:
+            return {row: loose[row] for row in present if row in loose}
+        return {
+            row: loose[row] if row in loose else layout.read(self._memory, row)
+            for row in present
+        }
 
     def _gather(self, failed: tuple[int, ...]) -> Any:
         """Collect the samples in row order and collate them at once."""
         samples = self._samples(failed)
         if self.maker.keep:
             return samples
-        samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
+        if failed:
+            samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
         collate = self.maker.collate or default_collate
         return collate([samples[row] for row in range(self.rows)])
 

@@ -90,7 +90,8 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
         # a forked worker would share the read position, or repeat the stream.
         declared = source is not None and source.thread_safe is False
         return "process" if counted or declared else "inline"
-    waits = source is not None and source.waits
+    mapped = source is not None and source.mapped and len(stages) == 1
+    waits = source is not None and source.waits and not mapped
     return "thread" if waits or counted else "auto"
 
 
@@ -170,7 +171,8 @@ def fused(
             samples = samples if here and is_repeatable(operation) else None
             storable.append(samples)
         segments.append(replace(segment, storable=tuple(storable)))
-    if source.iterable and last and segments[0].executor == "auto":
+    read_apart = source.iterable or source.mapped
+    if read_apart and last and segments[0].executor == "auto":
         segments[0] = replace(segments[0], executor="thread")  # the others wait for it
     return tuple(segments)
 

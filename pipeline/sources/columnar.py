@@ -233,6 +233,7 @@ class Arrow(Columnar):
     """Rows of memory-mapped Arrow files, or of streams such as Hugging Face writes."""
 
     KIND: ClassVar[str] = "Arrow"
+    MAPPED: ClassVar[bool] = True
 
     @classmethod
     def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:

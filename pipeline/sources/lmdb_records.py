@@ -68,6 +68,7 @@ class Lmdb(Source):
     """Sample i is the value of key i, `bytes`; keys are in the database's order."""
 
     KIND: ClassVar[str] = "Lmdb"
+    MAPPED: ClassVar[bool] = True
 
     def __init__(self, path: str, keys: Sequence[bytes]) -> None:
         self.path, self.keys = path, keys
@@ -119,12 +120,11 @@ class Lmdb(Source):
         Raises:
             KeyError: a key is missing.
         """
+        keys = [self.keys[index] for index in indices]
         with self._opened().environment.begin() as transaction:
-            keys = [self.keys[index] for index in indices]
-            found: list[Any] = [transaction.get(key) for key in keys]
-        for key, value in zip(keys, found, strict=True):
-            if value is None:
-                raise KeyError(key)
+            found: list[Any] = [*map(transaction.get, keys)]
+        if None in found:
+            raise KeyError(keys[found.index(None)])
         return found
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:

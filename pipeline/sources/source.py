@@ -31,6 +31,14 @@ class Source(ABC):
     """The name of the source in the log; `Pipeline.from_<kind>` makes the source."""
     WAITS: ClassVar[bool] = True
     """Whether it waits for its storage and is best read by workers of its own."""
+    MAPPED: ClassVar[bool] = False
+    """Whether it reads a memory map: it only waits for pages that are not in memory. If
+    nothing else is done to its samples, it starts in the trainer, as any dataset does,
+    and gets workers where they pay."""
+
+    PER_PROCESS: ClassVar[bool] = True
+    """Whether all that changes in it is what each process opens or keeps for itself, so
+    that no process makes other samples than another."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.engine.movable import changed, snapshot
 from penstock.pipeline.sources.datasets import identity_of
 
 N = 60
@@ -105,12 +106,41 @@ def source_of(pipe: ps.Pipeline) -> Any:
     return stage.dataset
 
 
+def first_executor(pipe: ps.Pipeline) -> str:
+    """Return the kind of workers that the reader starts with."""
+    return pipe._compiled().segments[0].executor  # noqa: SLF001
+
+
 def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
     with pipe.batch(7, collate_fn=list) as batches:
         return [sample for batch in batches for sample in batch]
 
 
 EXPECTED = [(payload(number), number) for number in range(N)]
+
+
+@every
+def test_a_source_may_move_between_processes_after_it_was_read(
+    maker: Any, tmp_path: Path
+) -> None:
+    source = source_of(maker(tmp_path)())
+    before = snapshot([source])
+    assert [source[at] for at in range(N)]
+    assert changed(before, [source]) is None
+
+
+@every
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_memory_map_starts_in_the_trainer_if_reading_is_all(
+    maker: Any, workers: int | None, tmp_path: Path
+) -> None:
+    make = maker(tmp_path)
+    source = source_of(make())
+    read = ps.Pipeline.from_dataset(source, num_parallel_workers=workers)
+    alone, before_others = read.batch(7, collate_fn=list), read.map(len).batch(7)
+    mapped = maker in (make_lmdb, make_arrow) and workers is None
+    assert first_executor(alone) == ("auto" if mapped else "thread")
+    assert first_executor(before_others) == "thread"
 
 
 @every
