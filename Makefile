@@ -30,7 +30,7 @@ BESIDE := -n 3 --dist worksteal
 PATIENTLY := -o timeout=1200 -o faulthandler_timeout=0
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
-.PHONY: help demo check test test-all lint docs clean
+.PHONY: help demo check test test-all programs lint docs clean
 
 help:
 	@sed -n 's/^# //p;/^$$/q' Makefile
@@ -47,10 +47,16 @@ test: lint
 	@$(RUN) pytest $(BESIDE) -m "not (slow or serial)" $(ARGS)
 	@$(RUN) pytest -m "serial and not slow" $(ARGS)
 
-test-all: lint $(FRAMEWORKS)
+test-all: programs lint $(FRAMEWORKS)
 	@echo "tests: all, side by side; then those that run alone"
 	@$(RUN) pytest $(BESIDE) -m "not serial" $(PATIENTLY) $(ARGS)
 	@$(RUN) pytest -m serial $(PATIENTLY) $(ARGS)
+
+# The tests of the HTML page would fail after three quarters of an hour.
+programs:
+	@command -v chromium chromium-browser >/dev/null && command -v npm >/dev/null || { \
+	    echo "test-all opens pages in Chromium, and gets axe by npm. Install both:" \
+	        "apt install chromium npm" >&2; exit 1; }
 
 lint: $(STAMP) .types/penstock
 	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports, codespell"
