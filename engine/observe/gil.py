@@ -1,7 +1,7 @@
 """The GIL probe: at what share of moments do other threads hold the GIL?
 
-A thread that sleeps for 3.5 ms is late for three reasons: waking up takes a moment, then
-it waits for a CPU, and then for the GIL. The first is short, and Linux reports the
+A thread that sleeps for 3.5 ms is late for three reasons: waking up takes a moment,
+then it waits for a CPU, and then for the GIL. The first is short, and Linux reports the
 second (`schedstat`). So the rest shows whether the GIL was free when the thread woke.
 The result is a yes or a no: how long the wait takes depends on the switch interval and
 on luck in the queue, and says nothing more about the work.
