@@ -90,8 +90,8 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
         # a forked worker would share the read position, or repeat the stream.
         declared = source is not None and source.thread_safe is False
         return "process" if counted or declared else "inline"
-    mapped = source is not None and source.mapped and len(stages) == 1
-    waits = source is not None and source.waits and not mapped
+    alone = len(stages) == 1
+    waits = source is not None and source.waits and not (source.mapped and alone)
     return "thread" if waits or counted else "auto"
 
 
@@ -171,8 +171,8 @@ def fused(
             samples = samples if here and is_repeatable(operation) else None
             storable.append(samples)
         segments.append(replace(segment, storable=tuple(storable)))
-    read_apart = source.iterable or source.mapped
-    if read_apart and last and segments[0].executor == "auto":
+    begins_inline = source.iterable or source.mapped
+    if begins_inline and last and segments[0].executor == "auto":
         segments[0] = replace(segments[0], executor="thread")  # the others wait for it
     return tuple(segments)
 

@@ -35,7 +35,6 @@ class Source(ABC):
     """Whether it reads a memory map: it only waits for pages that are not in memory. If
     nothing else is done to its samples, it starts in the trainer, as any dataset does,
     and gets workers where they pay."""
-
     PER_PROCESS: ClassVar[bool] = True
     """Whether all that changes in it is what each process opens or keeps for itself, so
     that no process makes other samples than another."""

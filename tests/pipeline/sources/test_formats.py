@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.engine.movable import changed, snapshot
 from penstock.pipeline.sources.datasets import identity_of
 
 N = 60
@@ -120,13 +119,22 @@ EXPECTED = [(payload(number), number) for number in range(N)]
 
 
 @every
-def test_a_source_may_move_between_processes_after_it_was_read(
+def test_a_source_moves_to_processes_and_back_while_it_is_read(
     maker: Any, tmp_path: Path
 ) -> None:
     source = source_of(maker(tmp_path)())
-    before = snapshot([source])
-    assert [source[at] for at in range(N)]
-    assert changed(before, [source]) is None
+    read = ps.Pipeline.from_dataset(source, num_parallel_workers=2).repeat(2)
+    moves, kinds, found = {4: "process", 20: "thread"}, [], []
+    with read.batch(3, collate_fn=list) as pipe:
+        for at, batch in enumerate(pipe):
+            found += batch
+            run: Any = pipe._slot.run  # noqa: SLF001 there is no other way to a live one
+            executor = next(k for k in run.run.knobs() if k.name == "executor")
+            if at in moves:
+                executor.write(moves[at])
+            kinds.append(run.run.host.engine.segments[0].executor)
+    assert found == [source[at] for at in range(N)] * 2
+    assert [kinds[4], kinds[19], kinds[-1]] == ["thread", "process", "thread"]
 
 
 @every
