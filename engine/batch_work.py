@@ -9,6 +9,7 @@ it themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +99,7 @@ class BatchWork:
         """Handle a batch whose rows are all finished, or have failed."""
         made = self._buffers.finish(in_flight)
         if self._first == len(self._segments) or isinstance(made, FailedBatch):
-            return made
+            return self._pinned(in_flight, made)
         in_flight.substituted = made.failures
         if isinstance(made, Gathered):
             return Onward(self._first, made)
@@ -124,7 +125,18 @@ class BatchWork:
             self._judge(at, data)
         if at + 1 < len(self._segments):
             return Onward(at + 1, data)
-        return Finished(data, in_flight.substituted)
+        return self._pinned(in_flight, Finished(data, in_flight.substituted))
+
+    def _pinned(self, in_flight: InFlightBatch, made: Made) -> Made:
+        """Move a batch that is made to pinned memory, if it belongs there."""
+        buffers = self._buffers
+        if buffers.pin is None or buffers.keep or not isinstance(made, Finished):
+            return made
+        data = buffers.pin(made.data)
+        if data is made.data:
+            return made
+        self._release(in_flight)
+        return replace(made, data=data)
 
     def _look(self, collate: Operation) -> None:
         assert isinstance(collate, Collate)

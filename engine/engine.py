@@ -490,7 +490,7 @@ class Engine:
                 if not self._without_slabs:
                     LOGGER.warning(NO_SLAB, error)
                 self._without_slabs = True
-        return self.recipe.buffers.lend(layout, rows)
+        return self.recipe.buffers.memory(layout, rows)
 
     def _note_opened_late(
         self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]

@@ -223,7 +223,7 @@ class Recipe:
         alone = all(other.per_batch for other in others)
         if not alone or self.repack or self.buffers.collate is None:
             return self
-        program = replace(segment.program, batches=self.buffers)
+        program = replace(segment.program, batches=self.buffers.elsewhere)
         return replace(self, segments=(replace(segment, program=program), *others))
 
     @property

@@ -441,7 +441,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             partial(self._begin, slot, recipe, drawing),
             self._sampler_epochs,
             self.__len__,
-            pinned=self.pin_memory and torch.cuda.is_available(),
+            pinned=self._pins,
         )
         if slot is not self._slot:
             weakref.finalize(loop, slot.close)
@@ -510,6 +510,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         context = self.multiprocessing_context
         if context is not None and not isinstance(context, str):
             context = context.get_start_method()
+        elif source.executor == "process":  # as torch, whatever the dataset holds
+            context = context or "fork"
         options = Options(
             host="trainer",  # the samplers live there
             persistent_workers=bool(self.persistent_workers),
@@ -520,8 +522,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
-            source, batch, defaults, options, start=None if safe else start
+            source,
+            batch,
+            defaults,
+            options,
+            start=None if safe else start,
+            pin_memory=self._pins,
         )
+
+    @property
+    def _pins(self) -> bool:
+        return bool(self.pin_memory) and torch.cuda.is_available()
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:

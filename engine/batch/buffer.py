@@ -39,12 +39,7 @@ Lend = Callable[[Layout, int], tuple[Any, Allocate]]
 """Lends memory for a batch of so many rows: what holds it, and an allocator."""
 
 
-def heap(_: Layout, __: int) -> tuple[None, Allocate]:
-    """Lend ordinary memory."""
-    return None, _allocate
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Allocate on the CPU, whatever torch.set_default_device() says."""
     return torch.empty(*shape, dtype=dtype, device=_CPU)
 
@@ -104,14 +99,32 @@ class Buffers:
     collate: Collate | None = None
     keep: bool = False
     substitute: bool = False
-    lend: Lend = heap
-    """Provides the memory of batches."""
+    allocate: Allocate = on_heap
+    """Allocates the memory of batches."""
+    lend: Lend | None = None
+    """Lends memory instead that other processes write to; None: none do."""
+    pin: Callable[[Any], Any] | None = None
+    """Applied to every batch that workers have made, before the trainer asks for it:
+    moves it to pinned memory. None: the batch stays where it is."""
     layouts: dict[int | None, Layout | None] = field(default_factory=dict)
     """Learned layouts by image size; None: default_collate must be used."""
 
     def of(self, plan: BatchPlan) -> BatchBuffer:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
+
+    def memory(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
+        """Return memory for a batch: what holds it, if it is lent, and an allocator.
+
+        Raises:
+            OSError: `lend` has none.
+        """
+        return self.lend(layout, rows) if self.lend else (None, self.allocate)
+
+    @property
+    def elsewhere(self) -> Buffers:
+        """The same batches made in another process, which may not use CUDA."""
+        return replace(self, allocate=on_heap, pin=None)
 
     def layout(self, image_size: int | None, sample: Any) -> Layout | None:
         """Return the layout of rows, learning it from a sample if it is unknown."""
@@ -128,7 +141,7 @@ class Buffers:
         layout = self.layout(plan.image_size, samples[0])
         if layout is not None:
             try:
-                return layout.together(samples, _allocate)
+                return layout.together(samples, self.allocate)
             except Misfit:
                 pass
         return default_collate(list(samples))
@@ -225,13 +238,13 @@ class BatchBuffer:
         """Open the memory for rows of this layout, unless it is open already.
 
         Raises:
-            OSError: `Buffers.lend` has no memory for them.
+            OSError: there is no memory for them.
         """
         with self._lock:
             if self._opened:
                 return
             if layout is not None:
-                self.slab, allocate = self.maker.lend(layout, self.rows)
+                self.slab, allocate = self.maker.memory(layout, self.rows)
                 self._memory = layout.open(self.rows, allocate)
             self._layout = layout
             self._opened = True

@@ -125,7 +125,7 @@ def serve(
     log = take_over_log()
     slabs = SlabPool(KEEP)
     trainer = TrainerMeter()
-    recipe = replace(recipe, buffers=replace(recipe.buffers, lend=slabs.lend))
+    recipe = replace(recipe, buffers=replace(recipe.buffers.elsewhere, lend=slabs.lend))
     try:
         host = TrainerHost(recipe, ByteBudget(limit_bytes), cursor, trainer, slabs)
     except Exception as error:  # noqa: BLE001 the trainer raises it

@@ -59,7 +59,9 @@ def compile_recipe(
     number, batch = _batch(stages)
     work, behind = _work(stages, number)
     repack = _repacks(source, work, shard)
-    buffers = _buffers(number, batch, repack=repack)
+    devices = [each for each in stages if isinstance(each, DeviceStage)]
+    device = devices[-1] if devices else None
+    buffers = _buffers(number, batch, device, repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
     seed = _seed(stages, defaults)
@@ -78,7 +80,7 @@ def compile_recipe(
         seed,
         repack,
         source.iterable,
-        next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None),
+        device,
         options,
         defaults.cpu_cores,
         tuple(caches.values()),
@@ -95,6 +97,7 @@ def compile_drawn(
     options: Options,
     *,
     start: WorkerStart | None,
+    pin_memory: bool = False,
 ) -> Recipe:
     """Build the recipe of batches that torch's samplers draw.
 
@@ -106,8 +109,13 @@ def compile_drawn(
         options: options of the whole pipeline.
         start: what each worker process does first; the global generators are then
             seeded before each sample. None: neither, because threads share both.
+        pin_memory: whether batches are to be in pinned memory.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
+    if pin_memory:
+        from ...engine.to_device.pinning import pinned
+
+        recipe = replace(recipe, buffers=pinned(recipe.buffers, slabs=True))
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
@@ -156,10 +164,17 @@ def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     )
 
 
-def _buffers(number: int, batch: BatchStage, *, repack: bool) -> Buffers:
+def _buffers(
+    number: int, batch: BatchStage, device: DeviceStage | None, *, repack: bool
+) -> Buffers:
     substitute = batch.on_error == "substitute"
     name = f"Batch(ID:{number})"
-    return Buffers(name, batch.collate_fn, keep=repack, substitute=substitute)
+    buffers = Buffers(name, batch.collate_fn, keep=repack, substitute=substitute)
+    if device is None or device.device.type != "cuda":
+        return buffers
+    from ...engine.to_device.pinning import pinned
+
+    return pinned(buffers, slabs=False)
 
 
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:

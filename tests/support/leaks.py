@@ -31,6 +31,8 @@ SEMAPHORES = "sem.mp-"
 did, maybe of another test, removes them some time after its end."""
 DEVICE_FILES = "/dev/nvidia"
 """The CUDA driver opens these when it is first used and keeps them."""
+PINNED = "/dev/(?:zero|nvidia)"
+"""What pinned memory is mapped from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,17 @@ def open_files() -> Iterator[tuple[int, str]]:
 
 
 def shared_kib() -> int:
-    """Shared memory resident in this process, in KiB."""
+    """Shared memory resident in this process, in KiB; the GPU driver's own left out."""
     found = re.search(r"RssShmem:\s+(\d+)", content(Path("/proc/self/status")))
-    return int(found[1]) if found else 0
+    return int(found[1]) - pinned_kib() if found else 0
+
+
+def pinned_kib() -> int:
+    """Memory that torch has pinned, in KiB: its allocator keeps what is freed."""
+    if DEVICE_FILES not in content(Path("/proc/self/maps")):
+        return 0
+    mapped = content(Path("/proc/self/smaps"))
+    return sum(map(int, re.findall(PINNED + r"[^/]*?\nRss:\s+(\d+)", mapped)))
 
 
 def shared_mappings() -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, heap
+from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, on_heap
 from penstock.engine.batch.layout import Misfit, learn, write_rows
 from penstock.engine.core.chunk import InFlightBatch
 from support.core_script import Script
@@ -90,7 +90,7 @@ def in_place(samples: list[Any], chunks: list[Rows]) -> Any:
     """Return the batch that samples of one layout make without default_collate."""
     layout = learn(samples[0])
     assert layout is not None
-    memory = layout.open(len(samples), heap(layout, 2)[1])
+    memory = layout.open(len(samples), on_heap)
     for rows in chunks:
         write_rows(layout, memory, rows, [samples[row] for row in rows])
     return memory
@@ -231,7 +231,7 @@ def test_samples_whose_batch_is_not_certain_to_the_bit_are_left_to_torch(
 def test_a_sample_of_another_kind_does_not_fit(usual: Any, odd: Any) -> None:
     layout = learn(usual)
     assert layout is not None
-    memory = layout.open(2, heap(layout, 2)[1])
+    memory = layout.open(2, on_heap)
     with pytest.raises(Misfit):
         layout.write(memory, 0, [odd])
 
