@@ -17,6 +17,7 @@ from ..engine.observe.observation import (
     SegmentObservation,
     ratio,
 )
+from ..system.printing import figures
 from ..system.resources import Budget
 from ..system.run_queue import APART_NS
 from . import phrases
@@ -172,8 +173,8 @@ def of_trainer(observation: Observation) -> Cause:
         return Cause(f"{text}.")
     return Cause(
         f"{text}, but slows it down: its own part of a step takes"
-        f" {1000 * found.loading_s:.3g} ms while batches are loaded beside it,"
-        f" {1000 * found.paused_s:.3g} ms while none are."
+        f" {figures(1000 * found.loading_s)} ms while batches are loaded beside it,"
+        f" {figures(1000 * found.paused_s)} ms while none are."
     )
 
 
@@ -262,7 +263,7 @@ def _of_contention(window: Window) -> Cause | None:
         what = "because loading takes the GIL and cores"
     return Cause(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
-        f" time, and the trainer waits {wait_ms:.3g} ms all the same, {what}.",
+        f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}.",
         _of_processes(window) if _gil_is_held(window) else (),
     )
 
@@ -305,7 +306,7 @@ def _of_cores(window: Window) -> Cause | None:
     if window.budget is None or not window.cores_used:
         return None
     return Cause(
-        f"CPU: {window.busy_cores:.1f} of {window.budget.cpu_cores:.3g} cores are"
+        f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
         f" busy loading, most of it {window.name}.",
         _of_fused(window),
     )

@@ -6,6 +6,7 @@ uses one only if its numbers support it.
 
 from __future__ import annotations
 
+from ..system.printing import figures
 from .situation import Decision, DecisionOutcome
 
 TENS_FROM = 20
@@ -87,7 +88,7 @@ def cpu_over_budget(operator: str, cores: float, budget: float) -> str:
     """All segments together use more CPU than they may; this one uses most."""
     return (
         f"Op ({operator}) uses most of {cores:.2f} busy cores, more than the budget of"
-        f" {budget:.3g}."
+        f" {figures(budget)}."
     )
 
 
@@ -188,7 +189,8 @@ def alone(operator: str, step_s: float, alone_s: float) -> str:
     """The trainer was faster when it loaded the batches itself."""
     return (
         f"Op ({operator}) goes back to the trainer: a step takes"
-        f" {1000 * step_s:.3g} ms, and took {1000 * alone_s:.3g} ms without workers."
+        f" {figures(1000 * step_s)} ms, and took {figures(1000 * alone_s)} ms without"
+        " workers."
     )
 
 
@@ -200,8 +202,9 @@ def one_a_core(operator: str, workers: int) -> str:
 def contention(loading_s: float, paused_s: float) -> str:
     """Loading lengthens the trainer's own part of a step."""
     return (
-        f"Pipeline: the trainer's own part of a step takes {1000 * loading_s:.3g} ms"
-        f" while batches are loaded beside it, {1000 * paused_s:.3g} ms while none are"
+        "Pipeline: the trainer's own part of a step takes"
+        f" {figures(1000 * loading_s)} ms while batches are loaded beside it,"
+        f" {figures(1000 * paused_s)} ms while none are"
         f" ({loading_s / paused_s - 1.0:+.0%})."
     )
 
@@ -222,6 +225,6 @@ def few_ahead(operator: str, prefetch: int, workers: int) -> str:
 def crowded(operator: str, workers: int, cores: float) -> str:
     """More workers compute than there are cores."""
     return (
-        f"Op ({operator}) has {workers} busy workers on {cores:.3g} cores: fewer may do"
-        " as much."
+        f"Op ({operator}) has {workers} busy workers on {figures(cores)} cores: fewer"
+        " may do as much."
     )

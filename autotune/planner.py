@@ -14,6 +14,7 @@ from math import inf
 
 from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
+from ..system.printing import figures
 from ..system.resources import Budget
 from .explain import Explanation, explain
 from .log import AutotuneLog
@@ -56,7 +57,7 @@ class Projection:
         told = self.explanation
         width = max(len(stage.name) for stage in told.stages)
         head = (
-            f"on {self.cores:.3g} cores: {self.rows_per_s:,.0f} samples/s (at most"
+            f"on {figures(self.cores)} cores: {self.rows_per_s:,.0f} samples/s (at most"
             f" {self.best_rows_per_s:,.0f} by the bottleneck law), the trainer"
             f" waits {100 * told.wait_share:.0f}% of each step ({told.verdict})"
         )
@@ -153,8 +154,8 @@ class ScaleProjection:
 
     def __str__(self) -> str:
         head = (
-            f"nodes in step, {self.cores:.3g} cores each: samples/s of all nodes, and"
-            " their share of the rate of trainers that never wait"
+            f"nodes in step, {figures(self.cores)} cores each: samples/s of all nodes,"
+            " and their share of the rate of trainers that never wait"
         )
         lines = [
             head,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from ..system.printing import figures
+
 WORTH_WORKERS_NS = 2_000_000
 """Work in a batch that justifies workers: threads, although they may hold the GIL, or
 processes, although each lease costs some 300 us of CPU."""
@@ -43,7 +45,7 @@ def resolve(
     if 0 < left / batch_rows * batch_ns < SOON_NS:
         return None
     executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
-    cost = f"a batch takes {batch_ns / 1e6:.3g} ms"
+    cost = f"a batch takes {figures(batch_ns / 1e6)} ms"
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")

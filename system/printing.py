@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+EXACT = 999.5
+"""From here on, three figures would be rounded to tens, or need an exponent."""
+
 
 class Printed:
     """Shows in a notebook the same text that `print` shows."""
@@ -22,6 +25,11 @@ def name_of(function: Any) -> str:
     """Return the name that the log uses for a function."""
     name = getattr(function, "__name__", None) or type(function).__name__
     return "lambda" if name == "<lambda>" else str(name)
+
+
+def figures(value: float) -> str:
+    """Return a number with three figures, and never with an exponent."""
+    return f"{value:,.0f}" if value >= EXACT else f"{value:.3g}"
 
 
 class Bare(str):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
+from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
 from ..window import wait_share
@@ -229,12 +230,12 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
     seen, allowed = situation.observation, situation.budget.cpu_cores
     if seen.used_cores >= BUSY_SHARE * allowed:
         return None
-    cores = f"{seen.used_cores:.2f} of {allowed:g} cores are used"
+    cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
     collate_s = collating(seen, segment)
     if collate_s >= WORTH_COLLATING_S:
         return (
-            f"putting samples together takes the trainer {1e3 * collate_s:.3g} ms a"
-            f" step while {cores}: processes collate in its place"
+            f"putting samples together takes the trainer {figures(1e3 * collate_s)} ms"
+            f" a step while {cores}: processes collate in its place"
         )
     if seen.gil_held is None:
         return None
@@ -281,7 +282,9 @@ def _of_trainer(seen: Observation, segment: SegmentObservation) -> str | None:
     batch_s = segment.run_s_per_row * rows
     if batch_s < WORTH_WORKERS_S:
         return None
-    return f"the trainer makes batches itself, and one takes {batch_s * 1e3:.3g} ms"
+    return (
+        f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
+    )
 
 
 def _of_processes(past: Past | None, now_s: float) -> str:
