@@ -38,7 +38,7 @@ class Options:
     """Whether worker processes, and prefetched batches, outlive an epoch."""
     multiprocessing_context: StartMethod | None = None
     """How worker processes start; None: by fork, or by forkserver if the dataset or
-    functions hold tensors on a CUDA device."""
+    functions hold tensors on a CUDA device, which is then an error."""
     name: str = ""
     """Name of the pipeline in the log; empty: the variable that it is stored in."""
     cache: Literal["auto"] | None = None

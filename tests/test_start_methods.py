@@ -82,6 +82,20 @@ def test_with_cuda_in_use_only_data_with_its_tensors_is_not_forked(
     assert fresh == held
 
 
+def test_a_loader_with_workers_forks_them_whatever_its_dataset_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(making, "find_on_device", lambda *_: ("held", "cuda:0"))
+    loader = ps.DataLoader(Numbers(40), 8, num_workers=2, sample_seeding=True)
+    loop = iter(loader)
+    next(loop)
+    commands = [" ".join(child.cmdline()) for child in children()]
+    assert len(commands) == 1
+    assert "penstock.engine.workers.process.fork_server" not in commands[0]
+    loader.close()
+
+
 @pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_workers_of_any_start_method_are_replaced(

@@ -140,7 +140,7 @@ def test_a_loader_s_batches_are_pinned(*, workers: int) -> None:
     ours = ps.DataLoader(data, 8, **given, sample_seeding=True)
     with closing(ours):
         for batch, wanted in zip(ours, theirs, strict=True):
-            assert type(batch) is type(wanted)
+            assert isinstance(batch, type(wanted))
             assert all(tensor.is_pinned() for tensor in batch)
             moved = [tensor.to("cuda", non_blocking=True).cpu() for tensor in batch]
             assert all(map(torch.equal, moved, wanted))
