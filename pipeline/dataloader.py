@@ -441,7 +441,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             partial(self._begin, slot, recipe, drawing),
             self._sampler_epochs,
             self.__len__,
-            pinned=self._pins,
+            pinned=self.pin_memory and torch.cuda.is_available(),
         )
         if slot is not self._slot:
             weakref.finalize(loop, slot.close)
@@ -507,32 +507,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             timeout=(workers and self.timeout) or None,
             drawn=True,
         )
-        context = self.multiprocessing_context
-        if context is not None and not isinstance(context, str):
-            context = context.get_start_method()
-        elif source.executor == "process":  # as torch, whatever the dataset holds
-            context = context or "fork"
+        context: Any = self.multiprocessing_context  # an object, even for a name
+        forks: Any = "fork" if source.executor == "process" else None  # CUDA or not
         options = Options(
             host="trainer",  # the samplers live there
             persistent_workers=bool(self.persistent_workers),
-            multiprocessing_context=context,
+            multiprocessing_context=context.get_start_method() if context else forks,
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch counts per worker
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
-            source,
-            batch,
-            defaults,
-            options,
+            *(source, batch, defaults, options),
             start=None if safe else start,
-            pin_memory=self._pins,
+            pin_memory=bool(self.pin_memory),
         )
-
-    @property
-    def _pins(self) -> bool:
-        return bool(self.pin_memory) and torch.cuda.is_available()
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:

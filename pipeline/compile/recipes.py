@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
 from ...engine.plan import (
@@ -59,9 +61,7 @@ def compile_recipe(
     number, batch = _batch(stages)
     work, behind = _work(stages, number)
     repack = _repacks(source, work, shard)
-    devices = [each for each in stages if isinstance(each, DeviceStage)]
-    device = devices[-1] if devices else None
-    buffers = _buffers(number, batch, device, repack=repack)
+    buffers = _buffers(number, batch, _device(stages), repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
     seed = _seed(stages, defaults)
@@ -80,7 +80,7 @@ def compile_recipe(
         seed,
         repack,
         source.iterable,
-        device,
+        _device(stages),
         options,
         defaults.cpu_cores,
         tuple(caches.values()),
@@ -109,10 +109,10 @@ def compile_drawn(
         options: options of the whole pipeline.
         start: what each worker process does first; the global generators are then
             seeded before each sample. None: neither, because threads share both.
-        pin_memory: whether batches are to be in pinned memory.
+        pin_memory: whether batches are to be in pinned memory, if there is CUDA.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
-    if pin_memory:
+    if pin_memory and torch.cuda.is_available():
         from ...engine.to_device.pinning import pinned
 
         recipe = replace(recipe, buffers=pinned(recipe.buffers, slabs=True))
@@ -162,6 +162,10 @@ def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     raise SpecError(
         "the pipeline has no batch size; end it with .batch(n) before iterating"
     )
+
+
+def _device(stages: Sequence[Stage]) -> DeviceStage | None:
+    return next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None)
 
 
 def _buffers(

@@ -30,7 +30,7 @@ class Pinned:
         self.threads.add(threading.current_thread().name)
         return memory
 
-    def holds(self, batch: Any) -> bool:
+    def contains(self, batch: Any) -> bool:
         """Whether all tensors of a batch are in memory from here."""
         return all(tensor.data_ptr() in self.addresses for tensor in batch)
 
@@ -67,7 +67,7 @@ def test_a_loader_s_workers_pin_its_batches(
         assert all(map(torch.equal, batch, theirs))
     mine = threading.current_thread().name
     if collate_fn is None:
-        assert all(map(memory.holds, found))
+        assert all(map(memory.contains, found))
         assert mine not in memory.threads
 
 
