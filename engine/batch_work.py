@@ -136,6 +136,7 @@ class BatchWork:
         if data is made.data:
             return made
         self._release(in_flight)
+        in_flight.made = None
         return replace(made, data=data)
 
     def _look(self, collate: Operation) -> None:

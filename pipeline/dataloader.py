@@ -431,7 +431,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         elif recipe is None or slot.run is None or not self._still(recipe):
             slot.close()
             recipe = self._recipe = self._compiled()
-            self._made_from = self._collate, self.worker_init_fn
+            self._made_from = self._collate, self.worker_init_fn, self.pin_memory
             self._tell(
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
@@ -492,7 +492,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         from ..engine.recipe import Options
         from .compile.recipes import compile_drawn
         from .stages import BatchStage, Defaults, SourceStage
-        from .torch_workers import tell_of_cuda
+        from .torch_workers import start_method, tell_of_cuda
 
         tell_of_cuda(self.dataset)
         workers, safe = self.num_workers, self.thread_safe is True
@@ -507,12 +507,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             timeout=(workers and self.timeout) or None,
             drawn=True,
         )
-        context: Any = self.multiprocessing_context  # an object, even for a name
-        forks: Any = "fork" if source.executor == "process" else None  # CUDA or not
         options = Options(
             host="trainer",  # the samplers live there
             persistent_workers=bool(self.persistent_workers),
-            multiprocessing_context=context.get_start_method() if context else forks,
+            multiprocessing_context=start_method(
+                self.multiprocessing_context, source.executor
+            ),
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch counts per worker
@@ -531,7 +531,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _still(self, recipe: Recipe) -> bool:
         """Whether everything that the recipe depends on is unchanged."""
-        same = self._made_from == (self._collate, self.worker_init_fn)
+        same = self._made_from == (self._collate, self.worker_init_fn, self.pin_memory)
         tuned = recipe.segments[0].executor != "inline"
         return same and (tuned or not config.get_enable_autotune())
 

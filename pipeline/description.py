@@ -297,6 +297,9 @@ class Description(Constructors, Printed):
     ) -> Self:
         """Copy batches to a device, and optionally turn images into floats there.
 
+        While you capture a CUDA graph, workers may allocate pinned memory, as with
+        torch's `pin_memory=True`: pass `capture_error_mode="thread_local"`.
+
         Args:
             device: "cpu", "cuda:0", ...
             normalize: (means, deviations) of the channels, for values from 0 to 1.

@@ -31,6 +31,7 @@ from .session import rank_of_process, running
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
+    from ..engine.recipe import Executor, StartMethod
 
 
 class TorchLoop(Iterator[Any]):
@@ -237,6 +238,21 @@ TOO_SMALL = (
     " container more (docker run --shm-size=1g), or turn autotune on: penstock's own"
     " workers do not use it"
 )
+
+
+def start_method(context: Any, executor: Executor) -> StartMethod | None:
+    """Return how a loader's workers start; None if the engine may choose.
+
+    Args:
+        context: the loader's `multiprocessing_context`.
+        executor: what its workers are to begin with.
+    """
+    method: StartMethod
+    if context is not None:
+        method = context.get_start_method()
+        return method
+    usual = torch.multiprocessing.get_start_method(allow_none=True) or "fork"
+    return "fork" if executor == "process" and usual == "fork" else None
 
 
 def tell_of_cuda(dataset: Any) -> None:

@@ -109,6 +109,10 @@ def map_tensors(
         return moved
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(map_tensors(value, change, other) for value in data))
-    if isinstance(data, (list, tuple)):
+    if isinstance(data, list):
+        items = copy.copy(data)  # keeps what else a list of the user's own holds
+        items[:] = [map_tensors(value, change, other) for value in data]
+        return items
+    if isinstance(data, tuple):
         return type(data)(map_tensors(value, change, other) for value in data)
     return other(data)

@@ -65,7 +65,9 @@ class Carrier:
         tensors = tensors_of(data)
         if any(tensor.device.type != "cpu" for tensor in tensors):
             # Made in some stream of the user's: the trainer's stream must continue.
-            return Crossing(self._to_device(data), plan, None)
+            moved = self._to_device(data)
+            self._under_way.append((self._bus.mark_here(), tensors))
+            return Crossing(moved, plan, None)
         loose = [t for t in tensors if is_dense(t) and not self._slabs.contains(t)]
         buffer, staged = self._ring.stage(loose)
 

@@ -1,8 +1,8 @@
 """The bus to a CUDA device, which makes copies while the trainer computes.
 
 Work issued on the bus runs later, in order. Host memory that a copy reads must stay
-unchanged until then, and only pinned memory is read later. All CUDA calls needed for
-copying are in this module.
+unchanged until then, and only pinned memory is read later. All CUDA calls of the
+trainer's thread for copying are in this module.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Bus:
         """Return an event after everything issued so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
+        return event
+
+    def mark_here(self) -> torch.cuda.Event:
+        """Return an event after everything issued in the trainer's own stream."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def hand_over(

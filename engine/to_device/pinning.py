@@ -1,12 +1,12 @@
 """Batches in pinned memory, from which a CUDA device copies while the trainer works.
 
-Whoever finishes a batch puts it there, so that the trainer need not copy it. The memory
-is torch's: its allocator reuses a block only after the copies from it.
+Whoever finishes a batch puts it there, so that the trainer need not. The memory comes
+from torch's allocator. It rounds a block up to a power of two, keeps it for the next
+batch, and reuses it only after the copies that torch has made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,63 +19,82 @@ from ..workers.process.handover import BITS, is_dense
 from ..workers.process.slabs import block_at
 
 
-def pinned(buffers: Buffers, *, slabs: bool) -> Buffers:
-    """Return buffers whose batches are in pinned memory.
+class Pinning:
+    """Allocates pinned memory, and moves batches there. For any thread.
 
     Args:
-        buffers: how batches are made.
+        device: index of the device that copies. Without it, a thread would use CUDA on
+            device 0, which costs memory there.
         slabs: whether to move batches out of shared memory, too. The trainer's own
             copies to the device may still read a batch that it has dropped, and worker
             processes write to shared memory again as soon as nobody uses it.
     """
-    return replace(buffers, allocate=allocate, pin=pin if slabs else pin_loose)
 
+    def __init__(self, device: int, *, slabs: bool) -> None:
+        self._device = device
+        self._slabs = slabs
+        self._able = True
 
-def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate pinned memory; ordinary memory if there is none."""
-    try:
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-    except RuntimeError:
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate pinned memory; ordinary memory from the first refusal on."""
+        if self._able:
+            try:
+                with torch.cuda.device(self._device):
+                    return torch.empty(
+                        shape, dtype=dtype, device="cpu", pin_memory=True
+                    )
+            except RuntimeError:
+                self._able = False
         return on_heap(shape, dtype)
 
+    def pin(self, data: Any) -> Any:
+        """Return a batch with its dense tensors in pinned memory; itself if they are.
 
-def pin(data: Any) -> Any:
-    """Return a batch with its dense tensors in pinned memory; itself if they are."""
-    return _moved(data, _everywhere)
+        A batch that cannot be moved is returned as it is.
+        """
+        moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if not self._moves(tensor):
+                return tensor
+            if id(tensor) not in moved:  # one that comes twice stays one
+                moved[id(tensor)] = tensor, self._copied(tensor)
+            return moved[id(tensor)][1]
+
+        try:
+            pinned = map_tensors(data, change) if self._able else data
+        except Exception:  # noqa: BLE001 whatever the user's classes raise
+            return data
+        return pinned if moved else data
+
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        if not is_dense(tensor):
+            return False
+        if block_at(tensor.data_ptr()) is not None:
+            return self._slabs
+        return not tensor.is_pinned()
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to pinned memory, on one core, whatever torch's threads are."""
+        stride = torch.empty_like(tensor, device="meta").stride()
+        memory = self.allocate((tensor.numel(),), tensor.dtype)
+        place = memory.as_strided(tensor.shape, stride)
+        as_bits = BITS[tensor.itemsize]
+        np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
+        return place
+
+    def __repr__(self) -> str:
+        return f"<Pinning for cuda:{self._device}, able: {self._able}>"
 
 
-def pin_loose(data: Any) -> Any:
-    """Return a batch as `pin` does, but leave in shared memory what is there."""
-    return _moved(data, _outside_slabs)
+def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
+    """Return buffers whose batches are in pinned memory. For the trainer's thread.
 
-
-def _everywhere(_: torch.Tensor) -> bool:
-    return True
-
-
-def _outside_slabs(tensor: torch.Tensor) -> bool:
-    return block_at(tensor.data_ptr()) is None
-
-
-def _moved(data: Any, moves: Callable[[torch.Tensor], bool]) -> Any:
-    copies: dict[int, torch.Tensor] = {}
-
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        if is_dense(tensor) and not tensor.is_pinned() and moves(tensor):
-            key = id(tensor)
-            copies[key] = copies[key] if key in copies else _copied(tensor)
-            return copies[key]
-        return tensor
-
-    moved = map_tensors(data, change)
-    return moved if copies else data
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to pinned memory, on one core, whatever torch's threads are."""
-    stride = torch.empty_like(tensor, device="meta").stride()
-    memory = allocate((tensor.numel(),), tensor.dtype)
-    place = memory.as_strided(tensor.shape, stride)
-    as_bits = BITS[tensor.itemsize]
-    np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
-    return place
+    Args:
+        buffers: how batches are made.
+        device: index of the device that copies; None: the current one.
+        slabs: as for `Pinning`.
+    """
+    index = torch.cuda.current_device() if device is None else device
+    pinning = Pinning(index, slabs=slabs)
+    return replace(buffers, allocate=pinning.allocate, pin=pinning.pin)

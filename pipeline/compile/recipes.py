@@ -115,7 +115,7 @@ def compile_drawn(
     if pin_memory and torch.cuda.is_available():
         from ...engine.to_device.pinning import pinned
 
-        recipe = replace(recipe, buffers=pinned(recipe.buffers, slabs=True))
+        recipe = replace(recipe, buffers=pinned(recipe.buffers, None, slabs=True))
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
@@ -178,7 +178,7 @@ def _buffers(
         return buffers
     from ...engine.to_device.pinning import pinned
 
-    return pinned(buffers, slabs=False)
+    return pinned(buffers, device.device.index, slabs=False)
 
 
 def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:

@@ -73,6 +73,9 @@ class ClockedBus:
     def mark(self) -> Place:
         return Place(self, self.issued)
 
+    def mark_here(self) -> Place:
+        return Place(self, self.issued)
+
     def hand_over(self, tensors: Iterable[torch.Tensor], mark: Place) -> None:
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
         self.awaited = mark.at

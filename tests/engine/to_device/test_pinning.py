@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
-from typing import Any
+from contextlib import closing, nullcontext
+from typing import Any, Self
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 import penstock as ps
-from penstock.engine.batch.buffer import Buffers, on_heap
+from penstock.engine import run
+from penstock.engine.batch.buffer import Buffers
 from penstock.engine.to_device import pinning
-from penstock.engine.workers.process.slabs import SlabPool
+from penstock.engine.to_device.pinning import Pinning
+from penstock.engine.workers.process.slabs import SlabPool, block_at
 from support.datasets import KINDS, Numbers
 
 
-class Pinned:
+class Memory:
     """Stands in for torch's allocator of pinned memory, which needs a CUDA device."""
 
     def __init__(self) -> None:
         self.addresses: set[int] = set()
         self.threads: set[str] = set()
+        self.refusing = False
 
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        memory = on_heap(shape, dtype)
-        self.addresses.add(memory.data_ptr())
+    def allocate(self, *shape: Any, **how: Any) -> torch.Tensor:
+        """Replace `torch.empty` where pinned memory is asked for."""
+        if not how.pop("pin_memory", False):
+            return EMPTY(*shape, **how)
         self.threads.add(threading.current_thread().name)
+        if self.refusing:
+            raise RuntimeError("no pinned memory")
+        memory = EMPTY(*shape, **how)
+        self.addresses.add(memory.data_ptr())
         return memory
 
     def contains(self, batch: Any) -> bool:
@@ -35,12 +43,22 @@ class Pinned:
         return all(tensor.data_ptr() in self.addresses for tensor in batch)
 
 
+EMPTY = torch.empty
+KINDS_OF_WORKERS = {
+    "threads": {"num_workers": 2, "thread_safe": True},
+    "processes": {"num_workers": 2},
+    "none": {"num_workers": 0},
+}
+
+
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Pinned:
-    """Make loaders with `pin_memory=True` use what stands in for pinned memory."""
-    made = Pinned()
-    monkeypatch.setattr(pinning, "allocate", made.allocate)
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Let loaders and pipelines believe that there is a CUDA device."""
+    made = Memory()
+    monkeypatch.setattr(pinning.torch, "empty", made.allocate)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     theirs = torch.utils.data._utils.pin_memory  # noqa: SLF001
     monkeypatch.setattr(theirs, "pin_memory", lambda data: data)
     return made
@@ -51,61 +69,131 @@ def stacked(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-@pytest.mark.parametrize("collate_fn", [None, stacked])
-@pytest.mark.parametrize("threads", [True, False])
+class Noted(list[Any]):
+    """A list that holds more than its items."""
+
+    def __init__(self, items: list[Any], note: str) -> None:
+        super().__init__(items)
+        self.note = note
+
+
+def noted(samples: list[Any]) -> Any:
+    """Collate into a list of the user's own class."""
+    return Noted(default_collate(samples), f"{len(samples)} samples")
+
+
+@pytest.mark.parametrize("collate_fn", [None, stacked, noted])
+@pytest.mark.parametrize("kind", KINDS_OF_WORKERS)
+@pytest.mark.parametrize("refusing", [False, True])
 def test_a_loader_s_workers_pin_its_batches(
-    memory: Pinned, collate_fn: Any, *, threads: bool
+    memory: Memory, kind: str, collate_fn: Any, *, refusing: bool
 ) -> None:
-    data = Numbers(40)
-    wanted = list(DataLoader(data, 8))
-    given: Any = {"num_workers": 2, "pin_memory": True, "collate_fn": collate_fn}
-    ours = ps.DataLoader(data, 8, **given, thread_safe=threads, sample_seeding=True)
+    memory.refusing = refusing
+    data = Numbers(64)
+    wanted = list(DataLoader(data, 8, collate_fn=collate_fn))
+    given: Any = {"pin_memory": True, "collate_fn": collate_fn}
+    given |= KINDS_OF_WORKERS[kind]
+    ours = ps.DataLoader(data, 8, **given, sample_seeding=True)
     with closing(ours):
         found = list(ours)
     assert len(found) == len(wanted)
     for batch, theirs in zip(found, wanted, strict=True):
         assert all(map(torch.equal, batch, theirs))
-    mine = threading.current_thread().name
-    if collate_fn is None:
+        assert getattr(batch, "note", "") == getattr(theirs, "note", "")
+    if refusing:
+        assert memory.addresses == set()
+    elif collate_fn is None and kind != "none":
         assert all(map(memory.contains, found))
-        assert mine not in memory.threads
+        assert threading.current_thread().name not in memory.threads
+    elif kind == "processes":  # the trainer collates until it is known to be safe
+        assert memory.contains(found[-1])
 
 
-@pytest.mark.parametrize("loose", [True, False])
-def test_what_is_in_shared_memory_is_moved_only_if_asked(*, loose: bool) -> None:
+@pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("collate_fn", [None, stacked])
+def test_a_pipeline_to_cuda_has_its_batches_pinned_or_in_shared_memory(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, how: Any, collate_fn: Any
+) -> None:
+    monkeypatch.setattr(run, "ways_to", lambda stage: (None, None))
+    pipe = ps.Pipeline.from_dataset(Numbers(64), **how).batch(8, collate_fn=collate_fn)
+    with pipe.to_device("cuda") as moved:
+        batches = iter(moved)
+        for _ in range(7):
+            next(batches)
+        last = next(batches)
+        for tensor in last:
+            shared = block_at(tensor.data_ptr()) is not None
+            inline = how["executor"] == "inline"
+            made_here = inline or (collate_fn is not None and not shared)
+            assert shared or made_here or tensor.data_ptr() in memory.addresses
+        assert torch.equal(last[1], torch.arange(56, 64))
+
+
+@pytest.mark.parametrize("slabs", [True, False])
+def test_what_is_in_shared_memory_is_moved_only_if_asked(
+    memory: Memory, *, slabs: bool
+) -> None:
     pool = SlabPool()
     _, allocate = pool.lend_bytes(64)
     shared, heap = allocate((8,), torch.float32).fill_(1), torch.ones(3, 4).t()
     batch = {"images": [shared, heap], "again": heap, "name": "a"}
-    moved = (pinning.pin_loose if loose else pinning.pin)(batch)
-    assert (moved["images"][0] is shared) == loose
+    pin = Pinning(0, slabs=slabs).pin
+    moved = pin(batch)
+    assert (moved["images"][0] is not shared) == slabs
     assert moved["images"][1] is not heap
     assert moved["images"][1] is moved["again"]
     assert moved["again"].stride() == heap.stride()
     assert torch.equal(moved["again"], heap)
     assert torch.equal(moved["images"][0], shared)
-    assert pinning.pin_loose([shared, "a"])[0] is shared
+    assert (pin([shared, "a"])[0] is not shared) == slabs
+    assert moved["again"].data_ptr() in memory.addresses
     pool.close()
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex128])
 def test_every_dtype_is_copied_bit_by_bit(dtype: torch.dtype) -> None:
     tensor = torch.arange(24).reshape(2, 3, 4).to(dtype).transpose(0, 2)
-    (moved,) = pinning.pin([tensor])
+    (moved,) = Pinning(0, slabs=True).pin([tensor])
     assert moved is not tensor
     assert torch.equal(moved, tensor)
     assert moved.stride() == tensor.stride()
 
 
-def test_a_batch_with_nothing_to_move_is_itself() -> None:
-    for batch in (["a", 1], torch.empty(0), torch.eye(3).to_sparse()):
+class Fragile(tuple[Any, ...]):
+    """A tuple that cannot be made again from its items."""
+
+    __slots__ = ()
+
+    def __new__(cls, items: list[Any], more: int) -> Self:
+        assert more
+        return super().__new__(cls, items)
+
+
+def test_a_batch_that_has_nothing_to_move_or_cannot_move_is_itself(
+    memory: Memory,
+) -> None:
+    pinning = Pinning(0, slabs=True)
+    nothing = (
+        ["a", 1],
+        EMPTY(0),
+        torch.eye(3).to_sparse(),
+        torch.ones(1).requires_grad_(),
+    )
+    for batch in (*nothing, Fragile([torch.ones(2)], 1)):
         assert pinning.pin(batch) is batch
+    memory.refusing = True
+    pinning.pin([torch.ones(2)])  # finds out
+    batch = [torch.ones(2)]
+    assert pinning.pin(batch) is batch
 
 
+@pytest.mark.usefixtures("memory")
 def test_another_process_does_not_use_cuda() -> None:
-    buffers = pinning.pinned(Buffers("Batch(ID:1)"), slabs=True)
-    assert (buffers.allocate, buffers.pin) == (pinning.allocate, pinning.pin)
-    assert buffers.elsewhere == Buffers("Batch(ID:1)")
+    buffers = Buffers("Batch(ID:1)")
+    changed = pinning.pinned(buffers, None, slabs=True)
+    assert changed.pin is not None
+    assert changed.elsewhere == buffers
 
 
 @pytest.mark.gpu
@@ -134,9 +222,14 @@ def test_batches_on_their_way_to_the_device_are_not_staged(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_s_batches_are_pinned(*, workers: int) -> None:
+def test_a_loader_s_batches_are_pinned(
+    monkeypatch: pytest.MonkeyPatch, *, workers: int
+) -> None:
     data, given = Numbers(64), {"num_workers": workers, "pin_memory": True}
-    theirs = DataLoader(data, 8, **given)
+    theirs = list(DataLoader(data, 8, **given))
+    if workers:  # not by the trainer
+        by_trainer = torch.utils.data._utils.pin_memory  # noqa: SLF001
+        monkeypatch.setattr(by_trainer, "pin_memory", lambda data: data)
     ours = ps.DataLoader(data, 8, **given, sample_seeding=True)
     with closing(ours):
         for batch, wanted in zip(ours, theirs, strict=True):
