@@ -96,7 +96,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     found = ContentionObservation(0.01, 0.005, certain=True)
     monkeypatch.setattr(contention, "compare", lambda _: found)
     monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
-    monkeypatch.setattr(Kinds, "other_executor", lambda *_: ())
+    monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
     monkeypatch.setattr(Kinds, "alone", lambda *_: ())
 
@@ -110,7 +110,7 @@ def test_an_engine_that_slows_the_trainer_moves_out(
 ) -> None:
     # Workers in processes would relieve the trainer, too: what is tried first depends
     # on whether it happens to wait.
-    monkeypatch.setattr(Kinds, "other_executor", lambda *_: ())
+    monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     with pipe_of() as pipe:
         kind = host_when(pipe, "to new value: [process]", caplog, lambda: burn(0.006))
     assert kind in (TrainerHost, ProcessHost)
