@@ -95,6 +95,9 @@ def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
         device: index of the device that copies; None: the current one.
         slabs: as for `Pinning`.
     """
-    index = torch.cuda.current_device() if device is None else device
-    pinning = Pinning(index, slabs=slabs)
+    if device is None:
+        # Worker processes are not forked yet: leave CUDA alone if nobody has used it.
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device() if begun else 0
+    pinning = Pinning(device, slabs=slabs)
     return replace(buffers, allocate=pinning.allocate, pin=pinning.pin)

@@ -57,7 +57,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     made = Memory()
     monkeypatch.setattr(pinning.torch, "empty", made.allocate)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     theirs = torch.utils.data._utils.pin_memory  # noqa: SLF001
     monkeypatch.setattr(theirs, "pin_memory", lambda data: data)
@@ -186,6 +185,21 @@ def test_a_batch_that_has_nothing_to_move_or_cannot_move_is_itself(
     pinning.pin([torch.ones(2)])  # finds out
     batch = [torch.ones(2)]
     assert pinning.pin(batch) is batch
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("begun", [False, True])
+def test_pinning_uses_the_current_device_but_begins_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: asked.append(3) or 3)
+    buffers = pinning.pinned(Buffers("Batch(ID:1)"), None, slabs=True)
+    assert asked == [3] * begun
+    monkeypatch.setattr(torch.cuda, "device", lambda at: nullcontext(asked.append(at)))
+    buffers.allocate((2,), torch.int64)
+    assert asked[-1] == (3 if begun else 0)
 
 
 @pytest.mark.usefixtures("memory")
