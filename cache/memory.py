@@ -167,8 +167,9 @@ class Arena:
                 self._take(begin + nbytes)
             words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            words[_RECORDS] += 1  # before its slot: see `Here.stored`
             self._set_slot(at, key, begin, nbytes)
+            # After its slot: who missed it there sees this change (`Here.stored`).
+            words[_RECORDS] += 1
             group = self._group(key[:8])
             if group is not None:
                 words[group + 1] += 1

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,25 @@ def test_only_records_that_were_put_are_found(arena: Arena) -> None:
     assert arena.get(key(2)) is None
     assert arena.get(key(1, namespace=2)) is None
     assert (arena.records, arena.used) == (1, 3)
+
+
+@pytest.mark.parametrize("step", ["write_all", "_set_slot"])
+def test_who_misses_a_record_that_is_being_stored_sees_the_number_change(
+    arena: Arena, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: Any = module if step == "write_all" else Arena
+    do = getattr(where, step)
+    seen: list[tuple[int, memoryview | None]] = []
+
+    def looked(*args: Any) -> None:
+        seen.append((arena.records, arena.get(key(1))))
+        do(*args)
+
+    monkeypatch.setattr(where, step, looked)
+    arena.put(key(1), b"one")
+    ((before, found),) = seen
+    assert found is None
+    assert arena.records != before
 
 
 def test_the_first_record_of_a_key_stays(arena: Arena) -> None:
