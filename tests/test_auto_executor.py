@@ -186,9 +186,7 @@ def test_python_that_holds_the_gil_is_moved_to_processes(
 
 @pytest.mark.serial  # measures time
 @pytest.mark.slow
-def test_work_without_the_gil_is_not_tried_on_processes_for_its_sake(
-    log: pytest.LogCaptureFixture,
-) -> None:
+def test_work_without_the_gil_stays_on_threads(log: pytest.LogCaptureFixture) -> None:
     ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(ENDLESS).map(compresses).batch(32) as pipe:
         end_s = time.perf_counter() + 8.0
@@ -197,8 +195,7 @@ def test_work_without_the_gil_is_not_tried_on_processes_for_its_sake(
                 break
         stats = pipe.stats()
     assert stats is None
-    tried = [line for line in log.messages if "is tried on processes" in line]
-    assert all("all cores are used, and nothing else is left" in t for t in tried)
+    assert not [line for line in log.messages if "is tried on processes" in line]
 
 
 def test_without_autotune_nothing_moves_after_the_start() -> None:

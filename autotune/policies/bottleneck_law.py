@@ -144,7 +144,6 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
         or case.improved()
         or tuple(known.kinds.alone(situation, ALONE_LAST))
         or tuple(known.kinds.other_host(situation))
-        or tuple(known.kinds.other_executor(situation, last=True))
     )
     return decisions, replace(known, waited=0)
 

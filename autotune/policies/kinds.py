@@ -3,10 +3,9 @@
 Threads cost less: one copy of the data, with rows written in place. Processes have
 their own GIL. So a segment on threads is tried on processes if three things are
 measured together: the trainer waits for data, cores are idle, and the GIL is held
-nearly always, or computing workers are blocked part of the time. If no core is idle and
-nothing else is left to try, processes may still make more of the cores. A segment on
-processes is tried on threads if nothing is known about them. The engine is tried in a
-process of its own if the trainer's own part of a step takes longer while it loads.
+nearly always, or computing workers are blocked part of the time. A segment on processes
+is tried on threads if nothing is known about them. The engine is tried in a process of
+its own if the trainer's own part of a step takes longer while it loads.
 
 Pure. The result of a trial is remembered, and so is the load it met.
 """
@@ -40,9 +39,6 @@ MIN_GROWTH = 0.05
 tried: it costs memory, and a copy of each batch."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
-WITHOUT_IDLE = 1.5
-"""The same if no core is idle. Processes cost memory, so they must bring a tenth of
-this gain to stay (trial.py)."""
 WORTH_WORKERS_S = 0.002
 """Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005
@@ -105,27 +101,18 @@ class Kinds:
             pasts[key] = Past(change, trials, seen.time_s, _cpu_s(seen, key[0]))
         return replace(self, pasts=tuple(pasts.items()))
 
-    def other_executor(
-        self, situation: Situation, *, last: bool = False
-    ) -> Iterator[Decision]:
-        """Try another kind of workers for a segment, the one with most CPU first.
-
-        Args:
-            situation: what is known.
-            last: whether nothing else is left to try.
-        """
+    def other_executor(self, situation: Situation) -> Iterator[Decision]:
+        """Try another kind of workers for a segment, the one with most CPU first."""
         seen = situation.observation
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = situation.knobs.get((segment.name, "executor"))
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
             new = other_kind(seen, segment, knob.choices)
-            reason = self._reason(situation, segment, last=last) if new else None
+            reason = self._reason(situation, segment) if new else None
             if reason is None or new is None:
                 continue
-            gain = WITHOUT_IDLE
-            if not all_used(situation):
-                gain = ratio(situation.budget.cpu_cores, seen.used_cores)
+            idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
             yield Decision(
                 segment.name,
                 "executor",
@@ -133,7 +120,7 @@ class Kinds:
                 new,
                 rule="executor",
                 reason=phrases.executor(segment.name, new, reason),
-                expected=min(MAX_GAIN, max(1.0, gain)) if new == "process" else 1.0,
+                expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
                 evidence=_evidence(seen, segment),
             )
             if new == "process":
@@ -219,9 +206,7 @@ class Kinds:
                 evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
             )
 
-    def _reason(
-        self, situation: Situation, segment: SegmentObservation, *, last: bool
-    ) -> str | None:
+    def _reason(self, situation: Situation, segment: SegmentObservation) -> str | None:
         """Return why a segment's other kind may do better, or None."""
         seen = situation.observation
         past = dict(self.pasts).get((segment.name, "executor"))
@@ -235,29 +220,16 @@ class Kinds:
             return _of_trainer(seen, segment)
         if segment.executor == "process":
             return _of_processes(past, seen.time_s)
-        return _of_threads(situation, segment, last=last)
+        return _of_threads(situation, segment)
 
 
 NO_KINDS = Kinds()
-ALL_USED = (
-    "all cores are used, and nothing else is left to try: processes, which share no GIL"
-    " and no memory, may make more of the cores"
-)
 
 
-def all_used(situation: Situation) -> bool:
-    """Whether no core is to spare."""
-    cores = situation.budget.cpu_cores
-    return situation.observation.used_cores >= BUSY_SHARE * cores
-
-
-def _of_threads(
-    situation: Situation, segment: SegmentObservation, *, last: bool
-) -> str | None:
+def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
     seen, allowed = situation.observation, situation.budget.cpu_cores
-    if all_used(situation):
-        several = last and segment.num_parallel_workers > 1
-        return ALL_USED if several else None
+    if seen.used_cores >= BUSY_SHARE * allowed:
+        return None
     cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
     collate_s = collating(seen, segment)
     if collate_s >= WORTH_COLLATING_S:

@@ -82,25 +82,6 @@ def test_threads_stay_where_one_of_these_conditions_is_missing(
     assert tried(bound(**change)) == []
 
 
-@pytest.mark.parametrize(("workers", "tries"), [(1, 0), (2, 1)])
-def test_without_an_idle_core_processes_are_tried_last(
-    workers: int, tries: int
-) -> None:
-    case = bound(used_cores=1.9)
-    read, decode = case.observation.segments
-    decode = replace(decode, num_parallel_workers=workers)
-    seen = replace(case.observation, segments=(read, decode))
-    case = replace(case, observation=seen)
-    assert tried(case) == []
-    found = tuple(NO_KINDS.other_executor(case, last=True))
-    assert [d.knob for d in found].count("executor") == tries
-    if tries:
-        assert found[0].reason.startswith(
-            f"Op ({DECODE}) is tried on processes: all cores are used"
-        )
-        assert found[0].expected == 1.5  # so one in twenty must come
-
-
 def test_a_segment_that_hardly_computes_is_not_blamed_for_the_gil() -> None:
     case = bound()
     read, decode = case.observation.segments
