@@ -517,11 +517,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch counts per worker
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
-        start = WorkerStart(self.dataset, workers, self.worker_init_fn)
+        begun = WorkerStart(self.dataset, workers, self.worker_init_fn)
+        start = None if safe else begun
         return compile_drawn(
-            *(source, batch, defaults, options),
-            start=None if safe else start,
-            pin_memory=bool(self.pin_memory),
+            source, batch, defaults, options, start=start, pin_memory=self.pin_memory
         )
 
     @property
