@@ -158,6 +158,15 @@ def test_a_trainer_that_does_nothing_else_goes_on_reading_an_iterable() -> None:
         assert type(pipe._slot.run.run.host) is DirectHost  # noqa: SLF001
 
 
+def test_a_trainer_that_is_away_at_times_goes_on_reading_an_iterable() -> None:
+    with ps.Pipeline.from_dataset(Stream()).batch(4) as pipe:
+        for step, _ in enumerate(pipe):
+            if step in (5, 15):
+                time.sleep(0.2)  # as if it evaluated: longer than all batches together
+        assert pipe._slot.run is not None  # noqa: SLF001
+        assert type(pipe._slot.run.run.host) is DirectHost  # noqa: SLF001
+
+
 def test_a_thread_continues_the_iterator_that_the_trainer_began() -> None:
     stream = Stream()
     with ps.Pipeline.from_dataset(stream).batch(7) as pipe:

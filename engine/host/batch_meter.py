@@ -37,7 +37,8 @@ class BatchMeter:
         waiting, as far as the measured batches can tell."""
         self._begun_ns = self._made_ns = 0
         self._begun_cpu_ns = self._made_cpu_ns = 0
-        self._last_ns = LONG_NS
+        self.last_ns = LONG_NS
+        """Time of the last batch (ns); before the first one, `LONG_NS`."""
         self._cold = self._slowest = (0, 0)
         """Rows and nanoseconds of the first batch, and of the slowest other one."""
         self.sample_bytes = 0
@@ -47,7 +48,7 @@ class BatchMeter:
 
     def begin(self) -> None:
         """Begin a batch."""
-        clocked = self._last_ns >= LONG_NS or self.batches % SOME == 0
+        clocked = self.last_ns >= LONG_NS or self.batches % SOME == 0
         if clocked:
             self.queue.begin()
         self._begun_cpu_ns = time.thread_time_ns() if clocked else 0
@@ -68,7 +69,7 @@ class BatchMeter:
     def end(self, rows: int) -> None:
         """End a batch of `rows` rows."""
         now_ns = time.perf_counter_ns()
-        run_ns = self._last_ns = now_ns - self._begun_ns
+        run_ns = self.last_ns = now_ns - self._begun_ns
         if self._begun_cpu_ns:
             cpu_ns = time.thread_time_ns()
             self._cpu_ns += cpu_ns - self._begun_cpu_ns

@@ -33,8 +33,10 @@ __all__ = ["DirectHost"]
 
 LOOKS = 8
 """For one in this many batches, estimate what a reader beside the trainer saves."""
-MIN_GAP = 0.1
-"""Share of a step that must be the trainer's own for reading beside it to pay."""
+MIN_GAIN = 0.1
+"""Share of a step that reading beside the trainer must save: there is no way back."""
+GIL_COST = 0.3
+"""A thread that shares the GIL with the trainer needs this share more CPU time."""
 
 
 class DirectHost:
@@ -68,6 +70,8 @@ class DirectHost:
         self.maker = _maker(recipe)(recipe, cursor, self._meter)
         self._next = self.maker.next
         self._batch_rows = 0
+        self._saved_ns = 0
+        """Time that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto"
         """Whether nobody knows yet if workers would pay."""
         self._before = snapshot(self.segment.subjects)
@@ -103,6 +107,8 @@ class DirectHost:
             files = read_places()
             delivery = self._next()
             self._file = read_since(files)
+        gap_ns = int(1e9 * self._trainer.gap_s)
+        self._saved_ns += min(gap_ns, self._meter.last_ns)  # no more than the batch
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
             rows = self._batch_rows = delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
@@ -136,12 +142,14 @@ class DirectHost:
         """Whether one reader beside the trainer would save it time.
 
         An iterable can have only one. It reads while the trainer computes, so it saves
-        at most the trainer's own part of a step.
+        at most the trainer's own part of a step, and at most the time of a batch, even
+        if the trainer was away for long.
         """
         if self._meter.batches % LOOKS:
             return False
-        seen = self._trainer.read()
-        return seen.gap_s >= MIN_GAP * (seen.gap_s + seen.wait_s)
+        saved_s, wait_s = self._saved_ns / 1e9, self._trainer.read().wait_s
+        cost_s = GIL_COST * self._meter.read()[0].cpu_s
+        return saved_s - cost_s >= MIN_GAIN * (saved_s + wait_s)
 
     @property
     def collate_moves(self) -> bool:
