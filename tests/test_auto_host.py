@@ -138,7 +138,7 @@ def test_without_autotune_the_engine_stays_and_is_never_paused() -> None:
             assert type(run_of(pipe).host) is TrainerHost
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_batches_are_the_same_wherever_they_come_from(
     kept: bool,  # noqa: FBT001
     caplog: pytest.LogCaptureFixture,
@@ -185,6 +185,7 @@ def test_knobs_keep_their_values_when_the_engine_moves(
         assert before == after
 
 
+@pytest.mark.slow
 def test_an_engine_whose_batches_cannot_be_handed_over_stays(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

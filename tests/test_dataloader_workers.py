@@ -33,7 +33,9 @@ def no_start(number: int) -> None:
 
 
 @pytest.mark.usefixtures("warm_interpreters")
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_each_worker_is_started_once_and_knows_its_number(method: str) -> None:
     loader = DataLoader(
         Asks(),

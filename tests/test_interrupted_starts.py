@@ -70,7 +70,9 @@ def interrupted(pipe: ps.Pipeline, at: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize("host", ["trainer", "process"])
+@pytest.mark.parametrize(
+    "host", [pytest.param("trainer", marks=pytest.mark.slow), "process"]
+)
 def test_a_start_that_is_interrupted_on_any_line_leaves_nothing(host: Any) -> None:
     executor: Any = "process" if host == "trainer" else "thread"
     me = psutil.Process()

@@ -17,7 +17,9 @@ from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
 from support.leaks import children
 
-METHODS = ["fork", "forkserver", "spawn"]
+SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
+"""Starts like a fork server, only more slowly."""
+METHODS = ["fork", "forkserver", SPAWN]
 PROCESSES = WORKERS["3 processes"]
 
 
@@ -41,7 +43,7 @@ def test_two_epochs_are_byte_identical(method: str) -> None:
         assert found == digest([*pipe, *pipe])
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", SPAWN])
 def test_functions_made_on_the_spot_travel_to_fresh_interpreters(method: str) -> None:
     offset = 5
     with pipe_of(method, lambda sample: sample[1] + offset) as pipe:

@@ -154,7 +154,7 @@ def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     assert said[-1] in str(read_report(log))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     assert found.latest == full.latest
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_log_loses_only_windows_that_nothing_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
