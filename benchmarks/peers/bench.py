@@ -48,7 +48,7 @@ class Pace:
 
 
 FULL = Pace()
-QUICK = Pace(0.5, 1.0, 6.0, 0.2, 0.7)
+QUICK = Pace(0.5, 1.0, 12.0, 0.2, 0.7)
 
 
 @dataclass
