@@ -18,7 +18,7 @@ from support.functions import augment, digest, indices, kills_once
 from support.leaks import children
 
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
-"""Starts like a fork server, only more slowly."""
+"""Takes longest to start."""
 METHODS = ["fork", "forkserver", SPAWN]
 PROCESSES = WORKERS["3 processes"]
 

@@ -107,8 +107,9 @@ class DirectHost:
             files = read_places()
             delivery = self._next()
             self._file = read_since(files)
-        gap_ns = int(1e9 * self._trainer.gap_s)
-        self._saved_ns += min(gap_ns, self._meter.last_ns)  # no more than the batch
+        if self.undecided and self.segment.iterable:
+            gap_ns = int(1e9 * self._trainer.gap_s)
+            self._saved_ns += min(gap_ns, self._meter.last_ns)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
             rows = self._batch_rows = delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
