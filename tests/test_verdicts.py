@@ -230,9 +230,14 @@ def test_turns_at_the_gil_are_named() -> None:
     check(threads(NeedsTheGil(), 4), stage, "the GIL")
 
 
-def test_an_iterable_is_read_by_one_worker_whatever_the_trainer_needs() -> None:
-    pipe = ps.Pipeline.from_dataset(Streams()).batch(8)
+@pytest.mark.parametrize(("batch", "executor"), [(2, "thread"), (32, "inline")])
+def test_one_worker_reads_an_iterable_whatever_the_trainer_needs(
+    batch: int, executor: str
+) -> None:
+    """A thread takes it over where that saves much of a step, and only there."""
+    pipe = ps.Pipeline.from_dataset(Streams()).batch(batch)
     found = check(pipe, "Dataset(ID:0) Streams", WAITING)
+    assert found.stages[0].executor == executor
     assert "one worker reads an iterable" in found.cause or FOREIGN in found.cause
     assert found.advice == ()
 

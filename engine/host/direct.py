@@ -193,6 +193,7 @@ class DirectHost:
             names=segment.program.stages,
             storable=(*segment.storable, None),
             max_workers=segment.bounds[1],
+            iterable=segment.iterable,
         )
         return Reading(
             time.perf_counter_ns() / 1e9,
