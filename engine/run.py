@@ -157,11 +157,14 @@ class Run:
         data = stamped(data, plan)
         if data is not made:
             delivery = Delivery(data, plan)
-        trainer.get(time.perf_counter_ns(), plan, copy_ns)
+        left_ns = time.perf_counter_ns()
+        trainer.get(left_ns, plan, copy_ns)
         # Only now: a reading between a batch's wait and its count would tear the step.
         if self._warm[0] != self._now:
-            self._warm = self._now, self.host.read()
-            self._note(self._warm[1])
+            # The next step begins here, before the counters are read.
+            reading = replace(self.host.read(), time_s=left_ns / 1e9)
+            self._warm = self._now, reading
+            self._note(reading)
         elif (reading := self.host.glance()) is not None:
             self._note(reading)
         return delivery

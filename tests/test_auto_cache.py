@@ -119,13 +119,17 @@ def test_a_cache_that_saves_nothing_is_removed(
 ) -> None:
     from penstock.autotune import caching
 
-    # Reading a number costs less than a lookup, but here it is made to seem costly.
+    # Reading an item of a list costs less than a lookup, but seems costly here. There
+    # are so many that a busy core, which stops the process for some milliseconds
+    # between two readings of the clock, does not make them costly in the mean.
     monkeypatch.setattr(caching, "FINDING_S", -1.0)
     caplog.set_level(logging.INFO, "penstock.autotune")
-    pipe = ps.Pipeline.from_dataset([bytes(9)] * 64).batch(8).options(cache="auto")
+    samples = 4096
+    dataset = [bytes(9)] * samples
+    pipe = ps.Pipeline.from_dataset(dataset).batch(512).options(cache="auto")
     with pipe:
         for _ in range(5):
-            assert sum(len(batch) for batch in pipe) == 64
+            assert sum(len(batch) for batch in pipe) == samples
         assert not pipe._recipe.caches
     told = [line for line in caplog.messages if "cache" in line]
     assert [line.split()[1] for line in told] == ["placed", "removed"]

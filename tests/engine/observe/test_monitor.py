@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import GaugeReading, WorkerReading
 from penstock.engine.engine import Engine
-from penstock.engine.monitor import unmeasured
+from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import TrainerObservation
 from penstock.engine.observe.reading import (
     Reading,
@@ -203,9 +204,19 @@ def test_epochs_in_direct_succession_are_one_training() -> None:
         )  # the first epoch includes the start of workers
 
 
-def test_the_steps_of_a_window_take_no_longer_than_the_window() -> None:
+def test_the_steps_of_a_window_take_no_longer_than_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, delays = Monitor.read, repeat(0.02)
+
+    def read_late(monitor: Monitor) -> Reading:
+        time.sleep(next(delays))
+        return read(monitor)
+
+    monkeypatch.setattr(Monitor, "read", read_late)
     with closing(Run(RECIPE, ByteBudget(1 << 30), Cursor(0, 0, 0, 0))) as run:
         while run.next() is not None:
+            delays = repeat(0.0)
             time.sleep(0.001)
         seen = run.recent()
     assert seen.trainer.steps == 20 - 1
