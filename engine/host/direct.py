@@ -70,8 +70,8 @@ class DirectHost:
         self.maker = _maker(recipe)(recipe, cursor, self._meter)
         self._next = self.maker.next
         self._batch_rows = 0
-        self._saved_ns = 0
-        """Time that reading beside the trainer would have saved so far."""
+        self._saved_s = 0.0
+        """Seconds that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto"
         """Whether nobody knows yet if workers would pay."""
         self._before = snapshot(self.segment.subjects)
@@ -108,8 +108,7 @@ class DirectHost:
             delivery = self._next()
             self._file = read_since(files)
         if self.undecided and self.segment.iterable:
-            gap_ns = int(1e9 * self._trainer.gap_s)
-            self._saved_ns += min(gap_ns, self._meter.last_ns)
+            self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
             rows = self._batch_rows = delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
@@ -148,7 +147,7 @@ class DirectHost:
         """
         if self._meter.batches % LOOKS:
             return False
-        saved_s, wait_s = self._saved_ns / 1e9, self._trainer.read().wait_s
+        saved_s, wait_s = self._saved_s, self._trainer.read().wait_s
         cost_s = GIL_COST * self._meter.read()[0].cpu_s
         return saved_s - cost_s >= MIN_GAIN * (saved_s + wait_s)
 
