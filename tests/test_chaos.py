@@ -102,7 +102,6 @@ def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -
         assert digest(found) == digest(pipe)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than cores
 @pytest.mark.parametrize("round_", ROUNDS[::5])
 def test_kills_change_no_byte_of_a_dataloader(round_: int) -> None:
     dice = random.Random(round_)

@@ -16,7 +16,6 @@ import torch.utils.data
 
 import penstock as ps
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 LENGTH = 120
 
 
@@ -146,6 +145,7 @@ def test_a_batch_that_cannot_be_sent_is_collated_in_the_trainer() -> None:
     assert found == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
 
 
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
 def test_workers_moved_to_processes_collate_there() -> None:
     pipe = ps.Pipeline.from_dataset(Ragged(), num_parallel_workers=2)
     expected = list(map(without_process, pipe.batch(4, collate_fn=padded)))

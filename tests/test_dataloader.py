@@ -23,9 +23,6 @@ from penstock import DataLoader
 from support.torch_datasets import Deadly, Drawing, Plain, Streamed
 from support.torch_loaders import BATCH, LENGTH, epochs, same, seeded, sum_of
 
-# Torch warns of more workers than cores, and a test machine may have one core.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture(autouse=True)
 def _off_again() -> Iterator[None]:

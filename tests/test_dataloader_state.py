@@ -17,9 +17,6 @@ from penstock import DataLoader
 from support.torch_datasets import Drawing
 from support.torch_loaders import BATCH, LENGTH, same, seeded, sum_of
 
-# Torch warns of more workers than cores, and a test machine may have one core.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 # The engine
 
 

@@ -18,9 +18,6 @@ from penstock import DataLoader
 from penstock.pipeline import torch_workers
 from support.torch_datasets import Asks, Streamed, leave_mark
 
-# Torch warns of more workers than cores, and a test machine may have one core.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture(autouse=True)
 def _off_again() -> Iterator[None]:

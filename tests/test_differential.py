@@ -52,8 +52,6 @@ STUCK_TEST_S = 200.0
 """The limit for the examples of a test."""
 
 pytestmark = [
-    # Torch warns of more workers than cores, and a test machine may have one core.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     # The warning comes once in a process, from penstock or from torch.
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
     # So does this one. As an error it hangs torch's loader: the thread that sends what

@@ -481,6 +481,7 @@ def test_workers_that_are_stopped_finish_their_sample(
             LOCK.release()
 
 
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
 def test_work_is_spread_over_the_processes() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(320), **WORKERS["3 processes"])
     slow = pipe.map(partial(waits, wait_s=0.002), **WORKERS["3 processes"])

@@ -41,6 +41,7 @@ def until(true: Callable[[], bool]) -> bool:
     return true()
 
 
+@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
 @pytest.mark.parametrize("executor", ["process", "thread"])
 def test_workers_count_as_beginning_until_they_have_settled_a_lease(
     executor: str, tmp_path: Path
