@@ -162,9 +162,8 @@ class Run:
         # Only now: a reading between a batch's wait and its count would tear the step.
         if self._warm[0] != self._now:
             # The next step begins here, before the counters are read.
-            reading = replace(self.host.read(), time_s=left_ns / 1e9)
-            self._warm = self._now, reading
-            self._note(reading)
+            self._warm = self._now, replace(self.host.read(), time_s=left_ns / 1e9)
+            self._note(self._warm[1])
         elif (reading := self.host.glance()) is not None:
             self._note(reading)
         return delivery
