@@ -339,14 +339,20 @@ def _of_first_batches(window: Window) -> Cause | None:
 
 
 def _of_unevenness(window: Window) -> Cause | None:
-    """Return the cause if there are enough workers, but they wait for slow rows."""
+    """Return the cause if there are enough workers, but they wait for slow rows.
+
+    Before the first batch of a loop, they may instead wait for others to begin.
+    """
     segment, seen = window.segment, window.seen
-    held = ratio(segment.wait_credit_s - segment.wait_memory_s, segment.worker_s)
+    begins_s = seen.trainer.first_s * segment.num_parallel_workers
+    held_s = segment.wait_credit_s - segment.wait_memory_s
+    held = ratio(held_s, segment.worker_s)
+    uneven = ratio(held_s - begins_s, segment.worker_s)
     busy = ratio(segment.run_s, segment.worker_s)
     few = segment.executor == "inline" or segment.num_parallel_workers == 1
     few = few or window.part.name.startswith(COLLATE)
     few = few or window.needed > ENOUGH * segment.num_parallel_workers
-    if few or busy >= BUSY or held < SHORT or outbox(seen).empty <= 1.0 - READY:
+    if few or busy >= BUSY or uneven < SHORT or outbox(seen).empty <= 1.0 - READY:
         return None
     prefetch = segment.prefetch_size
     return Cause(

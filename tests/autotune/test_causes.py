@@ -275,3 +275,14 @@ def test_a_wait_for_first_batches_is_not_blamed_on_uneven_samples() -> None:
     assert explain(short).cause.startswith("the beginning of epochs: 80% of the wait")
     alone = replace(held, trainer=replace(held.trainer, first_s=0.2))
     assert explain(alone).cause.startswith("uneven samples")
+
+
+def test_workers_held_back_while_others_begin_are_not_blamed_on_uneven_samples() -> (
+    None
+):
+    held = waiting_for_slow_samples()
+    workers = held.segments[-1].num_parallel_workers
+    half = with_last(held, wait_credit_s=0.35 * workers)
+    assert explain(half).cause.startswith("uneven samples")
+    begun = replace(half, trainer=replace(half.trainer, first_s=0.2))
+    assert "uneven" not in explain(begun).cause
