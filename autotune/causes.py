@@ -341,7 +341,8 @@ def _of_first_batches(window: Window) -> Cause | None:
 def _of_unevenness(window: Window) -> Cause | None:
     """Return the cause if there are enough workers, but they wait for slow rows.
 
-    Before the first batch of a loop, they may instead wait for others to begin.
+    Time before the first batch of a loop does not count: other workers may not have
+    begun yet.
     """
     segment, seen = window.segment, window.seen
     begins_s = seen.trainer.first_s * segment.num_parallel_workers

@@ -41,8 +41,19 @@ def until(true: Callable[[], bool]) -> bool:
     return true()
 
 
-@pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
-@pytest.mark.parametrize("executor", ["process", "thread"])
+ONE_CORE = ps.config.budget().cpu_cores < 2
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        pytest.param(
+            "process",
+            marks=pytest.mark.skipif(ONE_CORE, reason="one process of workers"),
+        ),
+        "thread",
+    ],
+)
 def test_workers_count_as_beginning_until_they_have_settled_a_lease(
     executor: str, tmp_path: Path
 ) -> None:
