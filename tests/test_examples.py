@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.torchrun import TESTS, torchrun
+from support.torchrun import TESTS, completed, torchrun
 
 EXAMPLES = TESTS.parent / "examples"
 SAMPLES = 2000
@@ -150,13 +150,11 @@ def test_a_framework_on_two_ranks_sees_each_sample_once(name: str) -> None:
 @pytest.mark.timeout(300)
 def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
     pytest.importorskip("ray")
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", EXAMPLES / "frameworks.py", "ray"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,  # Ray starts some ten processes
-    )
+    script = str(EXAMPLES / "frameworks.py")
+    command = [sys.executable, "-P", "-W", "ignore", script, "ray"]
+    # Ray starts some ten processes. It makes them nice, so they would hardly run
+    # beside the other tests.
+    done = completed(command, 250, RAY_worker_niceness="0")
     learnt(done, "each sample once in each")
 
 

@@ -1,4 +1,4 @@
-"""Scripts under torchrun, with gloo, on this machine."""
+"""Scripts in processes of their own; under torchrun, with gloo, in several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,24 @@ def torchrun(
     flags = [f"--{n.replace('_', '-')}={v}" for n, v in options.items()]
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
     flags += ["--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*launcher, *flags, str(script), *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
-        timeout=timeout_s,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*launcher, *flags, str(script), *map(str, args)]
+    return completed(command, timeout_s, PYTHONPATH=str(TESTS), OMP_NUM_THREADS="1")
+
+
+def completed(
+    command: list[str], timeout_s: float, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with more variables; show what it printed if it takes too long."""
+    try:
+        return subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            timeout=timeout_s,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        for printed in (late.stdout, late.stderr):
+            late.add_note((printed or b"").decode(errors="replace"))
+        raise
