@@ -174,14 +174,18 @@ def test_python_that_holds_the_gil_is_moved_to_processes(
 ) -> None:
     ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
-        train_until(pipe, log, "executor thread -> process (kept|rolled back)", 40.0)
+        ended = r"executor \w+ -> process (kept|rolled back)"
+        train_until(pipe, log, ended, 40.0)
     said = re.compile(r"\bexecutor\b|is tried")  # not the name of this file
     told = [line for line in log.messages if said.search(line)]
     assert "executor inline -> thread: a batch takes" in told[0]
-    assert "is tried on processes: the GIL is held" in told[1]
-    assert 'Added request to change "executor" of Operator: Map(ID:1)' in told[2]
-    assert "From old value: [thread] to new value: [process]." in told[2]
-    assert "executor thread -> process kept:" in told[3]
+    # Threads in one another's way may be slower than the trainer, which then takes over
+    # before they are compared with processes.
+    tried, request, kept = told[-3:]
+    assert "is tried on processes:" in tried
+    assert 'Added request to change "executor" of Operator: Map(ID:1)' in request
+    assert "to new value: [process]." in request
+    assert "-> process kept:" in kept
 
 
 @pytest.mark.serial  # measures time

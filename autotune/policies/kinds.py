@@ -4,10 +4,13 @@ Threads cost less: one copy of the data, with rows written in place. Processes h
 their own GIL. So a segment on threads is tried on processes if three things are
 measured together: the trainer waits for data, cores are idle, and the GIL is held
 nearly always, or computing workers are blocked part of the time. A segment on processes
-is tried on threads if nothing is known about them. The engine is tried in a process of
-its own if the trainer's own part of a step takes longer while it loads.
+is tried on threads if nothing is known about them. A trainer that makes long batches
+itself tries threads; if they were no faster, and it computes while cores are idle,
+processes. The engine is tried in a process of its own if the trainer's own part of a
+step takes longer while it loads.
 
-Pure. The result of a trial is remembered, and so is the load it met.
+Pure. What a trial says about the kind that lost is remembered, and so is the load it
+met.
 """
 
 from __future__ import annotations
@@ -55,12 +58,12 @@ OTHER_WORK = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The result of the last trial of the other kind."""
+    """What is known of a kind that lost its last trial."""
 
     change: float
-    """Relative change in samples per second, from this kind to the other."""
+    """Its samples per second beside those of the kind that won: -0.3 is 30 % fewer."""
     trials: int
-    """Number of trials."""
+    """How many it has lost."""
     time_s: float
     """When the last one ended."""
     cpu_s: float = 0.0
@@ -79,9 +82,9 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The results of other kinds of workers, by knob."""
+    """The kinds of workers that lost a trial, by knob and kind."""
 
-    pasts: tuple[tuple[KnobKey, Past], ...] = ()
+    pasts: tuple[tuple[tuple[KnobKey, str], Past], ...] = ()
 
     def learned(
         self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
@@ -89,16 +92,17 @@ class Kinds:
         """Add the results of changes of kind."""
         pasts = dict(self.pasts)
         for outcome in outcomes:
-            if not isinstance(outcome.decision.new, str):
+            decision, before, after = outcome.decision, outcome.before, outcome.after
+            if not isinstance(decision.new, str):
                 continue
-            before, after = outcome.before.rows_per_s, outcome.after.rows_per_s
-            change = ratio(after, before) - 1.0
-            if outcome.kept:  # as seen from the new kind
-                change = 1.0 / max(1.0 + change, 1e-9) - 1.0
-            key = outcome.decision.key
-            known = pasts.get(key)
-            trials = 1 if known is None else known.trials + 1
-            pasts[key] = Past(change, trials, seen.time_s, _cpu_s(seen, key[0]))
+            lost, winner, loser = decision.new, before, after
+            if outcome.kept:
+                lost, winner, loser = str(decision.old), after, before
+            change = ratio(loser.rows_per_s, winner.rows_per_s) - 1.0
+            key = decision.key, lost
+            trials = pasts[key].trials + 1 if key in pasts else 1
+            cpu_s = _cpu_s(seen, decision.operator)
+            pasts[key] = Past(change, trials, seen.time_s, cpu_s)
         return replace(self, pasts=tuple(pasts.items()))
 
     def other_executor(self, situation: Situation) -> Iterator[Decision]:
@@ -108,7 +112,7 @@ class Kinds:
             knob = situation.knobs.get((segment.name, "executor"))
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
-            new = other_kind(seen, segment, knob.choices)
+            new = other_kind(seen, segment, knob.choices, self._lost(seen, segment))
             reason = self._reason(situation, segment) if new else None
             if reason is None or new is None:
                 continue
@@ -146,12 +150,8 @@ class Kinds:
         knob = situation.knobs.get((segment.name, "executor"))
         if others or knob is None or not knob.tunable or not seen.inline_s_per_row:
             return
-        past = dict(self.pasts).get((segment.name, "executor"))
-        if (
-            knob.kind in ("", "inline")
-            or segment.moving
-            or (past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row))
-        ):
+        lost = "inline" in self._lost(seen, segment)
+        if lost or segment.moving or knob.kind in ("", "inline"):
             return
         trainer = seen.trainer
         rows = ratio(trainer.rows, trainer.steps)
@@ -193,7 +193,7 @@ class Kinds:
                 return
             if found.loading_s - found.paused_s < MIN_GROWTH * seen.trainer.step_s:
                 return  # its own part is next to nothing of a step
-            past = dict(self.pasts).get(key)
+            past = dict(self.pasts).get((key, "process"))
             if past is not None and past.speaks(seen.time_s, _cpu_s(seen, "")):
                 return
             yield Decision(
@@ -206,20 +206,28 @@ class Kinds:
                 evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
             )
 
+    def _lost(self, seen: Observation, segment: SegmentObservation) -> frozenset[str]:
+        """Return the kinds that lost a trial which still counts."""
+        key: KnobKey = (segment.name, "executor")
+        return frozenset(
+            kind
+            for (about, kind), past in self.pasts
+            if about == key and past.speaks(seen.time_s, segment.cpu_s_per_row)
+        )
+
     def _reason(self, situation: Situation, segment: SegmentObservation) -> str | None:
-        """Return why a segment's other kind may do better, or None."""
-        seen = situation.observation
-        past = dict(self.pasts).get((segment.name, "executor"))
-        if past is not None and past.speaks(seen.time_s, segment.cpu_s_per_row):
-            return None
+        """Return why another kind may do better, or None."""
+        seen, pasts = situation.observation, dict(self.pasts)
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
         if wait_share(seen) < MIN_WAIT or (little and not collating(seen, segment)):
             return None
+        threads = pasts.get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
-            return _of_trainer(seen, segment)
+            lost = "thread" in self._lost(seen, segment)
+            return _of_trainer(situation, segment, threads if lost else None)
         if segment.executor == "process":
-            return _of_processes(past, seen.time_s)
+            return _of_processes(threads, seen.time_s)
         return _of_threads(situation, segment)
 
 
@@ -254,14 +262,22 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
 
 
 def other_kind(
-    seen: Observation, segment: SegmentObservation, choices: tuple[str, ...]
+    seen: Observation,
+    segment: SegmentObservation,
+    choices: tuple[str, ...],
+    lost: frozenset[str],
 ) -> str | None:
-    """Return the kind to try instead, or None if no other is available."""
+    """Return the kind to try instead, or None if no other is available.
+
+    After a trial of processes, nothing says that threads would do better.
+    """
     tried = {"inline": ("thread", "process"), "thread": ("process",)}
     kinds = tried.get(segment.executor, ("thread",))
+    if "process" in lost or (lost and segment.executor == "process"):
+        return None
     if collating(seen, segment):
         kinds = kinds[::-1]
-    return next((other for other in kinds if other in choices), None)
+    return next((each for each in kinds if each in choices and each not in lost), None)
 
 
 def collating(seen: Observation, segment: SegmentObservation) -> float:
@@ -277,14 +293,25 @@ def collating(seen: Observation, segment: SegmentObservation) -> float:
     return ratio(collate_s, trainer.steps) if most else 0.0
 
 
-def _of_trainer(seen: Observation, segment: SegmentObservation) -> str | None:
-    rows = ratio(seen.trainer.rows, seen.trainer.steps)
-    batch_s = segment.run_s_per_row * rows
+def _of_trainer(
+    situation: Situation, segment: SegmentObservation, threads: Past | None
+) -> str | None:
+    """Return why workers may make batches faster; `threads` if they were not.
+
+    The GIL may be why they were not, if the work computes.
+    """
+    seen = situation.observation
+    batch_s = segment.run_s_per_row * ratio(seen.trainer.rows, seen.trainer.steps)
     if batch_s < WORTH_WORKERS_S:
         return None
-    return (
-        f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
-    )
+    why = f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
+    if threads is None:
+        return why
+    computes = ratio(segment.cpu_s, segment.run_s) >= MOSTLY
+    if not computes or seen.used_cores >= BUSY_SHARE * situation.budget.cpu_cores:
+        return None
+    fewer = max(0.0, -threads.change)
+    return f"{why}; threads were {f'{fewer:.0%} slower' if fewer else 'no faster'}"
 
 
 def _of_processes(past: Past | None, now_s: float) -> str:

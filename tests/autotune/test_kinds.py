@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
@@ -14,6 +16,7 @@ from penstock.autotune.simulator import Trainer as SimulatedTrainer
 from penstock.autotune.situation import (
     Decision,
     DecisionOutcome,
+    KnobKey,
     KnobView,
     Measure,
     Situation,
@@ -148,8 +151,8 @@ def test_other_work_makes_old_results_worthless() -> None:
 def test_a_kept_trial_says_the_reverse_of_the_kind_it_left() -> None:
     kept = (outcome("thread", "process", 100.0, 200.0),)
     known = NO_KINDS.learned(kept, bound().observation)
-    [(_, past)] = known.pasts
-    assert past.change == pytest.approx(-0.5)
+    assert known.pasts[0][0] == (EXECUTOR, "thread")
+    assert known.pasts[0][1].change == pytest.approx(-0.5)
 
 
 def test_a_past_result_holds_for_the_same_work_for_a_while() -> None:
@@ -315,6 +318,71 @@ def test_a_trial_of_the_trainer_alone_is_not_repeated_at_once() -> None:
     assert not tuple(known.alone(case, 1.3))
     seen = replace(case.observation, time_s=case.observation.time_s + 121.0)
     assert tuple(known.alone(replace(case, observation=seen), 1.3))
+
+
+def computing_on(executor: str, rates: dict[str, float], time_s: float) -> Situation:
+    """Return a segment of pure Python that makes this many samples a second."""
+    gil_held = 0.9 if executor == "thread" else None
+    case = bound(executor=executor, gil_held=gil_held, time_s=time_s)
+    seen = case.observation
+    decode = replace(seen.segments[1], rows=64)
+    trainer = replace(seen.trainer, rows=64, steps=1, gap_s=0.0)
+    trainer = replace(trainer, wait_s=64 / rates[executor])
+    alone_s = 1 / rates["inline"]
+    seen = replace(seen, segments=(decode,), trainer=trainer, inline_s_per_row=alone_s)
+    every = replace(kind(executor), choices=("inline", "thread", "process"))
+    knobs: dict[KnobKey, KnobView] = {(DECODE, "executor"): every}
+    return replace(case, observation=seen, knobs=knobs)
+
+
+@given(
+    rates=st.fixed_dictionaries(
+        {name: st.floats(50.0, 5000.0) for name in ("inline", "thread", "process")}
+    ),
+    began=st.sampled_from(["inline", "thread"]),
+)
+def test_pure_python_ends_on_the_fastest_kind(
+    rates: dict[str, float], began: str
+) -> None:
+    policy, executor = BottleneckLaw(), began
+    memory = policy.start()
+    outcomes: tuple[DecisionOutcome, ...] = ()
+    for look in range(12):
+        case = computing_on(executor, rates, 1.0 + look)
+        case = replace(case, outcomes=outcomes)
+        decisions, memory = policy.decide(case, memory)
+        moves = [d for d in decisions if d.knob == "executor"]
+        outcomes = tuple(
+            DecisionOutcome(
+                decision,
+                kept=rates[str(decision.new)] >= 1.03 * rates[executor],
+                before=Measure(rates[executor], 0.9, 1.0),
+                after=Measure(rates[str(decision.new)], 0.9, 1.0),
+            )
+            for decision in moves
+        )
+        if outcomes and outcomes[0].kept:
+            executor = str(moves[0].new)
+    assert rates[executor] >= max(rates.values()) / 1.03**2, executor
+
+
+def test_threads_that_were_slower_than_the_trainer_lead_to_processes() -> None:
+    """Threads that are in each other's way may be left before the GIL is looked at."""
+    rates = {"inline": 1180.0, "thread": 795.0, "process": 2000.0}
+    case = computing_on("inline", rates, 2.0)
+    went = (outcome("thread", "inline", 795.0, 1180.0),)
+    known = NO_KINDS.learned(went, case.observation)
+    decision, *_ = known.other_executor(case)
+    assert (decision.old, decision.new) == ("inline", "process")
+    assert decision.reason.endswith("threads were 33% slower.")
+    busy = replace(case.observation, used_cores=1.9)
+    assert tried(replace(case, observation=busy), known) == []
+    (waiting,) = case.observation.segments
+    waiting = replace(waiting, run_s=10.0 * waiting.cpu_s)
+    seen = replace(case.observation, segments=(waiting,))
+    assert tried(replace(case, observation=seen), known) == []
+    lost = known.learned((outcome("inline", "process", 1180.0, 900.0),), seen)
+    assert tried(case, lost) == []
 
 
 def test_a_trainer_that_makes_long_batches_tries_workers() -> None:
