@@ -152,8 +152,8 @@ def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
     pytest.importorskip("ray")
     script = str(EXAMPLES / "frameworks.py")
     command = [sys.executable, "-P", "-W", "ignore", script, "ray"]
-    # Ray starts some ten processes. It makes them nice, so they would hardly run
-    # beside the other tests.
+    # Ray starts some ten processes. At its niceness of 15 they would hardly run beside
+    # the other tests.
     done = completed(command, 250, RAY_worker_niceness="0")
     learnt(done, "each sample once in each")
 

@@ -112,8 +112,9 @@ class Kinds:
             knob = situation.knobs.get((segment.name, "executor"))
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
-            new = other_kind(seen, segment, knob.choices, self._lost(seen, segment))
-            reason = self._reason(situation, segment) if new else None
+            lost = self._lost(seen, segment)
+            new = other_kind(seen, segment, knob.choices, lost)
+            reason = self._reason(situation, segment, lost) if new else None
             if reason is None or new is None:
                 continue
             idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
@@ -215,17 +216,19 @@ class Kinds:
             if about == key and past.speaks(seen.time_s, segment.cpu_s_per_row)
         )
 
-    def _reason(self, situation: Situation, segment: SegmentObservation) -> str | None:
-        """Return why another kind may do better, or None."""
-        seen, pasts = situation.observation, dict(self.pasts)
+    def _reason(
+        self, situation: Situation, segment: SegmentObservation, lost: frozenset[str]
+    ) -> str | None:
+        """Return why another kind than those that lost may do better, or None."""
+        seen = situation.observation
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
         if wait_share(seen) < MIN_WAIT or (little and not collating(seen, segment)):
             return None
-        threads = pasts.get(((segment.name, "executor"), "thread"))
+        threads = dict(self.pasts).get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
-            lost = "thread" in self._lost(seen, segment)
-            return _of_trainer(situation, segment, threads if lost else None)
+            slow = threads if "thread" in lost else None
+            return _of_trainer(situation, segment, slow)
         if segment.executor == "process":
             return _of_processes(threads, seen.time_s)
         return _of_threads(situation, segment)
@@ -296,9 +299,10 @@ def collating(seen: Observation, segment: SegmentObservation) -> float:
 def _of_trainer(
     situation: Situation, segment: SegmentObservation, threads: Past | None
 ) -> str | None:
-    """Return why workers may make batches faster; `threads` if they were not.
+    """Return why workers may make batches faster, or None.
 
-    The GIL may be why they were not, if the work computes.
+    If threads lost a trial (`threads`), processes may still win: where the work
+    computes and cores are idle, the GIL may be why threads lost.
     """
     seen = situation.observation
     batch_s = segment.run_s_per_row * ratio(seen.trainer.rows, seen.trainer.steps)

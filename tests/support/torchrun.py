@@ -1,4 +1,4 @@
-"""Scripts in processes of their own; under torchrun, with gloo, in several."""
+"""Scripts that run in other processes: in one, or in several under torchrun."""
 
 from __future__ import annotations
 
