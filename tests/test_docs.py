@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support import warm
-from support.doc_blocks import BLOCK, write_script
+from support.doc_blocks import BLOCK, draw_given_photos, write_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -27,10 +27,19 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of photographs that pages read, drawn once for all of them."""
+    return draw_given_photos(tmp_path_factory.mktemp("drawn"))
+
+
 @pytest.mark.parametrize(
     "page", [page for page in RUN if BLOCK.search(page.read_text())], ids=named
 )
-def test_the_code_of_a_page_runs_as_it_is(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_page_runs_as_it_is(
+    page: Path, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").symlink_to(photos)
     done = warm.run([sys.executable, *write_script(page, tmp_path)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

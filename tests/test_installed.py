@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.pipeline.image.crop_decoder import crop_extension
-from support.doc_blocks import write_script
+from support.doc_blocks import draw_given_photos, write_script
 
 BUILD = "import sys; from setuptools.build_meta import *; {}(sys.argv[1])"
 HOOKS = {"wheel": "build_wheel", "sdist": "build_sdist"}
@@ -127,6 +127,7 @@ def test_the_demo_and_the_code_of_the_readme_run_from_the_wheel(
     assert version == f"penstock {penstock.__version__}\n"
     demo = (clean_python, "-m", "penstock", "demo", "--seconds", "5")
     assert "demo: gain " in run(*demo, folder=tmp_path, quiet=False)
+    draw_given_photos(tmp_path)
     page = write_script(root / "README.md", tmp_path)
     told = run(clean_python, *page, folder=tmp_path, quiet=False)
     assert "cause: " in told

@@ -7,9 +7,10 @@ import importlib.util
 import re
 from pathlib import Path
 
+from penstock.pipeline.testing import draw_photos
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GIVEN = """
-import os
 import numpy as np, torch
 import penstock as ps
 torch.set_num_threads(1)
@@ -17,10 +18,13 @@ dataset = torch.utils.data.TensorDataset(torch.rand(256, 8), torch.arange(256) %
 model = torch.nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def train_step(*batch): pass
-if not os.path.exists("photos"):
-    ps.testing.draw_photos("photos", 64, classes=4, size=(120, 90))
 """
-"""Names that pages may use without defining them."""
+"""Names that pages may use without defining them, beside the folder `photos`."""
+
+
+def draw_given_photos(folder: Path) -> Path:
+    """Draw the photographs that pages read into `folder/photos`; return that folder."""
+    return draw_photos(folder / "photos", 64, classes=4, size=(120, 90))
 
 
 def script_of(page: Path) -> str:

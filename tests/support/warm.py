@@ -164,17 +164,27 @@ def serve(end: int) -> None:
     """Fork for each request, until nobody can send one any more."""
     line = socket.socket(fileno=end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's
-    import torch.utils.data  # noqa: F401
+    load_what_scripts_load()
+    gc.collect()
+    gc.freeze()  # or each collection in a fork copies all memory, the last one too
+    while answered(line):
+        pass
+
+
+def load_what_scripts_load() -> None:
+    """Import torch and penstock with what they load when they are first used."""
+    import PIL.JpegImagePlugin
+    import torch.utils.data
 
     import penstock
     import penstock.autotune.tuner
     import penstock.cli
     import penstock.engine.run  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # or each collection in a fork copies all memory, the last one too
-    while answered(line):
-        pass
+    weights = torch.nn.Linear(1, 1).parameters()
+    torch.optim.SGD(weights)  # loads torch's compiler: a second of CPU
+    with penstock.Pipeline.from_dataset([0]).batch(1) as pipe:
+        list(pipe)
 
 
 def answered(line: socket.socket) -> bool:
