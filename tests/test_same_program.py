@@ -22,9 +22,15 @@ import torch.utils.data
 import penstock as ps
 from penstock.engine import first_look
 from penstock.engine.movable import changed, snapshot
-from support.short_epochs import LENGTH, samples, work
+from support.moves import workers_pay
+from support.short_epochs import LENGTH, samples
 
 RECORD = 64
+
+
+def others_turn() -> None:
+    """Let another thread or process come between."""
+    time.sleep(0.0001)
 
 
 class Records:
@@ -41,8 +47,8 @@ class Records:
         return LENGTH
 
     def __getitem__(self, index: int) -> int:
-        work()
         self.file.seek(index * RECORD)
+        others_turn()
         return int(np.frombuffer(self.file.read(RECORD), np.int64)[-1])
 
 
@@ -60,7 +66,7 @@ class Zipped(Records):
         self.archive = zipfile.ZipFile(path)
 
     def __getitem__(self, index: int) -> int:
-        work()
+        others_turn()
         return int(self.archive.read(str(index)))
 
 
@@ -73,8 +79,8 @@ class BareDescriptor(Records):
         self.file.close()
 
     def __getitem__(self, index: int) -> int:
-        work()
         os.lseek(self.number, index * RECORD, os.SEEK_SET)
+        others_turn()
         return int(np.frombuffer(os.read(self.number, RECORD), np.int64)[-1])
 
     def __del__(self) -> None:
@@ -91,7 +97,7 @@ class OwnStream:
         return LENGTH
 
     def __getitem__(self, index: int) -> float:
-        work()
+        others_turn()
         if isinstance(self.generator, torch.Generator):
             return float(torch.rand((), generator=self.generator))
         return float(self.generator.random())
@@ -108,7 +114,7 @@ class Counting:
         return LENGTH
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        work()
+        others_turn()
         self.calls += 1
         self.kept.setdefault(index, self.calls)
         return self.kept[index], self.calls
@@ -130,7 +136,7 @@ class OpensLate:
             self.inner = self.make()
         assert self.reading.acquire(blocking=False), "read by two threads at once"
         try:
-            time.sleep(0)  # another thread's turn
+            others_turn()
             return self.inner[index], os.getpid()
         finally:
             self.reading.release()
@@ -146,12 +152,11 @@ class OutOfSight(Records):
         self.reading = threading.Lock()
 
     def __getitem__(self, index: int) -> tuple[int, int]:  # type: ignore[override]
-        work()
         assert self.reading.acquire(blocking=False), "read by two threads at once"
         try:
             file = self.opened()
             file.seek(index * RECORD)
-            time.sleep(0)  # another thread's turn
+            others_turn()
             return int(np.frombuffer(file.read(RECORD), np.int64)[-1]), os.getpid()
         finally:
             self.reading.release()
@@ -171,8 +176,10 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _tuned() -> None:
+def _tuned() -> Iterator[None]:
     ps.set_enable_autotune(True)
+    with workers_pay():
+        yield
 
 
 @pytest.mark.filterwarnings(
@@ -211,22 +218,18 @@ OPENED = ("a file", "a raw file", "a bare descriptor", "an archive")
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", OPENED)
-def test_several_workers_each_open_a_file_as_torchs_do(
-    what: str, tmp_path: Path
-) -> None:
+def test_several_workers_each_open_a_file(what: str, tmp_path: Path) -> None:
     DATASETS[what](tmp_path)  # its file is there
     data = OpensLate(lambda: DATASETS[what](tmp_path))
-    torchs: Any = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
-    expected = [row for row, _ in samples(torchs)]
-    for _ in range(3):
-        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
-        with pipe.batch(8) as pipe:
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
+    pids: set[int] = set()
+    with pipe.batch(8) as pipe:
+        while len(pids) < 2:  # the other may still be starting
             found = samples(pipe)
-        assert [row for row, _ in found] == expected
-        pids = {pid for _, pid in found}
-        assert os.getpid() not in pids
-        assert len(pids) == 2
-        assert data.inner is None
+            assert [row for row, _ in found] == 2 * [*range(LENGTH)]
+            pids |= {pid for _, pid in found}
+            assert os.getpid() not in pids
+    assert data.inner is None
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -235,13 +238,11 @@ def test_several_workers_each_open_a_file_that_no_search_finds(
     cpus: int, tmp_path: Path
 ) -> None:
     ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
-    data = OutOfSight(tmp_path)
-    for _ in range(2):
-        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
-        with pipe.batch(8) as pipe:
-            found = samples(pipe)
-        assert [row for row, _ in found] == 2 * [*range(LENGTH)]
-        assert os.getpid() not in {pid for _, pid in found}
+    pipe = ps.Pipeline.from_dataset(OutOfSight(tmp_path), num_parallel_workers=2)
+    with pipe.batch(8) as pipe:
+        found = samples(pipe)
+    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in found}
 
 
 class KeepsLast:
@@ -257,12 +258,11 @@ class KeepsLast:
         number, offset = divmod(index, 4)
         if self.kept[0] != number:
             self.kept = number, [*range(4 * number, 4 * number + 4)]
-        time.sleep(0.001)  # another thread's turn
+        others_turn()
         return self.kept[1][offset], os.getpid()
 
 
-@pytest.mark.parametrize("cpus", [1, 2])
-@pytest.mark.parametrize("executor", ["auto", "process"])
+@pytest.mark.parametrize(("executor", "cpus"), [("auto", 1), ("process", 2)])
 def test_several_workers_each_keep_what_they_read_last(
     executor: Any, cpus: int
 ) -> None:
@@ -367,18 +367,17 @@ def test_a_single_requested_worker_stays_alone_on_data_with_one_position(
     what: str, tmp_path: Path
 ) -> None:
     data = DATASETS[what](tmp_path)
-    loader: Any = ps.DataLoader(data, batch_size=8, num_workers=1)
-    alone = ps.Pipeline.from_dataset(data, num_parallel_workers=1, executor="process")
-    with alone.batch(8) as pipe:
-        for each in (loader, pipe):
-            batches = iter(each)
-            next(batches)
-            run = each._slot.run  # noqa: SLF001
-            (workers,) = (
-                knob for knob in run.run.knobs() if knob.name == "num_parallel_workers"
-            )
-            assert workers.upper == 1
-    loader.close()
+    face: Any
+    if what in ("a file", "torch's generator"):
+        face = ps.DataLoader(data, batch_size=8, num_workers=1)
+    else:
+        alone = {"num_parallel_workers": 1, "executor": "process"}
+        face = ps.Pipeline.from_dataset(data, **alone).batch(8)
+    next(batches := iter(face))
+    knobs = {knob.name: knob for knob in face._slot.run.run.knobs()}  # noqa: SLF001
+    assert knobs["num_parallel_workers"].upper == 1
+    del batches
+    face.close()
     for handle in vars(data).values():
         if hasattr(handle, "close"):
             handle.close()
@@ -404,7 +403,7 @@ class Slow:
         return LENGTH
 
     def __getitem__(self, index: int) -> int:
-        work()
+        others_turn()
         return index
 
 
@@ -435,7 +434,7 @@ def masks(loader: Any, pauses: Iterator[float]) -> tuple[list[float], list[float
 
 def uneven(seed: int) -> Iterator[float]:
     dice = random.Random(seed)
-    return iter(lambda: dice.choice([0.0, 0.003]), None)
+    return iter(lambda: dice.choice([0.0, 0.001]), None)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ import torch.utils.data as torchs
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engine import engine
-from penstock.engine.auto_executor import ResolvedExecutor
-from penstock.engine.host import direct
 
+from .moves import workers_pay
 from .ordinary_data import (
     BOTH,
     CHANGING,
@@ -347,7 +345,7 @@ def pipeline_of(case: Case, data: Any, collate: Any) -> ps.Pipeline:
 def seen(case: Case, loader: Any) -> list[Any]:
     """Run the epochs, the trainer drawing for itself after each batch."""
     found: list[Any] = []
-    with moving_for(case):
+    with workers_pay(case.move) if case.move else nullcontext():
         for _ in range(case.epochs):
             found.append("an epoch")
             for number, entry in enumerate(epoch(loader), start=1):
@@ -434,32 +432,6 @@ def muted(tree: Any) -> Any:
 
 
 # Moves
-
-
-@contextmanager
-def moving_for(case: Case) -> Iterator[None]:
-    """Make `auto` find that other workers pay, after as many looks as batches.
-
-    Only this finding is faked. The check whether the data may move runs as usual.
-    """
-    looks = 0
-
-    def found(*_: int, thread_safe: bool) -> ResolvedExecutor | None:
-        nonlocal looks
-        looks += 1
-        if looks < case.move:
-            return None
-        return ResolvedExecutor(
-            "thread" if thread_safe else "process", "as the case says"
-        )
-
-    known = engine.resolve
-    if case.move:
-        engine.resolve = direct.resolve = found
-    try:
-        yield
-    finally:
-        engine.resolve = direct.resolve = known
 
 
 def set_knobs(loader: Any, name: str) -> list[str]:
