@@ -17,7 +17,7 @@ from penstock.engine.core.metrics import Gauge, Wait
 from penstock.errors import WorkerError
 from support.core_script import Script
 
-JOIN_S = 5.0
+JOIN_S = 60.0
 """A woken thread ends at once; only a lost wakeup takes this long."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,11 +79,16 @@ def test_a_page_says_nothing_until_something_is_written(
     assert status_page.status is None
 
 
-def test_the_page_says_when_a_lane_last_moved(status_page: StatusPage) -> None:
+def test_the_page_says_when_a_lane_last_moved(
+    status_page: StatusPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic_ns=iter(range(5, 15, 2)).__next__)
+    monkeypatch.setattr("penstock.engine.workers.process.status_page.time", clock)
     assert status_page.moved_ns() == 0
-    before = time.monotonic_ns()
     status_page.lane(0).begin(1)
     status_page.lane(3).begin(2)
-    begun = status_page.moved_ns()
+    assert status_page.moved_ns() == 7
     status_page.lane(0).end()
-    assert before <= begun <= status_page.moved_ns() <= time.monotonic_ns()
+    assert status_page.moved_ns() == 9
+    each = status_page.lane(3).each("ab", [0, 1])
+    assert [status_page.moved_ns() for _ in each] == [11, 13]
