@@ -54,6 +54,16 @@ SAMPLES: Mapping[str, Any] = {
 }
 
 
+CROSSING = ("text", "tensor", "nested", "text beside an array", "int, sometimes float")
+"""What crosses to the trainer differently: as memory, pickled, or both."""
+PAIRS = [
+    (name, kind)
+    for name in SAMPLES
+    for kind in KINDS
+    if kind != "3 processes" or name in CROSSING
+]
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
@@ -81,10 +91,10 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_batches_are_those_of_default_collate(name: str, kind: Kind) -> None:
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_batches_are_those_of_default_collate(name: str, kind: str) -> None:
     samples = [SAMPLES[name](index) for index in range(ROWS)]
-    with ps.Pipeline.from_dataset(samples, **kind).batch(4) as pipe:
+    with ps.Pipeline.from_dataset(samples, **KINDS[kind]).batch(4) as pipe:
         for _ in range(2):
             for ours, rows in zip(pipe, chunked(samples, 4), strict=True):
                 assert_same(ours, default_collate(rows))

@@ -73,14 +73,25 @@ DATASETS: dict[str, Any] = {
 }
 
 
+CROSSING = ("tensors", "objects", "sparse", "with a gradient", "part of a part")
+"""What crosses to the trainer differently: as memory, pickled, or not at all."""
+PAIRS = [
+    (name, kind)
+    for name in DATASETS
+    for kind in KINDS
+    if kind != "3 processes" or name in CROSSING
+]
+
+
 @pytest.fixture(params=DATASETS)
 def dataset(request: pytest.FixtureRequest) -> Any:
     return DATASETS[request.param]
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Any:
-    return KINDS[request.param]
+@pytest.fixture(params=PAIRS, ids="-".join)
+def pair(request: pytest.FixtureRequest) -> Any:
+    name, kind = request.param
+    return DATASETS[name], KINDS[kind]
 
 
 @pytest.fixture
@@ -129,14 +140,16 @@ def test_a_loader_gives_torchs_batches(
     assert_same(found, expected)
 
 
-def test_a_pipeline_gives_torchs_batches(dataset: Any, kind: Any) -> None:
+def test_a_pipeline_gives_torchs_batches(pair: Any) -> None:
+    dataset, kind = pair
     expected = outcome(torchs.DataLoader(dataset, 4))
     with ps.Pipeline.from_dataset(dataset, **kind).batch(4) as pipe:
         found = outcome(pipe)
     assert_same(found, expected)
 
 
-def test_a_function_sees_the_dataset_s_own_samples(dataset: Any, kind: Any) -> None:
+def test_a_function_sees_the_dataset_s_own_samples(pair: Any) -> None:
+    dataset, kind = pair
     expected = [seen(dataset[index]) for index in range(LENGTH)]
     pipe = ps.Pipeline.from_dataset(dataset, **kind).map(seen, **kind)
     with pipe.batch(4, collate_fn=list) as seen_by:
@@ -147,6 +160,7 @@ def seen(sample: Any) -> tuple[type, str]:
     return type(sample), describe(sample)
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_memory_map_is_read_in_place(tmp_path: Path, kind: Any) -> None:
     mapped = np.memmap(tmp_path / "rows", WIDE.dtype, "w+", shape=WIDE.shape)
     mapped[:] = WIDE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
@@ -77,6 +77,7 @@ def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> N
 
 
 @pytest.mark.long
+@settings(max_examples=60)
 @given(st.data())
 def test_a_batch_placed_in_chunks_is_what_default_collate_makes(
     data: st.DataObject,

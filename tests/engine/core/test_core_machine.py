@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -196,9 +197,9 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.byte_budget.held_bytes == 0
 
 
-TestCore = CoreMachine.TestCase
+TestCore = pytest.mark.long(CoreMachine.TestCase)
 TestCore.settings = settings(
-    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "150")), stateful_step_count=40
+    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")), stateful_step_count=40
 )
 
 

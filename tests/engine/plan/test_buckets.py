@@ -174,7 +174,7 @@ def padding(batches: list[list[int]], lengths: Any) -> float:
 
 def test_the_plan_pads_less_than_buckets_with_fixed_bounds() -> None:
     """The rival yields a batch when a bucket between two bounds is full."""
-    lengths = lognormal(40_000)
+    lengths = lognormal(20_000)
     bounds, buckets = [32, 64, 96, 128, 192, 256, 512], {}  # type: ignore[var-annotated]
     rival: list[list[int]] = []
     for index in np.random.default_rng(1).permutation(lengths.size).tolist():
@@ -218,13 +218,12 @@ def test_parts_of_a_batch_are_equal_in_size_and_within_the_budget() -> None:
         assert len(sizes) == 1 or max(sizes) - min(sizes) == 1
 
 
-@pytest.mark.long
 def test_threads_may_share_a_plan_and_ask_in_any_order() -> None:
-    lengths = lognormal(3000)
-    order = Order.sequential(3000).shuffle(0)
-    expected = planned(order, lengths, tokens=700, window=20)
+    lengths = lognormal(600)
+    order = Order.sequential(600).shuffle(0)
+    expected = planned(order, lengths, tokens=700, window=5)
     steps = np.random.default_rng(0).permutation(expected.first_step(2)).tolist()
-    plan = planned(order, lengths, tokens=700, window=20)
+    plan = planned(order, lengths, tokens=700, window=5)
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(lambda step: true_rows(plan, step), steps)]
     in_order = [true_rows(expected, step) for step in range(len(steps))]
