@@ -32,7 +32,9 @@ from support.workloads import Case, case
 LAW = BottleneckLaw()
 FIXED = range(200)
 PARTS = 20
-"""Shares of the fixed cases: one runs each time, all with `make test-all`."""
+"""Shares of the fixed cases, which `make test-all` runs."""
+QUICK = (40, 80, 100, 120, 140, 180)
+"""Fixed cases of few events, of one to four stages, which run each time."""
 PREFETCH = 2
 STEPS = 80
 """Steps that a run has time for at the best rate, after the time it needs to settle."""
@@ -64,13 +66,18 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
     return sorted((tuned(case(seed), LAW, seed), seed) for seed in seeds)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "part",
-    [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))],
+    "seeds",
+    [
+        pytest.param(QUICK, id="quick", marks=pytest.mark.long),
+        *(
+            pytest.param(FIXED[part::PARTS], id=str(part), marks=pytest.mark.slow)
+            for part in range(PARTS)
+        ),
+    ],
 )
-def test_random_pipelines_come_near_their_optimum(part: int) -> None:
-    found = shares(FIXED[part::PARTS])
+def test_random_pipelines_come_near_their_optimum(seeds: Sequence[int]) -> None:
+    found = shares(seeds)
     assert statistics.median(share for share, _ in found) >= 0.99
     assert found[0][0] >= 0.90, f"share and seed: {found[:12]}"
 
@@ -124,23 +131,34 @@ def rate_between(plant: Simulated, tuner: Tuner[Any], until_s: float) -> float:
     return (plant.steps - steps) * plant.workload.batch_rows / (until_s - began_s)
 
 
-@pytest.mark.parametrize("wait_s", [0.08, 0.12])
-@pytest.mark.parametrize("at_s", [80.0, 81.3])
+FEW_ROWS = replace(STORE, batch_rows=16)
+
+
+@pytest.mark.parametrize(("wait_s", "at_s"), [(0.08, 81.3), (0.12, 80.0)])
 def test_a_store_that_gets_slower_is_noticed(wait_s: float, at_s: float) -> None:
     machine = Machine(4.0)
-    plant = Simulated(machine, STORE, [1, 1], [PREFETCH] * 2)
+    plant = Simulated(machine, FEW_ROWS, [1, 1], [PREFETCH] * 2)
     tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
     rate_between(plant, tuner, 60.0)
-    assert rate_between(plant, tuner, at_s) >= 0.95 * STORE.best_rows_per_s(4.0)
-    read, decode = STORE.stages
-    slower = replace(STORE, stages=(replace(read, wait_s=wait_s), decode))
+    assert rate_between(plant, tuner, at_s) >= 0.95 * FEW_ROWS.best_rows_per_s(4.0)
+    read, decode = FEW_ROWS.stages
+    slower = replace(FEW_ROWS, stages=(replace(read, wait_s=wait_s), decode))
     plant.change(slower)
     rate_between(plant, tuner, at_s + 12.0)
     assert rate_between(plant, tuner, at_s + 30.0) >= 0.95 * slower.best_rows_per_s(4.0)
 
 
-@pytest.mark.parametrize("started", [2, 64, 240])
-@pytest.mark.parametrize("gap_s", [0.001, 0.03])
+@pytest.mark.parametrize(
+    ("gap_s", "started"),
+    [
+        (0.001, 2),
+        (0.001, 64),
+        (0.03, 240),
+        pytest.param(0.001, 240, marks=pytest.mark.slow),
+        pytest.param(0.03, 2, marks=pytest.mark.slow),
+        pytest.param(0.03, 64, marks=pytest.mark.slow),
+    ],
+)
 def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
     started: int, gap_s: float
 ) -> None:
@@ -171,34 +189,37 @@ def test_cores_that_another_process_leaves_free_stay_in_use() -> None:
     assert rate_between(plant, tuner, 90.0) >= 0.95 * work.best_rows_per_s(2.0)
 
 
-HOST_CORES = frozenset(range(64))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("batch", "seed"),
-    [*(pytest.param(16, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)), (8, 2)],
+    ("world", "batch", "seed"),
+    [
+        pytest.param(3, 4, 1, marks=pytest.mark.long),
+        *(pytest.param(8, 16, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
+        pytest.param(8, 8, 2, marks=pytest.mark.slow),
+    ],
 )
-def test_eight_ranks_share_64_cores_and_the_straggler_gets_enough(
-    batch: int, seed: int, tmp_path: Path
+def test_ranks_share_the_cores_of_their_host_and_the_straggler_gets_enough(
+    world: int, batch: int, seed: int, tmp_path: Path
 ) -> None:
     """All step together, so the best is where all ranks are equally fast."""
+    cores = 8 * world
     even, heavy = (
         Workload((SimulatedStage("decode", cpu_s=cpu_s / batch),), Trainer(0.02), batch)
         for cpu_s in (1.6, 3.2)
     )
-    work = [even] * 7 + [heavy]
-    best = 64 / sum(each.stages[0].cpu_s for each in work)
-    machine, ranks = Machine(64.0, seed), Ranks(8)
+    work = [even] * (world - 1) + [heavy]
+    best = cores / sum(each.stages[0].cpu_s for each in work)
+    machine, ranks = Machine(cores, seed), Ranks(world)
     plants = [Simulated(machine, each, [1], [PREFETCH], ranks) for each in work]
     with contextlib.ExitStack() as stack:
         tuners = [
             Tuner(
                 plant,
                 LAW,
-                Budget(64.0, 1 << 40, whole_machine=True),
+                Budget(cores, 1 << 40, whole_machine=True),
                 AutotuneLog(quiet=True),
-                host_peers=stack.enter_context(HostPeers(tmp_path, HOST_CORES)),
+                host_peers=stack.enter_context(
+                    HostPeers(tmp_path, frozenset(range(cores)))
+                ),
             )
             for plant in plants
         ]

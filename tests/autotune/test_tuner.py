@@ -323,7 +323,7 @@ def tuning(plant: PausedPlant) -> TunerThread[RulesMemory]:
 def test_the_thread_is_gone_after_close() -> None:
     plant = PausedPlant()
     with tuning(plant) as thread:
-        assert plant.looked.wait(5.0)
+        assert plant.looked.wait(60.0)
         names = [t.name for t in threading.enumerate() if t.daemon]
         assert "penstock-autotune" in names
     thread.close()
@@ -339,7 +339,7 @@ def test_a_tuner_that_fails_ends_tuning_with_one_warning(
 
     plant = PausedPlant(broken)
     with tuning(plant):
-        assert plant.looked.wait(5.0)
+        assert plant.looked.wait(60.0)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith("autotune failed and is off from here on")

@@ -18,11 +18,11 @@ from penstock.system.resources import Budget
 
 READS = Workload(
     (
-        SimulatedStage("<script>alert(1)</script>", wait_s=0.02),
-        SimulatedStage("Map(ID:1) decode", cpu_s=0.002),
+        SimulatedStage("<script>alert(1)</script>", wait_s=0.08),
+        SimulatedStage("Map(ID:1) decode", cpu_s=0.008),
     ),
     Trainer(gap_s=0.032),
-    batch_rows=32,
+    batch_rows=8,
 )
 
 
