@@ -1,30 +1,68 @@
-"""Break the pure core on purpose, in one small place at a time: do the tests notice?
+"""Break the product on purpose, in one small place at a time: do the tests notice?
 
-    python tests/mutations.py            # all; exit status 1 if a breakage survives
+    python tests/mutations.py            # a list of the pure core; exit status 1 if any survives
     python tests/mutations.py timeline   # those of files whose path has that in it
+    python tests/mutations.py --random 30 --modules 10   # others each time; see --help
 
-Each breakage is made in a copy of the tree, where the fast tests of its file are run.
-A breakage whose text is no longer there exactly once is an error: mend the list.
+Each breakage is made in a copy of the tree, where tests are run. Those of the list face
+the fast tests of their file; if the text of one is no longer there exactly once, that is
+an error: mend the list. Those drawn at random face the tests that name their module,
+then all others of `make test`. At least 28 of 30 must be caught. Look at each survivor:
+it means the same as the original, or a test is missing.
 """
 
 # ruff: noqa: E501 a breakage takes one line
 
 from __future__ import annotations
 
+import argparse
 import os
+import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from support.mutants import Mutant, draw, near_tests
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 300.0
 """For the tests of one breakage; one that hangs is noticed, too."""
+LIMIT_OF_ALL_S = 1800.0
+"""For all tests."""
+MAX_BYTES = 8 << 30
+"""Of memory for a process of the tests: a breakage may be a loop that has no end."""
 TRIES = 3
 """Property tests look at other examples each time."""
+SHARE = 28 / 30
+"""Of those drawn at random: so many must be caught."""
+EXAMPLES = 150
+"""Of each property of the core, for the list."""
+PYTEST = [
+    sys.executable,
+    "-P",
+    "-m",
+    "pytest",
+    "-q",
+    "--tb=no",
+    "-p",
+    "no:cacheprovider",
+]
+PASSED = (0, 5)
+"""Exit statuses; the second says that all tests were slow."""
+HANGS = 124
+ENDS = ("a test hangs", "no test can run")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
+BLIND = "tests/test_mutations.py"
+"""Notices each breakage of a text that the list has, whatever it does."""
 
 CORE = "engine/core/core.py"
 BUDGET = "engine/core/byte_budget.py"
@@ -47,7 +85,7 @@ TESTS = {
 
 
 class Mutation(NamedTuple):
-    """One breakage."""
+    """One breakage of the list."""
 
     file: str
     old: str
@@ -123,79 +161,216 @@ EQUIVALENT: dict[Mutation, str] = {}
 """Those that change nothing that could be seen, and why."""
 
 
-def main(pattern: str) -> int:
-    """Try all mutations of matching files; return the exit status."""
-    survived = []
+def main(arguments: list[str]) -> int:
+    """Break what the command line says; return the exit status."""
+    options = parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as folder:
-        copy = Path(folder) / "penstock"
-        shutil.copytree(ROOT, copy, ignore=left_out)
-        for mutation in MUTATIONS:
-            if pattern in mutation.file:
-                start = time.monotonic()
-                noticed = is_noticed(mutation, copy)
-                known = EQUIVALENT.get(mutation, "")
-                word = "caught" if noticed else known or "SURVIVED"
-                took_s = time.monotonic() - start
-                print(f"{word:9} {took_s:5.1f} s  {mutation.file}: {mutation.new!r}")
-                if not (noticed or known):
-                    survived.append(mutation)
-    print(f"{len(survived)} survived")
+        copy = Copy(Path(folder))
+        copy.check()
+        if options.random:
+            seed = random.randrange(10**6) if options.seed is None else options.seed
+            print(
+                f"--random {options.random} --modules {options.modules} --seed {seed}"
+            )
+            drawn = draw(copy.root, options.random, options.modules, seed)
+            return try_drawn(drawn, copy, options)
+        return try_list(options.pattern, copy)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = argparse.ArgumentParser(description="Do the tests notice small breakages?")
+    made.add_argument("pattern", nargs="?", default="", help="which files of the list")
+    made.add_argument("--random", type=int, metavar="N", help="draw so many instead")
+    made.add_argument("--modules", type=int, default=10, help="from so many modules")
+    made.add_argument("--seed", type=int, help="to draw the same again")
+    made.add_argument("--beside", type=int, default=2, help="processes for all tests")
+    made.add_argument(
+        "--near", action="store_true", help="only ask tests that name the module"
+    )
+    return made
+
+
+def try_list(pattern: str, copy: Copy) -> int:
+    """Try those of the list whose file matches; return whether any survived."""
+    survived = 0
+    for mutation in MUTATIONS:
+        if pattern in mutation.file:
+            start = time.monotonic()
+            noticed = is_noticed(mutation, copy)
+            known = EQUIVALENT.get(mutation, "")
+            word = "caught" if noticed else known or "SURVIVED"
+            took_s = time.monotonic() - start
+            print(
+                f"{word:9} {took_s:5.1f} s  {mutation.file}: {mutation.new!r}",
+                flush=True,
+            )
+            survived += not (noticed or known)
+    print(f"{survived} survived")
     return bool(survived)
 
 
-def is_noticed(mutation: Mutation, copy: Path) -> bool:
+def is_noticed(mutation: Mutation, copy: Copy) -> bool:
     """Whether a test of the file fails with this breakage in the copy of the tree."""
-    path = copy / mutation.file
-    text = path.read_text()
+    text = (copy.root / mutation.file).read_text()
     if text.count(mutation.old) != 1:
         raise SystemExit(
             f"{mutation.file} has {text.count(mutation.old)} times {mutation.old!r}, "
             "which must stand there once; mend the list of mutations"
         )
-    path.write_text(text.replace(mutation.old, mutation.new))
-    try:
-        tries = (passes(copy, TESTS[mutation.file]) for _ in range(TRIES))
-        return not all(tries)
-    finally:
+    tests = [f"tests/{each}" for each in TESTS[mutation.file]]
+    with copy.changed(mutation.file, text.replace(mutation.old, mutation.new)):
+        tries = (copy.failures(tests, examples=EXAMPLES) for _ in range(TRIES))
+        return any(tries)
+
+
+def try_drawn(drawn: list[Mutant], copy: Copy, options: argparse.Namespace) -> int:
+    """Try those drawn; return whether too many survived."""
+    caught = 0
+    for mutant in drawn:
+        start = time.monotonic()
+        by = first_to_notice(mutant, copy, options)
+        word = "caught" if by else "SURVIVED"
+        text = (copy.root / mutant.file).read_text()
+        before, after = mutant.lines(text)
+        place = f"{mutant.file}:{mutant.line(text)}"
+        took_s = time.monotonic() - start
+        print(f"{word:9} {took_s:5.1f} s  {place}: {before} -> {after}", by, flush=True)
+        caught += bool(by)
+    print(f"{caught} of {len(drawn)} caught")
+    return caught < SHARE * len(drawn)
+
+
+def first_to_notice(mutant: Mutant, copy: Copy, options: argparse.Namespace) -> str:
+    """Return which test notices it, in brackets, or nothing."""
+    near = near_tests(copy.root, mutant.file)
+    by = noticed_by(mutant, copy, near, [], LIMIT_S)
+    if not (by or options.near):
+        beside = ["-n", str(options.beside)] if options.beside else []
+        far = far_tests(copy.root, near)
+        by = noticed_by(mutant, copy, far, beside, LIMIT_OF_ALL_S)
+    return by and f"({by})"
+
+
+def noticed_by(
+    mutant: Mutant, copy: Copy, tests: list[str], options: list[str], limit_s: float
+) -> str:
+    """Name one of the tests that fails with this breakage, and without it passes."""
+    broken = mutant.applied((copy.root / mutant.file).read_text())
+    while tests:
+        with copy.changed(mutant.file, broken):
+            failed = copy.failures(tests, *options, limit_s=limit_s)
+        if not failed:
+            return ""
+        if by := copy.sound(failed):
+            return min(by)
+    return ""
+
+
+def far_tests(root: Path, near: list[str]) -> list[str]:
+    """Name all other test files."""
+    paths = (str(path.relative_to(root)) for path in root.glob("tests/**/test_*.py"))
+    return sorted(set(paths) - {*near, BLIND})
+
+
+class Copy:
+    """A copy of the tree, in which tests are run while a file of it is broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "penstock"
+        self._passes = dict.fromkeys(ENDS, True)
+        """Of tests that have failed: whether they pass in the tree as it is."""
+        self._edits = 0
+        shutil.copytree(ROOT, self.root, ignore=left_out)
+        (folder / "tmp").mkdir()
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": f"{folder}{os.pathsep}{self.root / 'tests'}",
+            "TMPDIR": str(folder / "tmp"),
+        }
+
+    def check(self) -> None:
+        """Make sure that tests run here, and are those of the copy."""
+        ask = [sys.executable, "-P", "-c", "import penstock; print(penstock.__file__)"]
+        told = subprocess.check_output(ask, env=self._environment, text=True)
+        if Path(told).parent != self.root:
+            raise SystemExit(f"the copy in {self.root} would not be tested, but {told}")
+        if failed := self.failures([BLIND], "-k", "can_still_be_made"):
+            raise SystemExit(f"{failed} fail without any breakage")
+
+    @contextmanager
+    def changed(self, file: str, text: str) -> Iterator[None]:
+        """Give a file another text meanwhile, and a time at which no other had it."""
+        path = self.root / file
+        before, then = path.read_text(), path.stat().st_mtime
+        self._edits += 1
         path.write_text(text)
+        os.utime(path, (self._edits, self._edits))  # bytecode is known by it
+        try:
+            yield
+        finally:
+            path.write_text(before)
+            os.utime(path, (then, then))
+
+    def sound(self, failed: set[str]) -> set[str]:
+        """Return those that pass in the tree as it is; leave out the others from now on."""
+        if unknown := failed - set(self._passes):
+            failing = self.failures(sorted(unknown), stop=False)
+            self._passes |= {
+                test: failing.isdisjoint({test, *ENDS}) for test in unknown
+            }
+        return {test for test in failed if self._passes[test]}
+
+    def failures(
+        self,
+        tests: list[str],
+        *options: str,
+        limit_s: float = LIMIT_S,
+        examples: int | None = None,
+        stop: bool = True,
+    ) -> set[str]:
+        """Run tests; name the first that fail, or how all ended."""
+        command = [*PYTEST, *options, *tests, *["-x"] * stop]
+        for test, passes in self._passes.items():
+            command += [] if passes else ["--deselect", test]
+        environment = dict(self._environment)
+        if examples is not None:
+            environment["PENSTOCK_EXAMPLES"] = str(examples)
+        code, told = run(command, self.root, environment, limit_s)
+        if code in PASSED:
+            return set()
+        if "Timeout (" in told or code == HANGS:
+            return {ENDS[0]}  # whatever became of the dump of its threads
+        return set(FAILED.findall(told)) or {ENDS[1]}
 
 
-def passes(copy: Path, tests: tuple[str, ...]) -> bool:
-    """Whether these tests pass in the copy."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-    ]
-    paths = f"{copy.parent}{os.pathsep}{copy / 'tests'}"
-    variables = {
-        **os.environ,
-        "PYTHONPATH": paths,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PENSTOCK_EXAMPLES": "150",
-    }
-    try:
-        done = subprocess.run(
-            [*command, *(str(copy / "tests" / each) for each in tests)],
-            cwd=copy,
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
+def run(
+    command: list[str], folder: Path, environment: dict[str, str], limit_s: float
+) -> tuple[int, str]:
+    """Run a command until it ends or hangs; return its exit status and what it said.
+
+    What it started ends with it: broken workers may outlive it.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return False
-    if "Timeout (" in done.stdout + done.stderr:
-        return False  # it hangs, whatever became of the dump of its threads
-    if done.returncode not in (0, 1):  # neither passed nor failed
-        raise SystemExit(done.stdout + done.stderr)
-    return done.returncode == 0
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = HANGS
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        return code, said.read()
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
@@ -206,4 +381,4 @@ def left_out(folder: str, names: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main(sys.argv[1:]))
