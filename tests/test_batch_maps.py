@@ -17,18 +17,12 @@ import pytest
 import torch
 
 import penstock as ps
+from support.moves import workers_pay
 
 SEED, LENGTH, SIZE = 5, 50, 8
 STEPS = -(-LENGTH // SIZE)
-EXECUTORS = ("auto", "inline", "thread", "process")
-WORKERS: tuple[tuple[str, int | None], ...] = (
-    ("auto", None),
-    ("inline", None),
-    ("thread", 1),
-    ("thread", 3),
-    ("process", 1),
-    ("process", 2),
-)
+KINDS = ("inline", "thread", "process")
+"""Those that `auto` chooses from."""
 
 
 class Rows:
@@ -95,10 +89,21 @@ def labels_of(batches: Iterable[Any]) -> list[int]:
     return [label for _, labels in batches for label in labels.tolist()]
 
 
-@pytest.mark.parametrize(("executor", "workers"), WORKERS)
-@pytest.mark.parametrize("collated", [False, True])
+@pytest.mark.parametrize(
+    ("executor", "workers", "collated"),
+    [
+        ("auto", None, True),
+        ("inline", None, False),
+        ("thread", 1, True),
+        ("thread", 3, False),
+        ("process", 1, False),
+        ("process", 2, True),
+    ],
+)
 def test_batches_are_those_of_a_plain_loop(
-    executor: str, workers: int | None, *, collated: bool
+    executor: str,
+    workers: int | None,
+    collated: bool,  # noqa: FBT001
 ) -> None:
     options = {"collate_fn": torch.utils.data.default_collate} if collated else {}
     with mixed(executor, workers, **options) as pipe:
@@ -116,7 +121,7 @@ def test_the_tuner_changes_no_batch() -> None:
         ps.set_enable_autotune(False)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_a_state_within_an_epoch_resumes_with_other_workers(executor: str) -> None:
     with mixed("thread", 2) as pipe:
         loop = iter(pipe)
@@ -155,8 +160,9 @@ def twice(batch: Batch) -> torch.Tensor:
     return torch.cat([batch[1], batch[1]])
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("function", [drop, twice])
+@pytest.mark.parametrize(
+    ("executor", "function"), [("inline", drop), ("thread", twice), ("process", drop)]
+)
 def test_a_map_of_batches_may_change_the_number_of_rows(
     executor: Any, function: Any
 ) -> None:
@@ -175,8 +181,16 @@ def odd_one(batch: Batch) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+@pytest.mark.parametrize(
+    ("executor", "on_error"),
+    [
+        ("auto", "raise"),
+        ("inline", "substitute"),
+        ("thread", "raise"),
+        ("thread", "substitute"),
+        ("process", "raise"),
+    ],
+)
 def test_an_error_is_raised_when_its_batch_is_due(executor: Any, on_error: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, on_error=on_error)
     with pipe.map(odd_one, executor=executor) as mapped:
@@ -194,14 +208,14 @@ def nothing(batch: Batch) -> None:
     """Forget to return the batch."""
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_none_is_not_a_batch(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(nothing, executor=executor)
     with pipe, pytest.raises(ps.SampleError, match="None, which is not a batch"):
         next(iter(pipe))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_substituted_samples_stay_marked(executor: Any) -> None:
     bad = frozenset([3, 20])
     pipe = mixed(executor, None, Rows(bad), on_error="substitute", error_budget=0.1)
@@ -213,7 +227,7 @@ def test_substituted_samples_stay_marked(executor: Any) -> None:
             assert not bad & set(batch["labels"].tolist())
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_a_map_works_on_a_tail_whose_samples_all_failed(
     executor: Any,
 ) -> None:
@@ -226,7 +240,7 @@ def test_a_map_works_on_a_tail_whose_samples_all_failed(
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not condition() and time.monotonic() < end_s:
         time.sleep(0.001)
     return condition()
@@ -247,7 +261,7 @@ def passed(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_a_collate_fn_that_counts_is_called_in_order_by_the_trainer(
     executor: Any,
 ) -> None:
@@ -293,15 +307,14 @@ class Reusing:
         return batch.tolist()
 
 
-@pytest.mark.parametrize("executor", ["auto", "inline"])
-@pytest.mark.parametrize("collates", [True, False])
+@pytest.mark.parametrize("executor", ["collate_fn", "auto", "inline"])
 @pytest.mark.parametrize("zeros", [torch.zeros, np.zeros])
 def test_reused_memory_is_reused_only_after_its_batch_is_done(
-    executor: Any, zeros: Any, *, collates: bool
+    executor: Any, zeros: Any
 ) -> None:
     reusing = Reusing(zeros(SIZE))
     pipe = ps.Pipeline.from_dataset(Rows())
-    if collates:
+    if executor == "collate_fn":
         pipe = pipe.batch(SIZE, collate_fn=reusing.collate)
     else:
         pipe = pipe.batch(SIZE).map(reusing.map, executor=executor)
@@ -345,7 +358,7 @@ def failing(rows: list[Any]) -> torch.Tensor:
     return torch.tensor([row[1] for row in rows])
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_an_error_in_a_collate_fn_belongs_to_its_batch(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, collate_fn=failing)
     with pipe.map(passed, executor=executor) as mapped:
@@ -407,13 +420,17 @@ def test_a_coroutine_function_is_awaited() -> None:
 
 def test_functions_with_global_draws_stay_with_the_trainer() -> None:
     def drawing(batch: Batch) -> float:
-        return random.random() + 0 * sum(map(float, torch.rand(200_000)))
+        return random.random()
 
     random.seed(3)
     expected = [random.random() for _ in range(STEPS)]
     random.seed(3)
-    with ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(drawing) as pipe:
+    pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(drawing)
+    with workers_pay(), pipe:
         assert list(pipe) == expected
+        stats = pipe.stats()
+    assert stats is not None
+    assert stats.segments[-1].executor == "inline"
 
 
 # After a filter or an iterable
@@ -462,7 +479,7 @@ def test_an_error_for_a_batch_formed_at_run_time_costs_only_that_batch() -> None
 # Where a map may be, and what it may be combined with
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_a_map_knows_what_a_schedule_sets_for_its_batch(executor: Any) -> None:
     schedule = ps.schedule.of(
         global_batch_size=ps.schedule.steps({0: 8, 1: 16}),
@@ -514,7 +531,7 @@ def test_maps_of_batches_formed_by_the_trainer_have_no_workers(how: Any) -> None
         pipe.map(passed, **how)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", KINDS)
 def test_microbatches_and_devices_come_last(executor: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE, microbatches=2, drop_last=True)
     with pipe.map(twice, executor=executor).to_device("cpu") as mapped:
@@ -527,9 +544,7 @@ def test_microbatches_and_devices_come_last(executor: Any) -> None:
 
 def test_a_map_has_its_own_row_and_can_be_the_bottleneck() -> None:
     def slow(batch: Batch) -> Batch:
-        until = torch.ones(400, 400)
-        for _ in range(20):
-            until = until @ until / 400
+        time.sleep(0.005)  # as if a GPU augmented it
         return batch
 
     pipe = ps.Pipeline.from_dataset(Rows()).repeat(10).batch(SIZE)
@@ -544,8 +559,7 @@ def test_a_map_has_its_own_row_and_can_be_the_bottleneck() -> None:
 
 def test_work_on_batches_formed_by_the_trainer_counts_as_batching() -> None:
     def slow(batch: Batch) -> Batch:
-        for _ in range(10):
-            torch.ones(400, 400) @ torch.ones(400, 400)
+        time.sleep(0.005)
         return batch
 
     with ps.Pipeline.from_dataset(Stream()).batch(2).map(slow) as pipe:
@@ -565,7 +579,7 @@ def test_collating_in_the_trainer_has_a_row_of_its_own() -> None:
     assert names[1:] == ["Batch(ID:1) collate", "Map(ID:2) passed"]
 
 
-@pytest.mark.parametrize("executor", ["inline", "thread", "process"])
+@pytest.mark.parametrize("executor", KINDS)
 def test_a_budget_of_one_batch_is_enough(executor: Any) -> None:
     class Large(Rows):
         def __getitem__(self, index: int) -> Any:

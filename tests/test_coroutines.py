@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.engine.observe.knob import Knob
 from support.coroutines import hand_on, pipe_of
-from support.datasets import WORKERS, Counting, Numbers, Sample
+from support.datasets import KINDS, Counting, Numbers, Sample
 from support.functions import augment, digest, indices
 
 
@@ -122,7 +122,7 @@ def two_epochs(first: Mapping[str, Any], *maps: tuple[Any, Mapping[str, Any]]) -
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    inline = WORKERS["inline"]
+    inline = KINDS["inline"]
     return two_epochs(inline, (augment, inline), (augment, inline))
 
 
@@ -135,11 +135,11 @@ def test_two_epochs_are_byte_identical_to_inline(
     assert two_epochs({}, stage, stage) == expected
 
 
-@pytest.mark.parametrize("other", WORKERS)
+@pytest.mark.parametrize("other", KINDS)
 def test_other_workers_before_and_after_pass_on_the_same_bytes(
     other: str, expected: str
 ) -> None:
-    kind, stage = WORKERS[other], (augment_async, {})
+    kind, stage = KINDS[other], (augment_async, {})
     assert two_epochs(kind, (augment, kind), stage) == expected
     assert two_epochs(kind, stage, (augment, kind)) == expected
 
