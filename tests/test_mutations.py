@@ -137,7 +137,10 @@ def test_the_tests_that_mirror_a_module_come_first(root: Path) -> None:
     assert "tests/autotune/test_log.py" not in near
 
 
-def test_a_module_that_no_test_names_has_those_of_its_package(root: Path) -> None:
+def test_a_module_that_no_test_names_has_those_of_its_folder(root: Path) -> None:
+    assert "tests/autotune/test_kinds.py" in near_tests(
+        root, "autotune/policies/backoff.py"
+    )
     assert near_tests(root, "pipeline/detection/operators.py") == [
         "tests/pipeline/detection/test_detection.py"
     ]

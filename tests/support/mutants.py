@@ -361,7 +361,7 @@ def near_tests(root: Path, file: str) -> list[str]:
     """Name the test files that mirror a module, then those that import or name it.
 
     A helper of the tests that imports it counts as much as the tests that import that.
-    If there are none, name all that mirror its package.
+    If there are none, name those of the nearest folder that has any.
     """
     path = Path(file)
     mirrors = root.glob(f"tests/{path.parent}/test_{path.stem.strip('_')}*.py")
@@ -369,8 +369,11 @@ def near_tests(root: Path, file: str) -> list[str]:
     for helper in (root / "tests" / "support").glob("*.py"):
         if importing(path).search(helper.read_text()):
             naming += users(root, re.compile(rf"\bsupport\.{helper.stem}\b"))
-    if not (found := dict.fromkeys([*sorted(mirrors), *sorted(naming)])):
-        found = dict.fromkeys(sorted(root.glob(f"tests/{path.parent}/test_*.py")))
+    found = dict.fromkeys([*sorted(mirrors), *sorted(naming)])
+    for folder in () if found else path.parents[:-1]:
+        found |= dict.fromkeys(sorted(root.glob(f"tests/{folder}/test_*.py")))
+        if found:
+            break
     return [str(each.relative_to(root)) for each in found]
 
 
