@@ -1,0 +1,39 @@
+"""What `penstock watch` shows of a log."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.autotune.report.live import shown
+from penstock.autotune.report.recording import Follower
+from support.recordings import record
+
+
+def text_of(follower: Follower) -> str:
+    written = io.StringIO()
+    Console(file=written, width=200).print(shown(follower))
+    return written.getvalue()
+
+
+def test_the_latest_window_and_the_latest_verdict_are_shown(tmp_path: Path) -> None:
+    follower = Follower(str(record(tmp_path / "run")))
+    follower.read()
+    (seen,) = follower.pipelines
+    last = seen.windows[-1]._replace(rows_per_s=12345.0, wait_share=0.67)
+    seen.windows.append(last)
+    assert "waits 67% " in text_of(follower)
+    assert "12,345 samples/s" in text_of(follower)
+    seen.verdicts.append({**seen.verdicts[-1], "cause": "the last cause"})
+    assert "cause: the last cause\n" in text_of(follower)
+
+
+def test_a_pipeline_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    first = log.read_text().splitlines(keepends=True)[0]
+    log.write_text(first)
+    follower = Follower(str(log))
+    follower.read()
+    assert "nothing was measured yet" in text_of(follower)
