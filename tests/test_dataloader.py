@@ -72,11 +72,9 @@ def test_an_iterator_has_the_attributes_of_torchs() -> None:
 
 def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     alone = epochs(seeded(0))
-    assert same(alone, epochs(seeded(1)))
     assert same(alone, epochs(seeded(4)))
     kept = epochs(seeded(1, persistent_workers=True))
     assert same(kept, epochs(seeded(4, persistent_workers=True)))
-    assert same(alone, epochs(seeded(8)))
     assert not same(alone[:11], alone[11:])
     assert not same(alone, epochs(seeded(0), seed=8))
 
@@ -84,9 +82,9 @@ def test_bytes_are_the_same_for_any_number_of_workers() -> None:
 @pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_bytes_are_the_same_however_workers_start(method: str) -> None:
-    assert same(
-        epochs(seeded(0), 1), epochs(seeded(2, multiprocessing_context=method), 1)
-    )
+    workers = 1 if method == "spawn" else 2  # an interpreter each, which imports torch
+    elsewhere = seeded(workers, multiprocessing_context=method)
+    assert same(epochs(seeded(0), 1), epochs(elsewhere, 1))
 
 
 def test_the_order_is_the_one_that_torch_draws() -> None:
@@ -96,9 +94,14 @@ def test_the_order_is_the_one_that_torch_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_workers": 2, "persistent_workers": True}]
+    ("settings", "own"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"num_workers": 2, "persistent_workers": True}, False),
+        ({"num_workers": 2, "persistent_workers": True}, True),
+    ],
 )
-@pytest.mark.parametrize("own", [False, True])
 def test_the_order_of_every_epoch_is_the_one_that_torch_draws(
     settings: dict[str, Any],
     own: bool,  # noqa: FBT001
@@ -160,9 +163,10 @@ def test_the_truth_of_settings_is_judged_as_torch_judges_it() -> None:
     assert len(list(loader)) == 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "kept", "step"),
+    [(0, False, 1), (0, True, 2), (2, False, 2), (2, True, 1)],
+)
 def test_a_peek_leaves_the_surrounding_loop_alone(
     workers: int,
     kept: bool,  # noqa: FBT001
@@ -358,8 +362,7 @@ def test_set_epoch_reaches_data_in_persistent_workers(*, seeding: bool) -> None:
         assert set(batch.tolist()) == {epoch}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("workers", "drop_last"), [(0, True), (2, False)])
 def test_an_empty_dataset_gives_an_empty_loop_as_with_torch(
     workers: int, *, drop_last: bool
 ) -> None:
@@ -395,7 +398,7 @@ def test_each_of_several_loops_at_once_gets_everything() -> None:
 
 def test_a_loop_that_is_left_leaves_no_process_behind() -> None:
     loader = DataLoader(Plain(LENGTH), BATCH, num_workers=2, sample_seeding=True)
-    for _ in range(3):
+    for _ in range(2):
         for _ in loader:
             break
     gc.collect()

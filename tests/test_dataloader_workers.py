@@ -163,14 +163,19 @@ def test_no_sample_of_a_shared_iterable_comes_twice(
     assert "get_worker_info" not in caplog.text
 
 
-@pytest.mark.parametrize("data", [Streamed, SetsItselfBack])
-@pytest.mark.parametrize("tuned", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("data", "tuned", "kept"),
+    [
+        (Streamed, False, False),
+        (Streamed, True, True),
+        (SetsItselfBack, False, True),
+        (SetsItselfBack, True, False),
+    ],
+)
 def test_samples_that_torch_gives_twice_come_twice_with_one_warning(
     data: Any,
-    *,
-    tuned: bool,
-    kept: bool,
+    tuned: bool,  # noqa: FBT001
+    kept: bool,  # noqa: FBT001
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
