@@ -15,7 +15,6 @@ from support.recordings import record
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 AXE = "axe-core@4.14.1"
-WIDTHS = (360, 1440)
 CHECKS = """
 <script>%s</script>
 <script>
@@ -47,8 +46,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
 
-@pytest.mark.parametrize("colors", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "colors"), [(360, "dark"), (1440, "light")])
 def test_the_page_is_readable_by_all_and_searchable_by_keys(
     tmp_path: Path, axe: str, width: int, colors: str
 ) -> None:
