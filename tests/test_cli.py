@@ -29,7 +29,7 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "demo", "--data", "missing"]
-    done = warm.run(command, cwd=tmp_path)
+    done = warm.run(command, cwd=tmp_path, brief=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: `from_folder` needs a folder, got ")
     assert done.stderr.count("\n") == 1
@@ -42,7 +42,7 @@ def test_misuse_ends_with_exit_code_2(arguments: list[str]) -> None:
 
 def test_a_plan_of_a_file_that_is_not_a_log_fails_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
-    done = warm.run(command, cwd=tmp_path)
+    done = warm.run(command, cwd=tmp_path, brief=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("penstock: no log can be read from 'nothing.jsonl'")
 

@@ -97,7 +97,8 @@ def damage(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield damaged copies of a file: bits flipped, cut short, or replaced.
 
-    One bit is flipped of byte `first` and of each `step` bytes further.
+    One bit is flipped of byte `first` and of each `step` bytes further. Those with four
+    different `first` make all cuts together.
     """
     for other in (b"", b"{}", b"[1]", b"null", b"[" * 4000, dice.randbytes(5000)):
         yield f"{other[:6]!r}", other
@@ -108,7 +109,7 @@ def damage(
         yield f"bit {bit} of byte {at}", bytes(changed)
     pages = range(0, len(data), 4096)
     cuts = {*pages, *(at + 1 for at in pages), *(at + 2000 for at in pages)}
-    for length in sorted(each for each in cuts if each < len(data)):
+    for length in sorted(each for each in cuts if each < len(data))[first % 4 :: 4]:
         yield f"cut to {length}", data[:length]
 
 
@@ -132,7 +133,7 @@ def harm(place: Path, name: str, step: int, first: int) -> None:
     print(f"{count} files, {whole} of {count * samples} records served")
 
 
-def lists(place: Path) -> None:
+def lists(place: Path, step: int) -> None:
     """Look for an arena in lists that hold something else."""
     with forked(keeps) as other, open(place / "a file", "wb+") as file:
         file.write(bytes(10_000))
@@ -143,7 +144,7 @@ def lists(place: Path) -> None:
         theirs = path.read_bytes()
         wrong = [[asdict(replace(mine, **{n: v}))] for n in asdict(mine) for v in ODD]
         texts = [json.dumps(each).encode() for each in (*wrong, [asdict(mine)], [{}])]
-        changes = damage(theirs, random.Random(0), 1, 0)
+        changes = damage(theirs, random.Random(0), step, 0)
         for text in (*texts, *(text for _, text in changes)):
             path.write_bytes(text)
             cache = cache_in(None, RAM)
@@ -177,7 +178,7 @@ def limited(place: Path, step: int) -> None:
     small(pristine, 2)
     end = (pristine / FOLDER / "data.mdb").stat().st_size + (1 << 16)
     warned = kept = 0
-    for nbytes in (*range(0, 200, 20), *range(step, end, step)):
+    for nbytes in (*range(0, 200, 40), *range(step, end, step)):
         shutil.copytree(pristine, folder)
         with quiet() as told, shorter_than(nbytes):
             used(folder, FEW)
@@ -207,8 +208,8 @@ def main() -> None:
     match what, arguments:
         case "harm", [place, name, step, first]:
             harm(Path(place), name, int(step), int(first))
-        case "lists", [place]:
-            lists(Path(place))
+        case "lists", [place, step]:
+            lists(Path(place), int(step))
         case "limited", [place, step]:
             limited(Path(place), int(step))
 

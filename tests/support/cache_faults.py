@@ -31,8 +31,9 @@ from support.forked import End, Forked, forked
 
 SAMPLES = 150
 RAM = 4 << 20
-LONGEST_S = 0.06
-"""Seconds from the start of a process's work until it is killed."""
+MOST_REPORTS = 3
+LONGEST_S = 0.03
+"""A process is killed so long after some of its reports, at most."""
 ROUNDS_A_FOLDER = 20
 FEW = 8
 PEERS = 3
@@ -110,8 +111,12 @@ def killed(child: Forked) -> set[int]:
     """Kill a child, which must still run; return all of its reports."""
     child.kill()
     assert child.ended() == -signal.SIGKILL, f"{child.ended()}: {child.hear()}"
-    lines = iter(child.hear, "")
-    return {int(word) for line in lines for word in line.split()}
+    return numbers(" ".join(iter(child.hear, "")))
+
+
+def numbers(line: str) -> set[int]:
+    """Return the samples that a child reported."""
+    return set(map(int, line.split()))
 
 
 def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
@@ -123,6 +128,8 @@ def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
         for child in alive:
             child.hear()  # it is at work
         for child in alive:
+            for _ in range(dice.randrange(MOST_REPORTS)):
+                told |= numbers(child.hear())
             time.sleep(dice.random() * LONGEST_S)
             told |= killed(child)
     return told
