@@ -71,13 +71,20 @@ def interrupted(pipe: ps.Pipeline, at: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "host", [pytest.param("trainer", marks=pytest.mark.slow), "process"]
+    ("host", "stride"),
+    [
+        ("process", 3),
+        pytest.param("process", 1, marks=pytest.mark.slow),
+        pytest.param("trainer", 1, marks=pytest.mark.slow),
+    ],
 )
-def test_a_start_that_is_interrupted_on_any_line_leaves_nothing(host: Any) -> None:
+def test_a_start_that_is_interrupted_on_any_line_leaves_nothing(
+    host: Any, stride: int
+) -> None:
     executor: Any = "process" if host == "trainer" else "thread"
     me = psutil.Process()
     before = {child.pid for child in me.children()}, threading.active_count()
-    for at in range(1, 1000):
+    for at in range(1, 1000, stride):
         pipe = ps.Pipeline.from_dataset(
             range(8), executor=executor, num_parallel_workers=1
         )

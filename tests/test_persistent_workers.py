@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from support.datasets import KINDS
-from support.functions import pids
 
 
 class Changing:
-    """Sample i is `(i, the value last set)`."""
+    """Sample i is `(i, the value last set, the process that reads it)`."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -20,36 +20,39 @@ class Changing:
     def __len__(self) -> int:
         return 24
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        return index, self.value
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        return index, self.value, os.getpid()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_workers_that_end_with_their_epoch_see_changes_between_epochs(
-    kind: str,
+def test_workers_that_end_with_their_epoch_see_changes_and_do_not_count_as_deaths(
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = Changing()
     source = ps.Pipeline.from_dataset(dataset, **KINDS[kind])
-    seen = []
+    seen, processes = [], []
     with source.batch(4).options(persistent_workers=False) as pipe:
         for epoch in range(3):
             dataset.value = epoch
-            seen.append([value for batch in pipe for value in batch[1].tolist()])
+            batches = list(pipe)
+            seen.append([value for batch in batches for value in batch[1].tolist()])
+            processes.append(processes_of(batches))
     assert seen == [[epoch] * 24 for epoch in range(3)]
+    if kind == "3 processes":
+        first, second, third = processes
+        assert not (first & second) | (second & third)
+    assert caplog.messages == []
 
 
-def processes_of(pipe: Any) -> set[int]:
-    return {pid for batch in pipe for pid in batch[1].tolist()}
+def processes_of(batches: Any) -> set[int]:
+    return {pid for batch in batches for pid in batch[2].tolist()}
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_only_persistent_worker_processes_outlive_an_epoch(persistent: bool) -> None:  # noqa: FBT001
-    workers = KINDS["3 processes"]
-    described = ps.Pipeline.from_dataset(Changing(), **workers).map(pids, **workers)
-    chosen = described.batch(4).options(persistent_workers=persistent)
-    with chosen as pipe:
+def test_persistent_worker_processes_outlive_an_epoch() -> None:
+    source = ps.Pipeline.from_dataset(Changing(), **KINDS["3 processes"])
+    with source.batch(4) as pipe:
         first, second = processes_of(pipe), processes_of(pipe)
-    assert bool(first & second) is persistent
+    assert first & second
 
 
 def test_a_state_resumes_without_persistent_workers() -> None:
@@ -69,16 +72,3 @@ def test_a_state_resumes_without_persistent_workers() -> None:
         pipe.load_state_dict(state)
         rest = [batch.tolist() for _ in range(2) for batch in pipe]
     assert head + rest == whole
-
-
-def test_workers_that_end_with_their_epoch_do_not_count_as_deaths(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with (
-        ps.Pipeline.from_dataset(Changing(), **KINDS["3 processes"])
-        .batch(4)
-        .options(persistent_workers=False) as pipe
-    ):
-        for _ in range(5):
-            list(pipe)
-    assert caplog.messages == []

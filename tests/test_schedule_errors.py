@@ -32,8 +32,15 @@ def pipe_of(schedule: Any, executor: str, host: str = "trainer") -> ps.Pipeline:
     return pipe.map(same, executor=executor).batch().options(host=host)
 
 
-@pytest.mark.parametrize("host", ["trainer", "process"])
-@pytest.mark.parametrize("executor", ["auto", "inline", "thread", "process"])
+@pytest.mark.parametrize(
+    ("executor", "host"),
+    [
+        ("auto", "trainer"),
+        ("thread", "trainer"),
+        ("process", "trainer"),
+        ("inline", "process"),
+    ],
+)
 def test_batches_before_it_come_first_and_the_error_says_where(
     executor: Any, host: Any
 ) -> None:
