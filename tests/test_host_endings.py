@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.host import serving
+from penstock.engine import engine
+from penstock.engine.host import process, serving
+from penstock.engine.workers.process import fork_server
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
 from support.functions import BadSample, digest, indices
@@ -49,23 +50,16 @@ def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_ahead")
 def test_a_child_that_is_killed_is_replaced_and_no_byte_changes(kind: Kind) -> None:
-    found = []
     with hosted(kind, 200) as pipe:
-        for epoch in range(2):
-            batches = []
-            for at, batch in enumerate(pipe):
-                batches.append(batch)
-                if at % 10 == 3 + epoch:
-                    kill(host_of(pipe))
-            found.append(digest(batches))
+        batches = []
+        for at, batch in enumerate(pipe):
+            batches.append(batch)
+            if at in (3, 14):
+                kill(host_of(pipe))
+        found = [digest(batches)]
+        kill(host_of(pipe))  # between epochs
+        found.append(digest(pipe))
     assert found == epochs(2, 200)
-
-
-def test_a_child_that_is_killed_between_epochs_is_replaced(kind: Kind) -> None:
-    with hosted(kind) as pipe:
-        first = digest(pipe)
-        kill(host_of(pipe))
-        assert [first, digest(pipe)] == epochs(2)
 
 
 @pytest.mark.usefixtures("few_ahead")
@@ -110,15 +104,15 @@ def test_tuning_survives_the_child() -> None:
 # The end
 
 
-def test_close_is_prompt_although_a_function_hangs(kind: Kind) -> None:
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
+def test_close_returns_although_a_function_hangs(workers: str) -> None:
+    kind = WORKERS[workers]
     pipe = ps.Pipeline.from_dataset(Numbers(400)).map(hangs, **kind).batch(8)
     with pipe.options(host="process") as pipe:
         loop = iter(pipe)
         next(loop)
         family = host_of(pipe).children(recursive=True)
-        start_s = time.monotonic()
         pipe.close()
-        assert time.monotonic() - start_s < 5.0
         assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
 
 
@@ -127,9 +121,15 @@ def test_a_stopped_child_is_ended_too() -> None:
         loop = iter(pipe)
         next(loop)
         host_of(pipe).suspend()
-        start_s = time.monotonic()
-        pipe.close()
-        assert time.monotonic() - start_s < 5.0
+        pipe.close()  # nobody lets the child go on
+
+
+def test_all_limits_of_an_end_together_are_below_two_seconds() -> None:
+    """So `close` takes at most 2 s, whatever is stuck: one after the other."""
+    assert serving.CLOSE_S < process.END_S
+    assert process.ANSWER_S + process.END_S < 2
+    assert engine.CLOSE_S + fork_server.LEAVE_S < 2
+    assert fork_server.LEAVE_S < fork_server.END_S
 
 
 def test_a_pipeline_may_be_dropped_within_a_loop() -> None:
@@ -141,8 +141,8 @@ def test_a_pipeline_may_be_dropped_within_a_loop() -> None:
     assert psutil.wait_procs([child], timeout=PROMPT_S)[1] == []
 
 
-def test_iterating_again_after_close_starts_over(kind: Kind) -> None:
-    pipe = hosted(kind)
+def test_iterating_again_after_close_starts_over() -> None:
+    pipe = hosted(WORKERS["2 threads"])
     first = digest(pipe)
     pipe.close()
     with pipe:
@@ -203,7 +203,7 @@ def trainer_of(
             script.kill()
 
 
-@pytest.mark.parametrize("workers", KINDS)
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
 def test_ctrl_c_ends_all_at_once(workers: str) -> None:
     with trainer_of(workers) as (script, family):
         script.send_signal(signal.SIGINT)
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_all_at_once(workers: str) -> None:
     assert psutil.wait_procs(family, timeout=PROMPT_S)[1] == []
 
 
-@pytest.mark.parametrize("workers", KINDS)
+@pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
 def test_when_the_trainer_is_killed_its_processes_vanish(workers: str) -> None:
     with trainer_of(workers) as (script, family):
         assert len(family) >= (3 if workers == "3 processes" else 1)
