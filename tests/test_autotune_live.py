@@ -14,20 +14,25 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.autotune import tuner
 from penstock.autotune.saved import read_saved
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, waits
 
 LENGTH = 64
-DEADLINE_S = 20.0
-"""The tuner decides within 2 or 3 s; a machine with other work gets more."""
-
-pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 90.0
+"""The tuner decides within a second; a machine with other work gets more."""
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("penstock.autotune"), "propagate", False)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tuner look more often than it does for users."""
+    monkeypatch.setattr(tuner, "CONTROL_S", 0.1)
 
 
 Told = Callable[[Path], list[dict[str, Any]]]
@@ -70,9 +75,7 @@ def untuned(epochs: int) -> list[str]:
         return [digest(pipe) for _ in range(epochs)]
 
 
-@pytest.mark.parametrize(
-    "workers", ["1 thread", "2 threads", "16 threads", "3 processes"]
-)
+@pytest.mark.parametrize("workers", ["1 thread", "16 threads", "3 processes"])
 def test_epochs_are_byte_identical_while_the_tuner_decides(
     workers: str, tmp_path: Path
 ) -> None:
@@ -94,11 +97,10 @@ def test_inline_loading_is_left_alone_and_gives_the_same_bytes(
     assert decisions(tmp_path / "tuned") == []
 
 
-@pytest.mark.serial  # measures time
 def test_a_pipeline_that_starves_its_trainer_becomes_faster(tmp_path: Path) -> None:
     prefix = tmp_path / "tuned"
     ps.set_enable_autotune(True, str(prefix))
-    with slow_pipe(WORKERS["1 thread"]) as pipe:
+    with slow_pipe(WORKERS["1 thread"], wait_s=0.02) as pipe:
         list(pipe)
         list(train(pipe, prefix, until=kept))
         stats = pipe.stats()
@@ -153,7 +155,8 @@ class Turning:
         return sum(range(20_000)) + index
 
 
-@pytest.mark.serial  # measures time
+@pytest.mark.slow
+@pytest.mark.serial  # needs cores
 def test_threads_that_take_turns_at_the_gil_are_reported() -> None:
     source = ps.Pipeline.from_dataset(
         Turning(), executor="thread", num_parallel_workers=4
@@ -180,10 +183,14 @@ def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     ps.on_verdict(fails)
     ps.set_enable_autotune(True)
     with (
-        ps.Pipeline.from_dataset(list(range(4000))).batch(4).options(name="train") as p
+        ps.Pipeline.from_dataset(list(range(40_000)))
+        .batch(4)
+        .options(name="train") as p
     ):
         for _ in p:
             time.sleep(0.002)
+            if heard:
+                break
     end()
     assert heard
     assert {name for name, _ in heard} == {"train"}

