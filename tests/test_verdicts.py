@@ -1,4 +1,9 @@
-"""The verdict names whatever the test made slow, and why."""
+"""The verdict names whatever the test made slow, and why.
+
+Where something sleeps, a busy machine does not make that shorter, so the verdict is the
+same there. What only a quiet machine shows is marked `quiet`. The rules themselves are
+tried on made windows: see `autotune/test_causes.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,8 @@ import penstock as ps
 from penstock.autotune.explain import Explanation
 from penstock.engine.batch.device import ToDevice
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(60)]
-
 SEEN_S = 1.2
-DEADLINE_S = 12.0
+DEADLINE_S = 60.0
 """A busy machine gets more time to see the same."""
 STEP_S = 0.004
 READ, COLLATE = "Dataset(ID:0) Reads", "Batch(ID:1)"
@@ -111,9 +114,10 @@ def told(face: Any, right: Callable[[Explanation], bool], step_s: float) -> Expl
     for _ in batches:
         time.sleep(step_s)
         passed_s = time.monotonic() - begun_s
-        if passed_s > SEEN_S and (right(face.explain()) or passed_s > DEADLINE_S):
-            break
-    found: Explanation = face.explain()
+        if passed_s > SEEN_S:
+            found: Explanation = face.explain()
+            if right(found) or passed_s > DEADLINE_S:
+                break
     del batches
     face.close()
     return found
@@ -132,6 +136,17 @@ def check(face: Any, stage: str, *causes: str, step_s: float = STEP_S) -> Explan
 WAITING = "waiting reads"
 
 
+def quiet(test: Any) -> Any:
+    """Run this test alone, and with all tests only: it needs cores of its own."""
+    return pytest.mark.slow(pytest.mark.serial(test))
+
+
+ALONE_AND_WITH_WORKERS = [
+    0,
+    pytest.param(2, marks=(pytest.mark.slow, pytest.mark.serial)),
+]
+
+
 def test_nobody_is_advised_to_tune_what_was_tuned() -> None:
     with ps.Pipeline.from_dataset(Reads(0.004), executor="thread").batch(8) as pipe:
         batches = iter(pipe)
@@ -144,20 +159,23 @@ def test_nobody_is_advised_to_tune_what_was_tuned() -> None:
     assert "ps.set_enable_autotune(True)" not in tuned
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", ALONE_AND_WITH_WORKERS)
 def test_a_slow_read_in_a_loader_is_named(workers: int) -> None:
-    check(loader(Reads(0.01), workers), READ, WAITING)
+    check(loader(Reads(0.02), workers), READ, WAITING)
 
 
+@quiet
 def test_a_slow_read_fused_with_a_cheap_map_is_named() -> None:
     check(ps.Pipeline.from_dataset(Reads(0.02)).map(cheap).batch(8), READ, WAITING)
 
 
+@quiet
 def test_a_slow_map_fused_with_a_cheap_read_is_named() -> None:
     pipe = ps.Pipeline.from_dataset(Reads()).map(computes).batch(8)
     check(pipe, "Map(ID:1) computes", "CPU")
 
 
+@quiet
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_collate_fn_of_a_loader_is_named(workers: int) -> None:
     check(loader(Reads(), workers, collate_fn=collates), COLLATE, "collate")
@@ -169,13 +187,14 @@ def test_a_slow_collate_fn_that_the_trainer_calls_is_named() -> None:
     assert found.advice == ()
 
 
+@quiet
 def test_a_slow_map_of_whole_batches_is_named() -> None:
     pipe = ps.Pipeline.from_dataset(Reads()).batch(8)
     slow = pipe.map(waits, num_parallel_workers=(1, 1), executor="thread")
     check(slow, "Map(ID:2) waits", WAITING)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", ALONE_AND_WITH_WORKERS)
 def test_a_slow_trainer_is_named(workers: int) -> None:
     def right(found: Explanation) -> bool:
         return found.cause.startswith("the trainer")
@@ -185,24 +204,28 @@ def test_a_slow_trainer_is_named(workers: int) -> None:
     assert found.bottleneck is None
 
 
+@quiet
 def test_stragglers_with_a_small_prefetch_are_named() -> None:
     ps.set_prefetch_size(2)
     stage = "Dataset(ID:0) Straggles"
     check(threads(Straggles(), 4), stage, "uneven samples", step_s=0.04)
 
 
+@quiet
 def test_a_memory_budget_that_is_the_limit_is_named() -> None:
     ps.set_memory_budget("20MB")
     found = check(threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers")
     assert found.advice == ('ps.set_memory_budget("39MiB")',)
 
 
+@quiet
 def test_batches_too_large_for_the_memory_budget_are_named() -> None:
     ps.set_memory_budget("10MB")
     pipe = threads(Reads(0.05, LARGE), 8, 2)
     check(pipe, READ, "the memory budget: it has room for only one batch")
 
 
+@quiet
 def test_a_segment_without_input_is_not_blamed() -> None:
     one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
     source = ps.Pipeline.from_dataset(Reads(0.01), **one)
@@ -225,11 +248,13 @@ def test_a_slow_transfer_to_the_device_is_named(
     assert "(to_device " in found.line
 
 
+@quiet
 def test_turns_at_the_gil_are_named() -> None:
     stage = "Dataset(ID:0) NeedsTheGil"
     check(threads(NeedsTheGil(), 4), stage, "the GIL")
 
 
+@quiet
 @pytest.mark.parametrize(("batch", "executor"), [(2, "thread"), (32, "inline")])
 def test_one_worker_reads_an_iterable_whatever_the_trainer_needs(
     batch: int, executor: str
@@ -242,6 +267,7 @@ def test_one_worker_reads_an_iterable_whatever_the_trainer_needs(
     assert found.advice == ()
 
 
+@quiet
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterable_that_torch_loads_is_named(workers: int) -> None:
@@ -269,6 +295,7 @@ def busy_cores() -> Iterator[None]:
         process.close()
 
 
+@quiet
 @pytest.mark.usefixtures("busy_cores")
 def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
     source = ps.Pipeline.from_dataset(Computes(), executor="inline")
@@ -276,7 +303,7 @@ def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
     assert FOREIGN in found.cause
 
 
-@pytest.mark.slow
+@quiet
 @pytest.mark.usefixtures("busy_cores")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_that_lose_their_cores_are_named(workers: int) -> None:

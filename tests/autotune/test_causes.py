@@ -93,6 +93,18 @@ def test_a_wait_with_batches_ready_is_contention() -> None:
     assert free.advice == ()
 
 
+def test_most_of_a_wait_that_goes_to_the_device_is_reported_for_the_transfer() -> None:
+    trainer = TrainerObservation(10, 640, 0.8, 0.2, copy_s=0.6)
+    found = explain(replace(computing(), trainer=trainer))
+    assert (found.bottleneck, found.advice) == ("to_device", ())
+    assert found.cause == (
+        "the transfer to the device: it takes 60.00 of the 80.00 ms that each step"
+        " waits; the batch itself was ready before."
+    )
+    little = replace(computing(), trainer=replace(trainer, copy_s=0.3))
+    assert explain(little).bottleneck != "to_device"
+
+
 def test_collating_in_the_trainer_is_reported_for_the_batch_stage() -> None:
     trainer = TrainerObservation(10, 640, 0.9, 0.1, collate_s=0.7)
     seen = with_last(replace(computing(), trainer=trainer), queue_name="Batch(ID:2)")

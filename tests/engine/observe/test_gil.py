@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.observe.gil import BURST, SLEEP_S, GilProbe
-
-pytestmark = pytest.mark.serial  # measures time
+from penstock.engine.observe import gil
+from penstock.engine.observe.gil import BURST, LATE_NS, SLEEP_S, GilProbe
 
 DATA = os.urandom(1 << 18)
 
@@ -56,7 +55,8 @@ def held_share(probe: GilProbe) -> float:
     return share
 
 
-@pytest.mark.slow  # on a busy machine waiting for a core looks the same
+@pytest.mark.slow
+@pytest.mark.serial  # on a busy machine waiting for a core looks the same
 def test_the_probe_tells_python_from_work_that_releases_the_gil() -> None:
     with GilProbe() as probe:
         with at_work(keeps_the_gil):
@@ -75,15 +75,66 @@ def test_the_probe_says_nothing_before_a_burst_is_over() -> None:
         assert probe.held_share is None
 
 
-def test_a_burst_takes_little_cpu() -> None:
-    with GilProbe() as probe:
-        start = time.process_time()
+class Late:
+    """The probe's bed and its clocks, by which it wakes late, and why."""
+
+    def __init__(self, gil_ns: int, queued_ns: int) -> None:
+        self.slept: list[float] = []
+        self._now_ns = self._queued_ns = 0
+        self._late_ns = gil_ns, queued_ns
+
+    def acquire(self, timeout: float) -> bool:
+        self.slept.append(timeout)
+        gil_ns, queued_ns = self._late_ns
+        self._queued_ns += queued_ns
+        self._now_ns += int(timeout * 1e9) + gil_ns + queued_ns
+        return False
+
+    def release(self) -> None:
+        """Let it wake: it does so by itself."""
+
+    def perf_counter_ns(self) -> int:
+        return self._now_ns
+
+    @contextmanager
+    def run_queue_clock(self) -> Iterator[Callable[[], int]]:
+        yield lambda: self._queued_ns
+
+
+def probe_of(late: Late, monkeypatch: pytest.MonkeyPatch) -> GilProbe:
+    monkeypatch.setattr(
+        gil, "time", SimpleNamespace(perf_counter_ns=late.perf_counter_ns)
+    )
+    monkeypatch.setattr(gil, "run_queue_clock", late.run_queue_clock)
+    probe = GilProbe()
+    monkeypatch.setattr(probe, "_bed", late)
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("gil_ns", "queued_ns", "share"),
+    [(LATE_NS + 1, 0, 1.0), (LATE_NS, 0, 0.0), (LATE_NS, 10 * LATE_NS, 0.0)],
+)
+def test_only_a_wait_that_is_not_for_a_core_is_one_for_the_gil(
+    gil_ns: int, queued_ns: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with probe_of(Late(gil_ns, queued_ns), monkeypatch) as probe:
+        assert held_share(probe) == share
+
+
+def test_a_burst_sleeps_before_each_of_its_few_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = Late(0, 0)
+    with probe_of(late, monkeypatch) as probe:
         held_share(probe)
-        spent = time.process_time() - start
-    assert spent < 0.1 * BURST * SLEEP_S
+    assert late.slept == [SLEEP_S] * BURST
 
 
-def test_closing_ends_a_burst_at_once_and_for_good() -> None:
+def test_closing_ends_a_burst_at_once_and_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gil, "SLEEP_S", 1000.0)
     before = threading.active_count()
     probe = GilProbe()
     probe.burst()
