@@ -63,7 +63,6 @@ def test_workers_have_enough_to_do_while_the_trainer_computes() -> None:
         ("inline", "2 threads"),
         ("2 threads", "inline"),
         ("2 threads", "3 processes"),
-        ("3 processes", "2 threads"),
         ("3 processes", "inline"),
         ("16 threads", "1 thread"),
     ],
@@ -139,7 +138,7 @@ class Late:
         if index == self._until:
             self._reached.set()
         if index == self._waits:
-            assert self._reached.wait(30)
+            assert self._reached.wait(60)
         return index
 
 
@@ -180,19 +179,23 @@ def test_a_batch_that_a_forked_child_holds_stays_as_it_was(host: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.uint16, torch.uint64, torch.float8_e5m2, torch.complex32, torch.bfloat16],
-    ids=str,
-)
-def test_samples_of_any_dtype_come_from_worker_processes(dtype: torch.dtype) -> None:
-    data = [torch.arange(16, dtype=torch.uint8).view(dtype) for _ in range(12)]
-    pipe = ps.Pipeline.from_dataset(data, **WORKERS["3 processes"]).batch(4)
+def test_samples_of_any_dtype_come_from_worker_processes() -> None:
+    dtypes = (
+        torch.uint16,
+        torch.uint64,
+        torch.float8_e5m2,
+        torch.complex32,
+        torch.bfloat16,
+    )
+    sample = [torch.arange(16, dtype=torch.uint8).view(dtype) for dtype in dtypes]
+    pipe = ps.Pipeline.from_dataset([sample] * 12, **WORKERS["3 processes"]).batch(4)
     with pipe:
         batches = list(pipe)
-    assert [batch.dtype for batch in batches] == [dtype] * 3
+    assert len(batches) == 3
     for batch in batches:
-        assert torch.equal(batch.view(torch.uint8), torch.arange(16).repeat(4, 1))
+        assert [part.dtype for part in batch] == list(dtypes)
+        for part in batch:
+            assert torch.equal(part.view(torch.uint8), torch.arange(16).repeat(4, 1))
 
 
 class Meets:

@@ -100,39 +100,42 @@ def undisturbed(epochs: int) -> str:
         return digest([batch for _ in range(epochs) for batch in pipe])
 
 
-def test_a_thousand_changes_of_thread_counts_under_load() -> None:
+def test_hundreds_of_changes_of_thread_counts_under_load() -> None:
     workers = WORKERS["2 threads"]
     with pipe_of(workers, workers) as pipe:
         names = "num_parallel_workers"
-        epochs, found = train(pipe, 1000, most=9, names=names, each=5)
+        epochs, found = train(pipe, 400, most=9, names=names, each=5)
     assert found == undisturbed(epochs)
 
 
-def test_a_hundred_changes_of_process_counts_under_load() -> None:
+def test_dozens_of_changes_of_process_counts_under_load() -> None:
     workers = WORKERS["3 processes"]
     with pipe_of(workers, workers) as pipe:
         names = "num_parallel_workers"
-        epochs, found = train(pipe, 100, most=5, names=names, each=1)
+        epochs, found = train(pipe, 48, most=5, names=names, each=1)
     assert found == undisturbed(epochs)
 
 
-def test_a_thousand_changes_of_prefetch_sizes_under_load() -> None:
+def test_hundreds_of_changes_of_prefetch_sizes_under_load() -> None:
     workers = WORKERS["2 threads"]
     with pipe_of(workers, workers) as pipe:
-        epochs, found = train(pipe, 1000, most=12, names="prefetch_size", each=5)
+        epochs, found = train(pipe, 400, most=12, names="prefetch_size", each=5)
     assert found == undisturbed(epochs)
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("2 threads", "3 processes"), ("3 processes", "2 threads")],
+    [
+        ("2 threads", "3 processes"),
+        pytest.param("3 processes", "2 threads", marks=pytest.mark.slow),
+    ],
 )
 def test_all_knobs_of_mixed_kinds_may_be_turned_at_once(
     first: str, second: str
 ) -> None:
     with pipe_of(WORKERS[first], WORKERS[second]) as pipe:
         names = "num_parallel_workers prefetch_size"
-        epochs, found = train(pipe, 100, most=5, names=names, each=2)
+        epochs, found = train(pipe, 96, most=5, names=names, each=2)
     assert found == undisturbed(epochs)
 
 
@@ -160,7 +163,7 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
-@pytest.mark.parametrize("round_", range(5))
+@pytest.mark.parametrize("round_", range(2))
 def test_thousands_of_changes_round_after_round(workers: str, round_: int) -> None:
     with pipe_of(WORKERS[workers], WORKERS[workers]) as pipe:
         names = "num_parallel_workers prefetch_size"
@@ -169,7 +172,7 @@ def test_thousands_of_changes_round_after_round(workers: str, round_: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round_", range(4))
+@pytest.mark.parametrize("round_", range(2))
 def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
     dice = random.Random(round_)
     workers = WORKERS["3 processes"]

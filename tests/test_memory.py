@@ -58,18 +58,27 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
         for listeners in engine_lock.listeners:
             listeners.append(moved.set)
     while not condition():
-        if not moved.wait(5.0):
+        if not moved.wait(60.0):
             return False
         moved.clear()
     return True
 
 
-@pytest.mark.parametrize("batches", [1.5, 3, 6])
-def test_the_budget_is_kept_for_a_slow_trainer(kind: Kind, batches: float) -> None:
+@pytest.mark.parametrize(
+    ("workers", "batches"),
+    [
+        ("inline", 1.5),
+        ("2 threads", 1.5),
+        ("2 threads", 3),
+        ("3 processes", 3),
+        ("3 processes", 6),
+    ],
+)
+def test_the_budget_is_kept_for_a_slow_trainer(workers: str, batches: float) -> None:
     ps.set_prefetch_size(20)
     budget = int(batches * BATCH_BYTES)
     ps.set_memory_budget(budget)
-    with pipe_of(kind) as pipe:
+    with pipe_of(KINDS[workers], 240) as pipe:
         for number, index in enumerate(indices(pipe)):
             assert index == [*range(8 * number, 8 * number + 8)]
             now, peak = held(pipe)
@@ -88,11 +97,12 @@ def test_prefetching_fills_the_budget_and_stops_there() -> None:
         assert len(list(loop)) == 49
 
 
+@pytest.mark.parametrize("kind", [KINDS["2 threads"], KINDS["3 processes"]])
 def test_two_pipelines_share_one_budget(kind: Kind) -> None:
     ps.set_prefetch_size(20)
     budget = 4 * BATCH_BYTES
     ps.set_memory_budget(budget)
-    with pipe_of(kind) as one, pipe_of(kind) as two:
+    with pipe_of(kind, 160) as one, pipe_of(kind, 160) as two:
         for number, (a, b) in enumerate(zip(one, two, strict=True)):
             expected = [*range(8 * number, 8 * number + 8)]
             assert a[1].tolist() == b[1].tolist() == expected
@@ -123,7 +133,7 @@ def test_a_budget_raised_at_run_time_is_used() -> None:
 
 def test_a_budget_smaller_than_one_batch_is_an_error_with_its_cure(kind: Kind) -> None:
     ps.set_memory_budget(BATCH_BYTES // 2)
-    with pipe_of(kind) as pipe:
+    with pipe_of(kind, 80) as pipe:
         with pytest.raises(ps.BudgetError, match="must hold one batch") as caught:
             next(iter(pipe))
         assert f"got {BATCH_BYTES // 2}; raise it with set_memory_budget()" in str(
@@ -131,19 +141,19 @@ def test_a_budget_smaller_than_one_batch_is_an_error_with_its_cure(kind: Kind) -
         )
         ps.set_memory_budget(4 * BATCH_BYTES)
         pipe.set_epoch(0)
-        assert len(list(pipe)) == 50
+        assert len(list(pipe)) == 10
 
 
 def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
-    with pipe_of(kind) as pipe:
-        for _ in range(3):
+    with pipe_of(kind, 160) as pipe:
+        for _ in range(2):
             list(pipe)
         next(iter(pipe))
     assert process_byte_budget().held_bytes == 0
 
 
 def test_batches_that_the_trainer_drops_do_not_accumulate() -> None:
-    with pipe_of(KINDS["3 processes"], length=1600) as pipe:
+    with pipe_of(KINDS["3 processes"], length=1200) as pipe:
         loop = iter(pipe)
         shared = set()
         for at, _ in enumerate(loop):
@@ -155,33 +165,25 @@ def test_batches_that_the_trainer_drops_do_not_accumulate() -> None:
 # Batches that the trainer keeps
 
 
-def test_collecting_many_batches_keeps_few_files_open() -> None:
+def test_collecting_many_batches_keeps_few_files_open_and_few_mappings() -> None:
     with pipe_of(KINDS["3 processes"], length=1600) as pipe:
         loop = iter(pipe)
         kept = [next(loop) for _ in range(20)]
         files = psutil.Process().num_fds()
-        kept += loop
-        assert len(kept) == 200
-        assert psutil.Process().num_fds() <= files + 16
-
-
-def test_collecting_many_batches_leaves_few_of_them_mapped_in_the_workers() -> None:
-    with pipe_of(KINDS["3 processes"], length=3200) as pipe:
-        loop = iter(pipe)
-        kept = [next(loop) for _ in range(390)]
+        kept += [next(loop) for _ in range(170)]
         mapped = [
             Path(f"/proc/{child.pid}/maps").read_text().count("memfd:penstock")
             for child in psutil.Process().children(recursive=True)
         ]
-    assert len(kept) == 390
-    assert max(mapped) <= 64
+        assert max(mapped) <= 64  # in each worker
+        assert len([*kept, *loop]) == 200
+        assert psutil.Process().num_fds() <= files + 16
 
 
-@pytest.mark.serial  # measures memory
 @pytest.mark.slow
 def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
     process = psutil.Process(os.getpid())
-    with pipe_of(KINDS["2 threads"], length=80_000) as pipe:
+    with pipe_of(KINDS["2 threads"], length=40_000) as pipe:
         list_of_rss: list[int] = []
         for _ in range(10):
             for _ in pipe:
@@ -196,7 +198,7 @@ def test_a_pipeline_between_two_epochs_gives_its_bytes_to_one_that_trains(
 ) -> None:
     before = process_byte_budget().limit_bytes
     try:
-        with pipe_of(kind, 80) as resting, pipe_of(kind, 4000) as training:
+        with pipe_of(kind, 80) as resting, pipe_of(kind, 1000) as training:
             first = [batch[1].tolist() for batch in resting]
             if kind is not KINDS["inline"]:  # this one prefetches nothing
                 assert is_full(resting, 2)

@@ -20,8 +20,8 @@ from support.torchrun import TESTS
 SCRIPT = TESTS / "support" / "rank_scripts.py"
 
 
-def told(task: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run a task on this many ranks, for at most a minute; return what each reports.
+def told(tasks: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Run tasks on this many ranks, for at most a minute; return what each reports.
 
     They find each other as under torchrun, in a store that the launcher keeps.
     """
@@ -35,7 +35,7 @@ def told(task: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(ranks),
     }
-    command = [sys.executable, "-P", str(SCRIPT), task, str(folder)]
+    command = [sys.executable, "-P", str(SCRIPT), tasks, str(folder)]
 
     def run(rank: int) -> subprocess.CompletedProcess[str]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -48,8 +48,17 @@ def told(task: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def test_uneven_data_and_failing_samples_end_at_the_same_step(tmp_path: Path) -> None:
-    found = told("uneven", 3, tmp_path)
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what three ranks report of one task after the other."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return told("uneven,differing,decoding", 3, folder)
+
+
+def test_uneven_data_and_failing_samples_end_at_the_same_step(
+    reports: list[dict[str, Any]],
+) -> None:
+    found = [each["uneven"] for each in reports]
     steps = {each["steps"] for each in found}
     assert steps == {-(-103 // 15) + -(-103 // 9)}
     assert sum(each["substituted"] for each in found) == 10
@@ -58,26 +67,27 @@ def test_uneven_data_and_failing_samples_end_at_the_same_step(tmp_path: Path) ->
 
 
 def test_ranks_that_would_load_different_things_name_the_difference(
-    tmp_path: Path,
+    reports: list[dict[str, Any]],
 ) -> None:
-    for each in told("differing", 2, tmp_path):
-        assert "length: " in each["error"]
-        assert "100 on" in each["error"]
-        assert "101 on" in each["error"]
+    for rank, each in enumerate(reports):
+        said = each["differing"]["error"]
+        assert f"length: {100 + rank} on rank {rank}, " in said
+        assert sum(f"{length} on" in said for length in (100, 101, 102)) == 2
 
 
 def test_ranks_that_would_decode_differently_name_the_difference(
-    tmp_path: Path,
+    reports: list[dict[str, Any]],
 ) -> None:
-    for each in told("decoding", 2, tmp_path):
-        assert "decoder of decode_only_random_resized_crop" in each["error"]
-        assert "libjpeg-turbo 2.0' on" in each["error"]
-        assert "libjpeg-turbo 2.1' on" in each["error"]
+    for rank, each in enumerate(reports):
+        said = each["decoding"]["error"]
+        assert "decoder of decode_only_random_resized_crop" in said
+        assert f"libjpeg-turbo 2.{rank}' on rank {rank}, " in said
+        assert sum(f"libjpeg-turbo 2.{other}' on" in said for other in range(3)) == 2
 
 
 @pytest.mark.slow
 def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> None:
-    found = told("mesh", 8, tmp_path)
+    found = [each["mesh"] for each in told("mesh", 8, tmp_path)]
     assert [each["shard"] for each in found] == [[0, 2]] * 4 + [[1, 2]] * 4
     digests = [each["digest"] for each in found]
     assert digests[:4] == [digests[0]] * 4

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from support.functions import sized
+from support.work_counts import bytecodes, peak_bytes
 
 LENGTH = 103
 WORLDS = (1, 2, 3, 5, 8)
@@ -80,11 +81,11 @@ def seen(plans: list[Any], parts: list[torch.Tensor]) -> tuple[Any, ...]:
 def test_global_batches_are_the_same_on_any_number_of_ranks(schedule: Any) -> None:
     alone = list(epochs(ranks(1, schedule), 2))
     assert len({row[2] for row in alone}) > 1 or schedule is SCHEDULES[-1]
-    for world, workers in ((2, 8), (3, 1), (8, 1)):
+    for world, workers in ((3, 8), (8, 1)):
         assert list(epochs(ranks(world, schedule, workers=workers), 2)) == alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     schedule=st.sampled_from(SCHEDULES),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=3, max_size=3),
@@ -191,27 +192,31 @@ def test_sizes_per_rank_in_another_world_are_an_error_that_shows_both() -> None:
         policy(3).batch().load_state_dict(state)
 
 
-def test_a_resume_at_a_far_step_takes_no_time() -> None:
+def test_a_resume_at_a_far_step_costs_what_one_at_a_near_step_does() -> None:
     def described_at(world: int) -> ps.Pipeline:
         schedule = ps.schedule.of(
             global_batch_size=ps.schedule.steps({0: 512, 0.25: 1024, 0.5: 2048})
         )
         shard = ps.Shard(1, world)
-        return (
-            ps.Pipeline.from_dataset(range(10**9), shard=shard, schedule=schedule)
-            .shuffle(seed=1)
-            .batch()
+        data = ps.Pipeline.from_dataset(
+            range(10**9), executor="inline", shard=shard, schedule=schedule
         )
+        return data.shuffle(seed=1).batch()
+
+    def resume(step: int) -> None:
+        with described_at(8) as pipe:
+            pipe.load_state_dict(states[step])
+            next(iter(pipe))
+            assert pipe.plan is not None
+            assert pipe.plan.step == step + 1
 
     plan = described_at(2)._compiled().planned  # noqa: SLF001
-    state = plan.state(plan.cursor_after(plan.batch(10**6)))
-    begun = time.process_time()
-    pipe = described_at(8)
-    pipe.load_state_dict(state)
-    next(iter(pipe))
-    assert pipe.plan is not None
-    assert pipe.plan.step == 10**6 + 1
-    assert time.process_time() - begun < 1
+    near, far = 5 * 10**5 + 1, 10**6  # past the same boundaries of the schedule
+    states = {
+        step: plan.state(plan.cursor_after(plan.batch(step))) for step in (near, far)
+    }
+    assert bytecodes(lambda: resume(far)) < 2 * bytecodes(lambda: resume(near))
+    assert peak_bytes(lambda: resume(far)) < 2 * peak_bytes(lambda: resume(near))
 
 
 def test_microbatches_are_equal_parts_of_a_batch() -> None:
