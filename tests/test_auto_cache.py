@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import random
+import select
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ numbers = itertools.count()
 
 
 def costly(index: int) -> Any:
-    """Take about a millisecond, with the GIL released."""
+    """Wait a millisecond, as for storage: it costs workers time, and tests no CPU."""
     calls.append(index)
-    digest = hashlib.sha256(bytes(1_000_000)).digest()
-    return np.frombuffer(digest, np.uint8).astype(np.float32) + index
+    select.select((), (), (), 0.001)  # what asks `time` may differ each time
+    return np.arange(32, dtype=np.float32) + index
 
 
 def jittered(sample: Any, rng: np.random.Generator) -> Any:

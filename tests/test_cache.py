@@ -21,6 +21,7 @@ from support.cached_data import (
     Noted,
     cached,
     doubled,
+    each_with_another,
     of_size,
     statistics,
     tiers,
@@ -54,8 +55,7 @@ def read(log: Path) -> int:
 # The same batches
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(("which", "executor"), each_with_another())
 def test_a_cache_changes_no_byte_cold_or_warm(
     which: str, executor: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
@@ -63,13 +63,6 @@ def test_a_cache_changes_no_byte_cold_or_warm(
     pipe = cached(log, EXECUTORS[executor], told)
     assert two_epochs(pipe) == expected  # the second epoch comes from RAM or from disk
     assert two_epochs(cached(log, EXECUTORS[executor], told)) == expected
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_without_a_cache_the_batches_are_those(
-    executor: str, expected: str, log: Path
-) -> None:
-    assert two_epochs(cached(log, EXECUTORS[executor], None)) == expected
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4", "zstd", "filter"])
@@ -112,8 +105,7 @@ def test_samples_repeated_within_an_epoch_are_computed_once(log: Path) -> None:
 # Nothing is computed twice
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(("which", "executor"), each_with_another())
 def test_each_sample_is_computed_once_except_for_the_few_compared(
     which: str, executor: str, log: Path, tmp_path: Path
 ) -> None:

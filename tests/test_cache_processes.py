@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.cache.cache import REPEATED
 from penstock.cache.tiers import COMPARED
 from support.cached_data import (
     EXECUTORS,
+    SHARED,
     TIERS,
     Noted,
     cached,
@@ -57,11 +59,18 @@ def most_reads(workers: int, length: int = LENGTH) -> int:
 # However the processes start
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "executor"),
+    [
+        ("fork", "4 process"),
+        ("forkserver", "4 process"),
+        pytest.param("spawn", "4 process", marks=pytest.mark.slow),  # each loads torch
+    ],
+)
 def test_processes_share_one_cache_however_they_start(
-    method: Any, expected: str, log: Path, tmp_path: Path
+    method: Any, executor: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
-    pipe = cached(log, PROCESSES, tiers("both", tmp_path / "disk"))
+    pipe = cached(log, EXECUTORS[executor], tiers("both", tmp_path / "disk"))
     with pipe.options(multiprocessing_context=method) as chosen:
         assert digest([*chosen, *chosen]) == expected
         assert statistics(chosen).misses == LENGTH
@@ -70,8 +79,15 @@ def test_processes_share_one_cache_however_they_start(
     assert reads.total() <= most_reads(4)
 
 
-@pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(
+    ("which", "executor"),
+    [
+        ("disk", "inline"),
+        ("both", "4 thread"),
+        ("RAM", "4 process"),
+        ("both", "4 async"),
+    ],
+)
 def test_an_engine_in_its_own_process_uses_the_same_cache(
     which: str, executor: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
@@ -82,7 +98,7 @@ def test_an_engine_in_its_own_process_uses_the_same_cache(
     assert Noted(LENGTH, log).reads().total() <= most_reads(4)
 
 
-@pytest.mark.parametrize("which", ["RAM", "both"])
+@pytest.mark.parametrize("which", ["RAM", pytest.param("both", marks=pytest.mark.slow)])
 def test_processes_that_end_with_their_epoch_leave_their_records(
     which: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
@@ -113,18 +129,18 @@ def test_records_in_ram_end_with_their_process(log: Path) -> None:
 
 
 @pytest.mark.parametrize("which", TIERS)
-def test_four_processes_on_a_cold_cache_compute_each_sample_once(
+def test_three_processes_on_a_cold_cache_compute_each_sample_once(
     which: str, log: Path, tmp_path: Path
 ) -> None:
     told = tiers(which, tmp_path / "disk")
-    found = spawned(ran_by_several, 4, log, EXECUTORS["1 thread"], told)
+    found = spawned(ran_by_several, 3, log, EXECUTORS["1 thread"], told)
     assert len({each.digest for each in found}) == 1
-    assert sum(each.misses for each in found) == 80
-    assert sum(each.hits for each in found) >= 3 * 80
-    reads = Noted(80, log).reads()
-    assert len(reads) == 80
+    assert sum(each.misses for each in found) == SHARED
+    assert sum(each.hits for each in found) >= 2 * SHARED
+    reads = Noted(SHARED, log).reads()
+    assert len(reads) == SHARED
     # a process that finds records of another run compares some
-    assert reads.total() <= most_reads(4, 80) + 3 * (REPEATED + COMPARED)
+    assert reads.total() <= most_reads(3, SHARED) + 2 * (REPEATED + COMPARED)
 
 
 # Nothing stays behind: the fixture around every test checks it
@@ -161,11 +177,23 @@ ENDS: Mapping[str, Callable[[ps.Pipeline], None]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("executor", ["inline", "4 thread", "4 process", "4 async"])
-@pytest.mark.parametrize(
-    "host", ["trainer", pytest.param("process", marks=pytest.mark.slow)]
-)
+def early_ends() -> list[Any]:
+    """Return all cases (host, executor, end), most of them for `make test-all`."""
+    few = {
+        *(("trainer", "4 thread", end) for end in ENDS),
+        ("trainer", "inline", "dropped"),
+        ("trainer", "4 process", "break"),
+        ("trainer", "4 process", "interrupted"),
+        ("trainer", "4 async", "closed"),
+    }
+    kinds = ("inline", "4 thread", "4 process", "4 async")
+    return [
+        pytest.param(*case, marks=() if case in few else pytest.mark.slow)
+        for case in product(("trainer", "process"), kinds, ENDS)
+    ]
+
+
+@pytest.mark.parametrize(("host", "executor", "end"), early_ends())
 def test_a_loop_that_ends_early_leaves_nothing_behind(
     host: Any, executor: str, end: str, log: Path, tmp_path: Path
 ) -> None:
@@ -203,5 +231,5 @@ def test_many_runs_over_many_processes_compute_each_sample_once(
         log, told = tmp_path / f"log{run}", tiers(which, tmp_path / f"disk{run}")
         found = spawned(ran_by_several, 8, log, EXECUTORS["4 thread"], told)
         assert len({each.digest for each in found}) == 1
-        assert sum(each.misses for each in found) == 80
-        assert len(Noted(80, log).reads()) == 80
+        assert sum(each.misses for each in found) == SHARED
+        assert len(Noted(SHARED, log).reads()) == SHARED

@@ -6,7 +6,6 @@ import enum
 import functools
 import linecache
 import math
-import multiprocessing
 import re
 import sys
 import threading
@@ -35,7 +34,6 @@ __all__ = [
     "Squares",
     "Stamped",
     "digests",
-    "digests_of_a_spawned_process",
     "even",
     "loaded",
     "things",
@@ -207,18 +205,3 @@ def things() -> dict[str, Any]:
 def digests() -> dict[str, str]:
     """Return the digest of each."""
     return {name: digest(value, name).hex() for name, value in things().items()}
-
-
-def put_digests(into: Any) -> None:
-    into.send(digests())
-
-
-def digests_of_a_spawned_process() -> dict[str, str]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    with here, there:
-        process = context.Process(target=put_digests, args=(there,))
-        process.start()
-        found: dict[str, str] = here.recv()
-        process.join()
-    return found

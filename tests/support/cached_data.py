@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import penstock as ps
@@ -23,6 +25,7 @@ from .functions import augment, digest
 
 __all__ = [
     "EXECUTORS",
+    "SHARED",
     "TIERS",
     "AwaitedNoted",
     "Drawing",
@@ -32,6 +35,7 @@ __all__ = [
     "cached",
     "doubled",
     "doubled_in_loop",
+    "each_with_another",
     "of_size",
     "ran",
     "ran_by_several",
@@ -52,6 +56,24 @@ EXECUTORS: Mapping[str, Mapping[str, Any]] = {
 """Settings of the stages before a cache, all of which must yield the same batches."""
 
 TIERS = ("RAM", "disk", "both")
+
+TOGETHER = {
+    ("both", "inline"),
+    ("RAM", "1 thread"),
+    ("disk", "4 thread"),
+    ("RAM", "1 process"),
+    ("both", "4 process"),
+    ("disk", "1 async"),
+    ("both", "4 async"),
+}
+
+
+def each_with_another() -> list[Any]:
+    """Return cases (tiers, executor) with each of both; slow ones have the others."""
+    return [
+        pytest.param(*pair, marks=() if pair in TOGETHER else pytest.mark.slow)
+        for pair in product(TIERS, EXECUTORS)
+    ]
 
 
 class Noted:
@@ -213,6 +235,10 @@ def ran(
     return Ran(found, told.hits, told.misses)
 
 
+SHARED = 48
+"""Samples that several processes read."""
+
+
 def ran_by_several(
     count: int, log: Path, kind: Mapping[str, Any], cache: Mapping[str, Any]
 ) -> list[Ran]:
@@ -221,12 +247,12 @@ def ran_by_several(
     The reads wait, so that no process finishes before another one begins.
     """
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(count, timeout=20)
+    barrier = context.Barrier(count, timeout=60)
     queue = context.SimpleQueue()
 
     def one() -> None:
         try:
-            queue.put(ran(log, kind, cache, barrier.wait, length=80, wait_s=0.002))
+            queue.put(ran(log, kind, cache, barrier.wait, length=SHARED, wait_s=0.002))
         except BaseException as error:
             barrier.abort()
             queue.put(error)

@@ -85,8 +85,8 @@ def test_a_functions_name_in_the_pipeline_is_not_part_of_the_key() -> None:
 def test_keys_differ_for_all_samples_and_sizes() -> None:
     found = fingerprint([1], [])
     sizes = (None, 0, 128, 224)
-    made = {found.key(index, size) for index in range(100_000) for size in sizes}
-    assert len(made) == 400_000
+    made = {found.key(index, size) for index in range(25_000) for size in sizes}
+    assert len(made) == 100_000
     assert {len(each) for each in made} == {16}
 
 
