@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import pickle
 import sys
@@ -135,9 +136,24 @@ def test_a_web_server_is_read_in_an_event_loop_and_a_disk_by_threads(
             assert executor_of(pipe) == expected
 
 
-def test_as_many_requests_are_in_flight_as_there_are_workers() -> None:
-    """There are more than aiohttp allows by default."""
-    with served(CONTENTS, latency_s=0.2) as store:
+def test_as_many_requests_are_in_flight_as_there_are_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a few batches, none is answered until more than aiohttp's 100 are there."""
+    many, answer = asyncio.Event(), HttpStore.answer
+
+    async def answer_all_at_once(store: HttpStore, request: Any) -> Any:
+        store.inside += 1
+        store.most = max(store.most, store.inside)
+        if store.inside > 100:
+            many.set()
+        if store.asked.total() >= 40:
+            await many.wait()
+        store.inside -= 1
+        return await answer(store, request)
+
+    monkeypatch.setattr(HttpStore, "answer", answer_all_at_once)
+    with served(CONTENTS, latency_s=0) as store:
         urls = below(store.url) * 10
         settings: dict[str, Any] = {"num_parallel_workers": 150, "hedge": False}
         with ps.Pipeline.from_files(urls, **settings).batch(8) as pipe:
@@ -340,7 +356,7 @@ def test_the_timeout_bounds_all_tries_together() -> None:
 def test_a_connection_that_stalls_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(penstock.pipeline.sources.files, "STALLED_S", 0.1)
+    monkeypatch.setattr(penstock.pipeline.sources.files, "STALLED_S", 0.3)
     with served(CONTENTS, faults={"001.bin": ["stall"]}) as store:
         pipe = ps.Pipeline.from_files(below(store.url)[:2], **SOON).batch(2)
         assert contents(pipe) == [*CONTENTS.values()][:2]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,14 +108,22 @@ def test_a_stall_beyond_the_allowed_share_is_repeated_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The share stays as it is, because nothing else is read meanwhile."""
-    monkeypatch.setattr(hedging, "REST_S", 0.05)
+    looks = count()
+    clock = SimpleNamespace(monotonic=lambda: next(looks) / 1000)
+    monkeypatch.setattr(hedging, "time", clock)
+    monkeypatch.setattr(hedging, "LOOK_S", 0.001)
 
     async def run() -> None:
         reads = await known()
         reads.hedged = FIRST_FEW + reads.asked
-        reads._rested_s = time.monotonic() + 0.05  # noqa: SLF001
+        reads._rested_s = rested_s = clock.monotonic() + 0.1  # noqa: SLF001
         assert not reads.may_hedge()
-        calls = Calls(never, right)
+
+        async def right_once_rested() -> bytes:
+            assert clock.monotonic() >= rested_s
+            return b"right"
+
+        calls = Calls(never, right_once_rested)
         assert await reads.read(calls, "file") == b"right"
         assert (calls.asked, calls.cancelled) == (2, 1)
 
@@ -135,7 +144,12 @@ def test_a_cancelled_read_leaves_no_request_behind() -> None:
     asyncio.run(run())
 
 
-def test_only_a_limited_share_is_requested_twice() -> None:
+def test_only_a_limited_share_is_requested_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As long as no second has passed, after which one more may be."""
+    monkeypatch.setattr(hedging, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
     async def run() -> int:
         reads = await known()
         for _ in range(10 * KNOWN):
@@ -207,7 +221,7 @@ def test_a_store_that_fails_and_stalls_delivers_every_file_once(
     """A stall lasts until the server ends, or for a second without hedging."""
     monkeypatch.setattr(files, "STALLED_S", 3600.0 if hedge else 1.0)
     faults: dict[str, list[Any]] = {f"{n:04d}.bin": [503] for n in range(50, 600, 97)}
-    stalls = {f"{n:04d}.bin": ["stall"] for n in range(130, 600, 101)}
+    stalls = {f"{n:04d}.bin": ["stall"] for n in (130, 402, 405, 407)}
     with served(NUMBERS, latency_s=0.002, faults=faults | stalls) as store:
         urls = [f"{store.url}/{name}" for name in NUMBERS]
         pipe = ps.Pipeline.from_files(
@@ -219,4 +233,4 @@ def test_a_store_that_fails_and_stalls_delivers_every_file_once(
         asked = sum(store.asked[name] for name in LATTER)
     assert found == [*NUMBERS.values()]
     wrong = sum(name in LATTER for name in faults | stalls)
-    assert len(LATTER) + wrong <= asked <= 1.1 * (len(LATTER) + wrong)
+    assert len(LATTER) + wrong <= asked <= 1.5 * (len(LATTER) + wrong)
