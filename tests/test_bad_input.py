@@ -20,6 +20,12 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
+@pytest.fixture(params=["inline", "2 threads"])
+def here(request: pytest.FixtureRequest) -> Kind:
+    """Return workers of the trainer's process, for what says the same of others."""
+    return KINDS[request.param]
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
@@ -241,17 +247,24 @@ def test_images_without_class_folders_are_named(tmp_path: Path) -> None:
         ps.Pipeline.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("operator", ["decode", "decode_random_resized_crop"])
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        *(("decode_random_resized_crop", kind) for kind in KINDS),
+        ("decode", "2 threads"),
+    ],
+)
 def test_a_truncated_jpeg_is_named_by_its_index(
-    photos: Path, operator: str, kind: Kind
+    photos: Path, operator: str, kind: str
 ) -> None:
+    how = KINDS[kind]
     if operator == "decode":
         function: Any = ps.image.decode
     else:
         function = ps.image.decode_random_resized_crop(32)
     data = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))]
     data[4] = data[4][: len(data[4]) // 3]
-    pipe = ps.Pipeline.from_dataset(data, **kind).map(function, **kind).batch(2)
+    pipe = ps.Pipeline.from_dataset(data, **how).map(function, **how).batch(2)
     with pipe:
         loop = iter(pipe)
         next(loop)
@@ -261,9 +274,9 @@ def test_a_truncated_jpeg_is_named_by_its_index(
     assert "sample index 4 (epoch 0, step 2" in "\n".join(caught.value.__notes__)
 
 
-def test_a_folder_reads_and_labels_its_images(photos: Path, kind: Kind) -> None:
-    pipe = ps.Pipeline.from_folder(photos, **kind)
-    with pipe.map(ps.image.decode_random_resized_crop(32), **kind).batch(3) as batched:
+def test_a_folder_reads_and_labels_its_images(photos: Path, here: Kind) -> None:
+    pipe = ps.Pipeline.from_folder(photos, **here)
+    with pipe.map(ps.image.decode_random_resized_crop(32), **here).batch(3) as batched:
         images, labels = zip(*batched, strict=True)
     assert [label.tolist() for label in labels] == [[0, 0, 0], [1, 1, 1]]
     assert [tuple(image.shape) for image in images] == [(3, 32, 32, 3)] * 2
@@ -292,28 +305,28 @@ def test_a_function_that_returns_none_is_named(kind: Kind) -> None:
     assert "sample index 5 (epoch 0, step 2, row 1" in "\n".join(error.__notes__)
 
 
-def test_a_function_that_raises_stop_iteration_is_named(kind: Kind) -> None:
+def test_a_function_that_raises_stop_iteration_is_named(here: Kind) -> None:
     def runs_dry(sample: Any) -> Any:
         return next(iter([])) if sample[1] == 5 else sample
 
-    pipe = ps.Pipeline.from_dataset(Numbers(10), **kind).map(runs_dry, **kind)
+    pipe = ps.Pipeline.from_dataset(Numbers(10), **here).map(runs_dry, **here)
     error = first_error(pipe.batch(2))
     assert type(error) is ps.SampleError
     assert "Map(ID:1) runs_dry raised StopIteration" in str(error)
     assert "sample index 5 (" in "\n".join(error.__notes__)
 
 
-def test_a_function_with_a_wrong_signature_is_named(kind: Kind) -> None:
+def test_a_function_with_a_wrong_signature_is_named(here: Kind) -> None:
     def takes_two(image: Any, label: Any) -> Any:
         return image
 
-    pipe = ps.Pipeline.from_dataset(Numbers(10), **kind).map(takes_two, **kind)
+    pipe = ps.Pipeline.from_dataset(Numbers(10), **here).map(takes_two, **here)
     error = first_error(pipe.batch(2))
     assert type(error) is TypeError
     assert "Map(ID:1) takes_two, sample index 0" in "\n".join(error.__notes__)
 
 
-def test_samples_that_make_no_batch_are_named(kind: Kind) -> None:
+def test_samples_that_make_no_batch_are_named() -> None:
     pipe = ps.Pipeline.from_dataset([object() for _ in range(4)], executor="inline")
     error = first_error(pipe.batch(2))
     assert type(error) is TypeError

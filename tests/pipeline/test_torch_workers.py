@@ -79,18 +79,19 @@ import resource, warnings
 from penstock import DataLoader
 
 warnings.simplefilter("ignore")
-resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {hard}))
-loader = DataLoader(range(400), 4, num_workers=32, sample_seeding=True)
-batches = [batch.tolist() for batch in loader]
-assert sum(batches, []) == list(range(400))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for limit in 48, 64:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    loader = DataLoader(range(100), 4, num_workers=32, sample_seeding=True)
+    batches = [batch.tolist() for batch in loader]
+    assert sum(batches, []) == list(range(100))
+    loader.close()
 print("whole")
 """
 
 
-@pytest.mark.parametrize("limit", [48, 64])
-def test_few_descriptors_mean_fewer_workers_and_a_line_in_the_log(limit: int) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    script = SHORT.format(limit=limit, hard=hard)
-    done = warm.run([sys.executable, "-P", "-c", script], timeout=60)
+def test_few_descriptors_mean_fewer_workers_and_a_line_in_the_log() -> None:
+    done = warm.run([sys.executable, "-P", "-c", SHORT], timeout=60)
     assert done.stdout == "whole\n", done.stderr
-    assert f"`ulimit -n` is {limit}, which leaves room for" in done.stderr
+    for limit in (48, 64):
+        assert f"`ulimit -n` is {limit}, which leaves room for" in done.stderr

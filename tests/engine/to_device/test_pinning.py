@@ -81,9 +81,16 @@ def noted(samples: list[Any]) -> Any:
     return Noted(default_collate(samples), f"{len(samples)} samples")
 
 
-@pytest.mark.parametrize("collate_fn", [None, stacked, noted])
-@pytest.mark.parametrize("kind", KINDS_OF_WORKERS)
-@pytest.mark.parametrize("refusing", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "collate_fn", "refusing"),
+    [
+        (kind, collate_fn, refusing)
+        for kind in KINDS_OF_WORKERS
+        for collate_fn in (None, stacked, noted)
+        for refusing in (False, True)
+        if kind != "processes" or collate_fn is not stacked or not refusing
+    ],
+)
 def test_a_loader_s_workers_pin_its_batches(
     memory: Memory, kind: str, collate_fn: Any, *, refusing: bool
 ) -> None:

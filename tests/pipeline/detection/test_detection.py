@@ -1,4 +1,4 @@
-"""Operators for images with boxes equal plain loops on a thousand random samples."""
+"""Operators for images with boxes equal plain loops on random samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from penstock.pipeline.detection import aspect_groups, collate, crop, flip, resize
 
-SAMPLES = 1000
+SAMPLES = 300
 Sample = tuple[Any, dict[str, Any]]
 
 

@@ -88,7 +88,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, Box]:
 
 
 @needs_extension
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(
     drawn=boxes(),
     sampling=st.sampled_from(SAMPLINGS),
@@ -239,7 +239,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
     rng, decoded, unnoticed = random.Random(19), 0, 0
     files = [jpeg(noise(67, 70, 1), sampling) for sampling in sorted(TAKEN)]
     files += [by_pillow(noise(67, 70), restart_marker_blocks=2), UNUSUAL["progressive"]]
-    for _ in range(10_000):
+    for _ in range(3000):
         data = damaged(rng.choice(files), rng)
         size = said_size(data) if rng.random() < 0.9 else (90, 120)
         box = Box(*(rng.randrange(1, rng.choice((35, 70))) for _ in range(4)))
@@ -254,7 +254,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
             unnoticed += 1
         else:
             assert np.array_equal(image, expected)
-    assert 200 < decoded < 5000
+    assert 60 < decoded < 1500
     assert (unnoticed == 0) == to_end
 
 

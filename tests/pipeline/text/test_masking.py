@@ -16,7 +16,7 @@ from penstock.errors import SampleError, SpecError
 from penstock.pipeline.text import mask_tokens
 
 VOCABULARY, MASK, SPECIAL = 120, 4, (0, 1, 2)
-SAMPLES = 1000
+SAMPLES = 300
 
 
 def seeded(seed: int) -> np.random.Generator:

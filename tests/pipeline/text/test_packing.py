@@ -7,12 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pipeline.text.packing import BestFit, Concatenated, PackingPlan, best_fit
 
-SAMPLES = 1000
+SAMPLES = 300
 Token = tuple[int, int]
 """A document, and a position in it."""
 
@@ -92,6 +92,7 @@ lengths_and_size = st.tuples(
 )
 
 
+@settings(max_examples=50)
 @given(lengths_and_size)
 @pytest.mark.parametrize("plan_of", [Concatenated, BestFit])
 def test_no_token_is_lost_or_repeated(
