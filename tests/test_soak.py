@@ -1,4 +1,4 @@
-"""A hundred thousand epochs: nothing grows."""
+"""Twenty thousand epochs: nothing grows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import penstock as ps
 from support.datasets import KINDS, Numbers
 from support.leaks import Footprint, children, leaks_since
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-EPOCHS = 100_000
-WARM = 5_000
+EPOCHS = 20_000
+WARM = 2_000
 """Epochs after which everything made only once exists."""
 GROWTH = 1 << 20
-"""Bytes by which the allocator may vary by chance: 11 an epoch."""
+"""Bytes by which the allocator may vary by chance: 58 an epoch."""
 
 
 def held_bytes() -> int:
@@ -28,7 +28,7 @@ def held_bytes() -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_grows_over_a_hundred_thousand_epochs(kind: str) -> None:
+def test_nothing_grows_over_twenty_thousand_epochs(kind: str) -> None:
     source = ps.Pipeline.from_dataset(Numbers(8), **KINDS[kind])
     with source.shuffle(seed=1).batch(4) as pipe:
         for epoch in range(EPOCHS):
