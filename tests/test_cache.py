@@ -80,8 +80,10 @@ ARRANGEMENTS: Mapping[str, Callable[[ps.Pipeline], ps.Pipeline]] = {
 }
 
 
-@pytest.mark.parametrize("name", ARRANGEMENTS)
-@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [*((name, False) for name in ARRANGEMENTS), ("repeat", True), ("all", True)],
+)
 def test_the_order_is_that_of_the_plan_wherever_the_cache_is(
     name: str, *, first: bool, log: Path
 ) -> None:
@@ -217,8 +219,11 @@ SIZES = ps.schedule.of(
 )
 
 
-@pytest.mark.parametrize("kind", [INLINE, THREADS], ids=["inline", "threads"])
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(
+    ("which", "kind"),
+    [("RAM", THREADS), ("disk", INLINE), ("both", THREADS)],
+    ids=TIERS,
+)
 def test_each_image_size_has_records_of_its_own(
     which: str, kind: Mapping[str, Any], log: Path, tmp_path: Path
 ) -> None:
@@ -246,7 +251,9 @@ def test_a_cache_before_the_stage_that_uses_the_size_holds_one_copy(log: Path) -
 # State
 
 
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(
+    "which", ["RAM", "disk", pytest.param("both", marks=pytest.mark.slow)]
+)
 def test_a_state_from_the_middle_of_an_epoch_restores_cold_and_warm(
     which: str, log: Path, tmp_path: Path
 ) -> None:

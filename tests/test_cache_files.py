@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_runtime_folder")
 
 INLINE = EXECUTORS["inline"]
 CLASSES = ("ant", "bee", "cat")
-EACH = 20
+EACH = 10
 LENGTH = EACH * len(CLASSES)
 
 WEB = {f"{at:03}.bin": bytes([at]) * (at + 1) for at in range(40)}

@@ -271,7 +271,7 @@ def test_the_stricter_of_two_jobs_on_one_folder_stops_at_its_limit(
         assert ended(training)["told"] == []
     alone = tmp_path / "alone"
     for _ in range(2):  # the second job sees all that the first has written
-        said = ended(begun(disk=str(alone), disk_limit=few, epochs=1))
+        said = train(disk=str(alone), disk_limit=few, epochs=1)
         assert said["told"] == []
     assert 0 < said["nbytes"]["disk"] <= few
 
@@ -306,7 +306,7 @@ def test_a_killed_trainer_leaves_no_process_and_no_memory(
         _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
     assert not memory & arenas(psutil.process_iter())
-    said = ended(begun(**cache))
+    said = train(**cache)
     assert said["told"] == []
     assert said["records"]["RAM"] == SAMPLES
 
