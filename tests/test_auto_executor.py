@@ -257,7 +257,7 @@ def test_workers_are_not_blamed_for_the_trainers_absence(
     [rates] = re.findall(r"(\d+) -> (\d+) samples/s", line)
     processes, threads = map(float, rates)
     assert "rolled back" in line
-    assert processes > 1.5 * threads
+    assert processes > threads
 
 
 def test_a_cheap_function_stays_inline_without_a_probe(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ProcessPoolExecutor
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +110,13 @@ def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> N
         check(log, tmp_path / "cut.html", CAUSES[cause], said(log))
 
 
-def day(prefix: Path, rank: int) -> Path:
-    return record(prefix, "train", rank, 86_400.0, LONG)
-
-
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
     """Return the prefix of the logs of eight ranks that each trained for a day."""
     prefix = tmp_path / "day"
-    with ProcessPoolExecutor(3) as pool:
-        list(pool.map(day, [prefix] * 8, range(8)))
+    log = record(prefix, "train", 0, 86_400.0, LONG)
+    for rank in range(1, 8):
+        shutil.copy(log, f"{prefix}_{rank}.jsonl")
     return prefix
 
 
@@ -144,15 +142,25 @@ def cost(*arguments: str) -> tuple[float, float]:
     return cpu_s, 1024 * peak_kib
 
 
+def parsing_s(paths: list[Path]) -> float:
+    """Return the CPU seconds of parsing every line, and of nothing else."""
+    begun_s = time.process_time()
+    for path in paths:
+        for line in path.read_bytes().splitlines():
+            json.loads(line)
+    return time.process_time() - begun_s
+
+
 def test_a_day_of_eight_ranks_is_reported_in_little_time_and_memory(
     days: Path, tmp_path: Path
 ) -> None:
-    for rank in range(8):
-        assert Path(f"{days}_{rank}.jsonl").stat().st_size < 50e6
-    page = tmp_path / "day.html"
+    logs = [Path(f"{days}_{rank}.jsonl") for rank in range(8)]
+    assert all(log.stat().st_size < 50e6 for log in logs)
+    page, short = tmp_path / "day.html", record(tmp_path / "short", workload=LONG)
+    begins_s, _ = cost(str(short))
     for asked in ((), ("--html", str(page))):
         cpu_s, peak_bytes = cost(str(days), *asked)
-        assert cpu_s < 5.0
+        assert cpu_s - begins_s < parsing_s(logs)  # most lines are not parsed
         assert peak_bytes < 500e6
     assert page.stat().st_size < 1.5e6
     told, text = str(read_report(days)), page.read_text()
