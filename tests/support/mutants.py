@@ -361,20 +361,25 @@ def near_tests(root: Path, file: str) -> list[str]:
     """Name the test files that mirror a module, then those that import or name it.
 
     A helper of the tests that imports it counts as much as the tests that import that.
-    If there are none, name those of the nearest folder that has any.
+    Without a mirror, those beside the place of one come first.
     """
     path = Path(file)
-    mirrors = root.glob(f"tests/{path.parent}/test_{path.stem.strip('_')}*.py")
+    mirrors = sorted(root.glob(f"tests/{path.parent}/test_{path.stem.strip('_')}*.py"))
     naming = users(root, importing(path))
     for helper in (root / "tests" / "support").glob("*.py"):
         if importing(path).search(helper.read_text()):
             naming += users(root, re.compile(rf"\bsupport\.{helper.stem}\b"))
-    found = dict.fromkeys([*sorted(mirrors), *sorted(naming)])
-    for folder in () if found else path.parents[:-1]:
-        found |= dict.fromkeys(sorted(root.glob(f"tests/{folder}/test_*.py")))
-        if found:
-            break
+    beside = [] if mirrors else nearest(root, path)
+    found = dict.fromkeys([*mirrors, *beside, *sorted(naming)])
     return [str(each.relative_to(root)) for each in found]
+
+
+def nearest(root: Path, path: Path) -> list[Path]:
+    """Return the test files that mirror the folder of a module, or one above it."""
+    for folder in path.parents[:-1]:
+        if found := sorted(root.glob(f"tests/{folder}/test_*.py")):
+            return found
+    return []
 
 
 def importing(path: Path) -> re.Pattern[str]:
