@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.cache import cache
+from penstock.cache import tiers as cache_tiers
 from penstock.cache.cache import REPEATED, RandomUpstreamError
 from penstock.cache.tiers import COMPARED
 from penstock.system.runtime_folder import runtime_folder
+from support import cached_data
 from support.cached_data import (
     EXECUTORS,
     TIERS,
     Held,
     Noted,
+    TurnedClock,
     cached,
     doubled,
     each_with_another,
@@ -286,8 +290,12 @@ def test_states_with_and_without_a_cache_are_interchangeable(
 # What is reported
 
 
-def test_statistics_count_hits_and_what_they_saved(log: Path) -> None:
-    wait_s = 0.005
+def test_statistics_count_hits_and_what_they_saved(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, wait_s = TurnedClock(), 0.005
+    for module in (cached_data, cache, cache_tiers):
+        monkeypatch.setattr(module, "time", clock)
     kind = {"ram": "1MB", "codec": "lz4"}
     with cached(log, INLINE, kind, wait_s=wait_s, width=1000) as pipe:
         for _ in range(3):
@@ -300,7 +308,7 @@ def test_statistics_count_hits_and_what_they_saved(log: Path) -> None:
     assert (ram.records, ram.evictions, told.refused, told.damaged) == (LENGTH, 0, 0, 0)
     assert 0 < told.ratio < 0.5
     assert told.ratio * LENGTH * 4000 == pytest.approx(ram.nbytes, rel=0.25)
-    assert 0.8 * 2 * LENGTH * wait_s < ram.seconds_saved < 10 * LENGTH * wait_s
+    assert ram.seconds_saved == pytest.approx(2 * LENGTH * wait_s)
 
 
 def test_a_cached_pipeline_prints_as_the_code_that_makes_it() -> None:

@@ -64,7 +64,7 @@ def test_data_that_keeps_paths_moves_to_workers(tmp_path: Path) -> None:
     loader = ps.DataLoader(Photographs(tmp_path), 8)  # type: ignore[arg-type]
     expected = [[index + 11 for index in range(at, at + 8)] for at in range(0, 40, 8)]
     assert [batch.tolist() for batch in loader][:5] == expected
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while loader.explain().stages[0].executor == "inline":
         assert time.monotonic() < until
         assert [batch.tolist() for batch in loader][:5] == expected

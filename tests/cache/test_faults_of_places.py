@@ -303,7 +303,7 @@ def test_a_killed_trainer_leaves_no_process_and_no_memory(
         memory = arenas(family)
         assert memory
         trainer.kill()
-        _, alive = psutil.wait_procs(family, timeout=20)
+        _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     assert not memory & arenas(psutil.process_iter())
     said = train(**cache)

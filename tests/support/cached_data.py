@@ -32,6 +32,7 @@ __all__ = [
     "Held",
     "Noted",
     "Ran",
+    "TurnedClock",
     "cached",
     "doubled",
     "doubled_in_loop",
@@ -74,6 +75,22 @@ def each_with_another() -> list[Any]:
         pytest.param(*pair, marks=() if pair in TOGETHER else pytest.mark.slow)
         for pair in product(TIERS, EXECUTORS)
     ]
+
+
+class TurnedClock:
+    """Stands for the module `time` where only a sleep takes time."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.now_ns / 1e9
 
 
 class Noted:
