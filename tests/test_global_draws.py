@@ -37,7 +37,7 @@ def draw_all() -> tuple[float, ...]:
     return tuple(float(draw()) for draw in GLOBAL.values())
 
 
-def others_turn() -> None:
+def give_way() -> None:
     """Let another process take samples, too."""
     time.sleep(0.0005)
 
@@ -52,7 +52,7 @@ class Draws:
         return LENGTH
 
     def __getitem__(self, index: int) -> tuple[float, ...]:
-        others_turn()
+        give_way()
         if self.dies is not None and index == LENGTH // 2 and not self.dies.exists():
             self.dies.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -104,7 +104,7 @@ class OfItsWorker(Draws):
         return LENGTH
 
     def __getitem__(self, index: int) -> float:  # type: ignore[override]
-        others_turn()
+        give_way()
         return float(self.generator.random())
 
 

@@ -28,7 +28,7 @@ from support.short_epochs import LENGTH, samples
 RECORD = 64
 
 
-def others_turn() -> None:
+def give_way() -> None:
     """Let another thread or process come between."""
     time.sleep(0.0001)
 
@@ -48,7 +48,7 @@ class Records:
 
     def __getitem__(self, index: int) -> int:
         self.file.seek(index * RECORD)
-        others_turn()
+        give_way()
         return int(np.frombuffer(self.file.read(RECORD), np.int64)[-1])
 
 
@@ -66,7 +66,7 @@ class Zipped(Records):
         self.archive = zipfile.ZipFile(path)
 
     def __getitem__(self, index: int) -> int:
-        others_turn()
+        give_way()
         return int(self.archive.read(str(index)))
 
 
@@ -80,7 +80,7 @@ class BareDescriptor(Records):
 
     def __getitem__(self, index: int) -> int:
         os.lseek(self.number, index * RECORD, os.SEEK_SET)
-        others_turn()
+        give_way()
         return int(np.frombuffer(os.read(self.number, RECORD), np.int64)[-1])
 
     def __del__(self) -> None:
@@ -97,7 +97,7 @@ class OwnStream:
         return LENGTH
 
     def __getitem__(self, index: int) -> float:
-        others_turn()
+        give_way()
         if isinstance(self.generator, torch.Generator):
             return float(torch.rand((), generator=self.generator))
         return float(self.generator.random())
@@ -114,7 +114,7 @@ class Counting:
         return LENGTH
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        others_turn()
+        give_way()
         self.calls += 1
         self.kept.setdefault(index, self.calls)
         return self.kept[index], self.calls
@@ -136,7 +136,7 @@ class OpensLate:
             self.inner = self.make()
         assert self.reading.acquire(blocking=False), "read by two threads at once"
         try:
-            others_turn()
+            give_way()
             return self.inner[index], os.getpid()
         finally:
             self.reading.release()
@@ -156,7 +156,7 @@ class OutOfSight(Records):
         try:
             file = self.opened()
             file.seek(index * RECORD)
-            others_turn()
+            give_way()
             return int(np.frombuffer(file.read(RECORD), np.int64)[-1]), os.getpid()
         finally:
             self.reading.release()
@@ -258,7 +258,7 @@ class KeepsLast:
         number, offset = divmod(index, 4)
         if self.kept[0] != number:
             self.kept = number, [*range(4 * number, 4 * number + 4)]
-        others_turn()
+        give_way()
         return self.kept[1][offset], os.getpid()
 
 
@@ -403,7 +403,7 @@ class Slow:
         return LENGTH
 
     def __getitem__(self, index: int) -> int:
-        others_turn()
+        give_way()
         return index
 
 
