@@ -1,0 +1,97 @@
+"""What the maker of worker pools shares among them, and lets go of in the end.
+
+Ray is played: real actors are tried where it is installed.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.engine.workers import actors, cluster
+from penstock.engine.workers.making import ACTOR, PoolMaker, start_method
+
+
+class Played:
+    """Stands for a connection to Ray and for the pool of actors; notes the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def join(self, engine: object) -> Played:
+        self.calls.append(("join", engine))
+        return self
+
+    def check_room(self, engine: object, stages: int, options: Any) -> None:
+        self.calls.append(("check_room", engine, stages, options))
+
+    def leave(self, engine: object) -> None:
+        self.calls.append(("leave", engine))
+
+    def pool(self, *given: Any) -> Any:
+        self.calls.append(("pool", *given))
+        made = SimpleNamespace(given=given)
+        made.renew = lambda: self.calls.append(("renew", made))
+        return made
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played()
+    monkeypatch.setattr(cluster, "join", played.join)
+    monkeypatch.setattr(actors, "ActorPool", played.pool)
+    return played
+
+
+def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any:
+    segments = [
+        SimpleNamespace(executor=each, subjects=(), program=None) for each in executors
+    ]
+    options = SimpleNamespace(ray_options=ray_options, multiprocessing_context=context)
+    plan = SimpleNamespace(shard=SimpleNamespace(rank=2))
+    return SimpleNamespace(
+        plan=plan, segments=segments, seed=7, options=options, cpu_cores=2.4
+    )
+
+
+def test_an_engine_without_actors_never_asks_for_ray(played: Played) -> None:
+    maker = PoolMaker(recipe("thread", "inline"), 0, slabs=None)  # type: ignore[arg-type]
+    maker.begin()
+    maker.renew()
+    maker.close()
+    assert played.calls == []
+    assert not maker.forked
+
+
+def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
+    played: Played,
+) -> None:
+    made = recipe("ray", "thread", "ray", ray_options={"num_cpus": 3})
+    maker = PoolMaker(made, 5, slabs=None)  # type: ignore[arg-type]
+    maker.begin()
+    options = {**ACTOR, "num_cpus": 3}
+    assert played.calls == [("join", maker), ("check_room", maker, 2, options)]
+    maker.close()
+    assert played.calls[-1] == ("leave", maker)
+
+
+def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
+    played: Played,
+) -> None:
+    made = recipe("ray", "ray")
+    maker = PoolMaker(made, 5, slabs=None)  # type: ignore[arg-type]
+    maker.begin()
+    connector: Any = object()
+    pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
+    seeds = (7, 5, 2)  # the seed, the first batch and the rank
+    for pool, segment in zip(pools, made.segments, strict=True):
+        assert pool.given == (connector, segment, played, maker, seeds, ACTOR)
+    maker.renew()
+    assert played.calls[-2:] == [("renew", pool) for pool in pools]
+
+
+@pytest.mark.parametrize("said", [None, "spawn", "forkserver", "fork"])
+def test_processes_are_forked_unless_the_user_says_otherwise(said: Any) -> None:
+    assert start_method(recipe("process", context=said)) == (said or "fork")
