@@ -322,20 +322,19 @@ def test_a_loop_used_in_a_forked_process_is_an_error_that_says_so(kind: str) -> 
         assert len(list(loop)) == 9
 
 
-def test_loops_in_daemon_threads_end_silently_with_the_program() -> None:
-    code = """
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_loop_in_a_daemon_thread_ends_silently_with_the_program(kind: str) -> None:
+    code = f"""
 import threading, penstock as ps
-def loop(kind, begun):
-    data = ps.Pipeline.from_dataset(range(40), executor=kind)
-    # torch aborts where the end finds it at work
-    with data.batch(4, collate_fn=tuple) as pipe:
-        while True:
-            for batch in pipe:
-                begun.set()
-for kind in ("inline", "thread", "process"):
-    begun = threading.Event()
-    threading.Thread(target=loop, args=(kind, begun), daemon=True).start()
-    assert begun.wait(60)
+data = ps.Pipeline.from_dataset(range(40), executor={kind!r})
+pipe = data.batch(4, collate_fn=tuple)  # torch aborts where the end finds it at work
+begun = threading.Event()
+def loop():
+    while True:
+        for batch in pipe:
+            begun.set()
+threading.Thread(target=loop, daemon=True).start()
+assert begun.wait(60)
 """
     assert told_by(code) == (0, b"")
 

@@ -112,7 +112,7 @@ def test_dozens_of_changes_of_process_counts_under_load() -> None:
     workers = WORKERS["3 processes"]
     with pipe_of(workers, workers) as pipe:
         names = "num_parallel_workers"
-        epochs, found = train(pipe, 48, most=5, names=names, each=1)
+        epochs, found = train(pipe, 36, most=5, names=names, each=1)
     assert found == undisturbed(epochs)
 
 

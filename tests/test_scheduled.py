@@ -85,7 +85,7 @@ def test_global_batches_are_the_same_on_any_number_of_ranks(schedule: Any) -> No
         assert list(epochs(ranks(world, schedule, workers=workers), 2)) == alone
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     schedule=st.sampled_from(SCHEDULES),
     worlds=st.lists(st.sampled_from(WORLDS), min_size=3, max_size=3),
