@@ -128,7 +128,9 @@ def test_records_in_ram_end_with_their_process(log: Path) -> None:
     assert (first.hits, first.misses) == (0, LENGTH)
 
 
-@pytest.mark.parametrize("which", TIERS)
+@pytest.mark.parametrize(
+    "which", ["RAM", "both", pytest.param("disk", marks=pytest.mark.slow)]
+)
 def test_three_processes_on_a_cold_cache_compute_each_sample_once(
     which: str, log: Path, tmp_path: Path
 ) -> None:

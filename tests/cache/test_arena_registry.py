@@ -115,12 +115,12 @@ def test_a_folder_that_others_may_write_to_is_not_used() -> None:
 
 def test_a_list_that_others_remove_meanwhile_is_opened_all_the_same() -> None:
     def come_and_go(_: int) -> None:
-        for _ in range(100):
+        for _ in range(60):
             with listed(the_list()) as holders:
                 assert holders == []
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(come_and_go, range(8)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
     assert not the_list().exists()
 
 

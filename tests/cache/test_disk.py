@@ -247,7 +247,7 @@ def test_a_fork_waits_for_calls_to_lmdb_that_are_under_way(folder: Path) -> None
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        for _ in range(8):
+        for _ in range(5):
             with forked(work) as child:
                 assert child.hear() == "True"
     finally:

@@ -80,7 +80,6 @@ def test_a_disk_with_hardly_any_room_stores_nothing_and_warns_once(
     ("size", "executor"),
     [
         ("400k", "process"),
-        ("1m", "thread"),
         *(
             pytest.param(size, executor, marks=pytest.mark.slow)
             for size in ("256k", "400k", "1m")
@@ -266,7 +265,7 @@ def test_the_stricter_of_two_jobs_on_one_folder_stops_at_its_limit(
 ) -> None:
     few = 10 * WIDTH
     strict = begun(disk=str(tmp_path), disk_limit=few)
-    loose = begun(disk=str(tmp_path), disk_limit=1 << 30, executor="process")
+    loose = begun(disk=str(tmp_path), disk_limit=1 << 30)
     for training in (strict, loose):
         assert ended(training)["told"] == []
     alone = tmp_path / "alone"

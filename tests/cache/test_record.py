@@ -162,16 +162,14 @@ def test_a_record_of_another_version_is_refused_with_the_cure() -> None:
         decode(resealed(record), KEY)
 
 
-@pytest.mark.parametrize("place", LENGTHS)
-@pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
 @EACH
-def test_a_length_that_is_forged_is_refused_at_no_cost(
-    each: Codec, length: int, place: int
-) -> None:
-    record = bytearray(encode(sample(), KEY, each))
-    struct.pack_into("<Q", record, place, length)
-    with within(1 << 20), pytest.raises(RecordError):
-        decode(resealed(record), KEY)
+def test_a_length_that_is_forged_is_refused_at_no_cost(each: Codec) -> None:
+    record = encode(sample(), KEY, each)
+    for place, length in itertools.product(LENGTHS, (0, 1, 2**31, 2**63, 2**64 - 1)):
+        forged = bytearray(record)
+        struct.pack_into("<Q", forged, place, length)
+        with within(1 << 20), pytest.raises(RecordError):
+            decode(resealed(forged), KEY)
 
 
 @pytest.mark.parametrize("name", ["zstd", "filter"])

@@ -256,7 +256,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 @pytest.mark.long
 def test_the_tiers_return_what_would_be_computed() -> None:
-    examples = int(os.environ.get("PENSTOCK_EXAMPLES", "6"))
+    examples = int(os.environ.get("PENSTOCK_EXAMPLES", "5"))
     run_state_machine_as_test(
         TiersMachine, settings=settings(max_examples=examples, stateful_step_count=20)
     )

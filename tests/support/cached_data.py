@@ -60,17 +60,15 @@ TIERS = ("RAM", "disk", "both")
 
 TOGETHER = {
     ("both", "inline"),
-    ("RAM", "1 thread"),
-    ("disk", "4 thread"),
-    ("RAM", "1 process"),
+    ("disk", "1 thread"),
+    ("RAM", "4 thread"),
     ("both", "4 process"),
-    ("disk", "1 async"),
-    ("both", "4 async"),
+    ("disk", "4 async"),
 }
 
 
 def each_with_another() -> list[Any]:
-    """Return cases (tiers, executor) with each of both; slow ones have the others."""
+    """Return cases (tiers, executor); those that are slow are all but a few."""
     return [
         pytest.param(*pair, marks=() if pair in TOGETHER else pytest.mark.slow)
         for pair in product(TIERS, EXECUTORS)

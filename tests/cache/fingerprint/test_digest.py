@@ -50,7 +50,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
 
 
 SPAWNS = """
-import json, multiprocessing, os
+import json, multiprocessing, os, sys
 from penstock.cache.fingerprint.digest import digest
 from support.cache_things import digests
 class Crop:
@@ -67,28 +67,51 @@ if __name__ == "__main__":
     say(Crop())
     old = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "1" if old != "1" else "2"
-    for method in ("fork", "spawn"):
+    for method in sys.argv[1:]:
         context = multiprocessing.get_context(method)
         process = context.Process(target=say, args=(Crop(),))
         process.start()
         process.join()
 """
+AS_SPAWNED = """
+import multiprocessing.spawn, sys
+multiprocessing.spawn._fixup_main_from_path(sys.argv[1])
+main = sys.modules["__main__"]
+main.say(main.Crop())
+"""
 
 
-@pytest.mark.long
-def test_a_spawned_process_with_another_hash_seed_finds_the_same_digests(
-    tmp_path: Path,
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SPAWNS)
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SPAWNS)
+    return str(path)
+
+
+def told(*arguments: str) -> list[list[Any]]:
+    """Return what each process of a script says of its digests."""
     path = os.pathsep.join((SUPPORT, os.environ.get("PYTHONPATH", "")))
-    variables = os.environ | {"PYTHONPATH": path}
-    command = [sys.executable, "-P", str(script)]
-    printed = warm.run(command, env=variables, brief=True).stdout
-    script_told, forked, spawned = map(json.loads, printed.splitlines())
-    assert script_told == forked
-    assert spawned[0] != forked[0]
-    assert spawned[1:] == forked[1:]
+    command = [sys.executable, "-P", *arguments]
+    done = warm.run(command, env=os.environ | {"PYTHONPATH": path}, brief=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_script_and_its_forks_and_spawns_find_the_same_digests(script: str) -> None:
+    in_script, forked = told(script, "fork")
+    (as_spawned,) = told("-c", AS_SPAWNED, script)
+    assert in_script == forked == as_spawned
+    here = [hash("a"), in_script[1], cache_things.digests()]
+    assert here[1:] == in_script[1:]
+    assert here[0] != in_script[0] or "PYTHONHASHSEED" in os.environ
+
+
+@pytest.mark.slow  # an interpreter of its own, which loads torch
+def test_a_spawned_process_with_another_hash_seed_finds_the_same_digests(
+    script: str,
+) -> None:
+    in_script, spawned = told(script, "spawn")
+    assert spawned[0] != in_script[0]
+    assert spawned[1:] == in_script[1:]
     assert spawned[2] == cache_things.digests()
 
 

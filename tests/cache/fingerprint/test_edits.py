@@ -246,7 +246,7 @@ def edited(project: Path, rng: random.Random, edits: int) -> tuple[int, float]:
     return stale, kept / asked if asked else 1.0
 
 
-@pytest.mark.parametrize("edits", [12, pytest.param(800, marks=LONG)], ids=str)
+@pytest.mark.parametrize("edits", [8, pytest.param(800, marks=LONG)], ids=str)
 def test_no_edit_of_code_leaves_a_stale_key(project: Path, edits: int) -> None:
     stale, kept = edited(project, random.Random(edits), edits)
     assert stale == 0
@@ -342,7 +342,7 @@ def keyed(data: Any, contents: list[str]) -> Iterator[tuple[bytes, str]]:
         yield keys.key(at, None), content
 
 
-@pytest.mark.parametrize("edits", [8, pytest.param(200, marks=LONG)], ids=str)
+@pytest.mark.parametrize("edits", [6, pytest.param(200, marks=LONG)], ids=str)
 def test_no_edit_of_data_leaves_a_stale_key(tmp_path: Path, edits: int) -> None:
     stores = Stores(tmp_path, random.Random(edits))
     contents: dict[bytes, str] = {}
