@@ -181,7 +181,7 @@ def test_collecting_many_batches_keeps_few_files_open_and_few_mappings() -> None
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_batches_do_not_make_the_process_grow() -> None:
+def test_fifty_thousand_batches_do_not_make_the_process_grow() -> None:
     process = psutil.Process(os.getpid())
     with pipe_of(KINDS["2 threads"], length=40_000) as pipe:
         list_of_rss: list[int] = []
