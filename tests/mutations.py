@@ -39,13 +39,13 @@ LIMIT_S = 300.0
 LIMIT_OF_ALL_S = 1800.0
 """For all tests."""
 MAX_BYTES = 8 << 30
-"""Of memory for a process of the tests: a breakage may be a loop that has no end."""
+"""Memory of a process of the tests: a breakage may be a loop that has no end."""
 TRIES = 3
 """Property tests look at other examples each time."""
 SHARE = 28 / 30
-"""Of those drawn at random: so many must be caught."""
+"""The share of those drawn at random that must be caught."""
 EXAMPLES = 150
-"""Of each property of the core, for the list."""
+"""Examples of each property of the core, for the list."""
 PYTEST = [
     sys.executable,
     "-P",
@@ -279,7 +279,7 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "penstock"
         self._passes = dict.fromkeys(ENDS, True)
-        """Of tests that have failed: whether they pass in the tree as it is."""
+        """Whether tests that have failed pass in the tree as it is."""
         self._edits = 0
         shutil.copytree(ROOT, self.root, ignore=left_out)
         (folder / "tmp").mkdir()

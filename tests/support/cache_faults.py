@@ -31,7 +31,7 @@ from support.forked import End, Forked, forked
 
 SAMPLES = 150
 RAM = 4 << 20
-MOST_REPORTS = 3
+MAX_REPORTS = 3
 LONGEST_S = 0.03
 """A process is killed so long after some of its reports, at most."""
 ROUNDS_A_FOLDER = 20
@@ -128,7 +128,7 @@ def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
         for child in alive:
             child.hear()  # it is at work
         for child in alive:
-            for _ in range(dice.randrange(MOST_REPORTS)):
+            for _ in range(dice.randrange(MAX_REPORTS)):
                 told |= numbers(child.hear())
             time.sleep(dice.random() * LONGEST_S)
             told |= killed(child)

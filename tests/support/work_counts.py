@@ -1,4 +1,4 @@
-"""How much work a call does in its own thread, in units that no neighbour changes."""
+"""How much work a call does in its own thread, whatever else the machine does."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ def burning(count: int) -> Iterator[list[str]]:
             thread.join()
 
 
-def waited_s(queue: RunQueue, at_least: float) -> float:
-    """Look until threads have waited this long, or much time has passed."""
-    end, waited = time.monotonic() + 60.0, 0.0
-    while waited < at_least and time.monotonic() < end:
-        waited = queue.look()
+def look_until_they_wait(queue: RunQueue) -> float:
+    """Return how long threads have waited, once they have at all."""
+    end = time.monotonic() + 60.0
+    while not (waited := queue.look()):
+        assert time.monotonic() < end
     return waited
 
 
@@ -56,7 +56,7 @@ def test_two_threads_that_share_a_core_wait_for_it(
 ) -> None:
     monkeypatch.setattr(run_queue, "APART_NS", 0)
     with burning(2) as threads:
-        assert waited_s(RunQueue(lambda: threads), 0.05) >= 0.05
+        assert look_until_they_wait(RunQueue(lambda: threads)) > 0
 
 
 def test_the_wait_of_a_thread_that_is_gone_still_counts(
@@ -65,8 +65,10 @@ def test_the_wait_of_a_thread_that_is_gone_still_counts(
     monkeypatch.setattr(run_queue, "APART_NS", 0)
     with burning(2) as threads:
         queue = RunQueue(lambda: threads)
-        before = waited_s(queue, 0.05)
-    assert queue.look() == queue.look() >= before
+        before = look_until_they_wait(queue)
+    last = queue.look()
+    assert last >= before
+    assert queue.look() == last
 
 
 def test_one_look_serves_everybody_who_asks_soon_after(
