@@ -208,19 +208,19 @@ def _groups(
         if number == "0":
             roots = [cgroup, cgroup / "unified"]
         elif controller in controllers.split(","):
-            roots = [cgroup / controllers, cgroup / controller]
+            roots = [*{cgroup / controllers, cgroup / controller}]  # often one
         else:
             continue
         parts = [part for part in path.split("/") if part not in {"", ".."}]
-        for root in roots:
+        for root in filter(Path.is_dir, roots):
             for depth in range(len(parts), -1 if up else len(parts) - 1, -1):
                 yield root.joinpath(*parts[:depth])
 
 
 def _fields(path: Path) -> dict[str, str]:
     """Parse a file of lines `name: value` or `name value`."""
-    pairs = (re.split(r":?\s+", line, maxsplit=1) for line in _text(path).splitlines())
-    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) > 1}
+    pairs = (line.split(maxsplit=1) for line in _text(path).splitlines())
+    return {pair[0].removesuffix(":"): pair[1] for pair in pairs if len(pair) > 1}
 
 
 def _text(path: Path) -> str:
