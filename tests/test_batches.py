@@ -98,21 +98,17 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_batches_are_those_of_default_collate(name: str, kind: str) -> None:
+def test_batches_are_those_of_default_collate_and_have_their_plan(
+    name: str, kind: str
+) -> None:
     samples = [SAMPLES[name](index) for index in range(ROWS)]
+    expected = chunked(samples, 4)
     with ps.Pipeline.from_dataset(samples, **KINDS[kind]).batch(4) as pipe:
-        for _ in range(2):
-            for ours, rows in zip(pipe, chunked(samples, 4), strict=True):
+        for epoch in range(2):
+            for at, (ours, rows) in enumerate(zip(pipe, expected, strict=True)):
                 assert_same(ours, default_collate(rows))
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_batches_have_their_plan(name: str) -> None:
-    samples = [SAMPLES[name](index) for index in range(ROWS)]
-    with ps.Pipeline.from_dataset(samples).batch(4) as pipe:
-        for number, batch in enumerate(pipe):
-            assert batch.plan is pipe.plan
-            assert (batch.plan.batch, batch.plan.epoch) == (number, 0)
+                assert ours.plan is pipe.plan
+                assert (ours.plan.epoch, ours.plan.batch) == (epoch, at)
 
 
 @pytest.mark.parametrize("name", ["tensor", "tuple", "namedtuple", "dict", "nested"])
