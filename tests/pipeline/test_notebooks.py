@@ -109,6 +109,7 @@ def begun() -> int:
     return threading.active_count() + len(psutil.Process().children(recursive=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cell_that_was_interrupted_runs_again_from_its_first_batch(kind: str) -> None:
     names: dict[str, Any] = {"os": os, "signal": signal, "interrupted": True}
@@ -133,6 +134,7 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.long
 def test_ctrl_c_while_a_loop_begins_ends_only_that_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,6 +162,7 @@ def test_ctrl_c_while_a_loop_begins_ends_only_that_loop(
     assert psutil.Process().children(recursive=True) == others
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("face", LOADERS)
 def test_a_cell_that_remakes_its_loader_leaves_none_behind(face: str) -> None:
     ps.set_enable_autotune(True)

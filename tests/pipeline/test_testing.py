@@ -63,6 +63,7 @@ def test_existing_photos_are_kept_and_missing_ones_are_drawn(tmp_path: Path) -> 
     assert kept.stat().st_ino == inode
 
 
+@pytest.mark.long
 def test_several_processes_may_draw_into_one_folder_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         folders = [pool.submit(draw_photos, tmp_path, 8, size=SMALL) for _ in range(4)]
@@ -90,6 +91,7 @@ def test_progress_counts_every_photo(tmp_path: Path) -> None:
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)] * 2
 
 
+@pytest.mark.long
 def test_photos_have_the_size_and_the_spectrum_of_photos(tmp_path: Path) -> None:
     files = [p.read_bytes() for p in draw_photos(tmp_path, 8).rglob("*.jpg")]
     assert 60_000 < np.mean([len(data) for data in files]) < 120_000

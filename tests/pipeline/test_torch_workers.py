@@ -90,6 +90,7 @@ print("whole")
 """
 
 
+@pytest.mark.long
 def test_few_descriptors_mean_fewer_workers_and_a_line_in_the_log() -> None:
     done = warm.run([sys.executable, "-P", "-c", SHORT], timeout=60)
     assert done.stdout == "whole\n", done.stderr

@@ -76,7 +76,11 @@ DATASETS: dict[str, Any] = {
 CROSSING = ("tensors", "objects", "sparse", "with a gradient", "part of a part")
 """What crosses to the trainer differently: as memory, pickled, or not at all."""
 PAIRS = [
-    (name, kind)
+    pytest.param(
+        (name, kind),
+        marks=[pytest.mark.long] if kind == "3 processes" else [],
+        id=f"{name}-{kind}",
+    )
     for name in DATASETS
     for kind in KINDS
     if kind == "2 threads" or name in CROSSING
@@ -88,7 +92,7 @@ def dataset(request: pytest.FixtureRequest) -> Any:
     return DATASETS[request.param]
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
+@pytest.fixture(params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Any:
     name, kind = request.param
     return DATASETS[name], KINDS[kind]

@@ -222,6 +222,7 @@ def test_parts_of_a_batch_are_equal_in_size_and_within_the_budget() -> None:
         assert len(sizes) == 1 or max(sizes) - min(sizes) == 1
 
 
+@pytest.mark.long
 def test_threads_may_share_a_plan_and_ask_in_any_order() -> None:
     lengths = lognormal(600)
     order = Order.sequential(600).shuffle(0)

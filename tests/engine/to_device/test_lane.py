@@ -202,6 +202,7 @@ def described(**how: Any) -> ps.Pipeline:
     return ps.Pipeline.from_dataset(Numbers(40), **how).shuffle(seed=3).batch(4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "kind"), [*(("trainer", kind) for kind in KINDS), ("process", "2 threads")]
 )

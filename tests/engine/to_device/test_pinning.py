@@ -81,6 +81,7 @@ def noted(samples: list[Any]) -> Any:
     return Noted(default_collate(samples), f"{len(samples)} samples")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "collate_fn", "refusing"),
     [

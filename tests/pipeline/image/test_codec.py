@@ -115,6 +115,7 @@ SAVED += ["JPEG2000", "MPO", "PCX", "PDF", "PNG", "PPM", "QOI", "SGI", "TGA", "T
 SAVED += ["WEBP"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of damage that it reads past
 @pytest.mark.parametrize("kind", SAVED)
 def test_any_damage_to_an_image_is_a_value_error(kind: str) -> None:

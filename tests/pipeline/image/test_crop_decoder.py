@@ -87,6 +87,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, Box]:
     return height, width, Box(top, left, tall, wide)
 
 
+@pytest.mark.long
 @needs_extension
 @settings(max_examples=200)
 @given(
@@ -231,6 +232,7 @@ def said_size(data: bytes) -> tuple[int, int]:
         return 67, 70
 
 
+@pytest.mark.long
 @needs_extension
 @pytest.mark.parametrize("to_end", [True, False])
 def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(

@@ -117,6 +117,7 @@ def references(picture: Picture, magnitude: int) -> list[Any]:
     return [values(each) for each in found]
 
 
+@pytest.mark.long
 @KINDS
 def test_rand_augment_makes_one_of_pillows_changes_and_all_of_them_in_time(
     kind: Kind, small: Image

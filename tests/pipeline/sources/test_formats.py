@@ -119,6 +119,7 @@ def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
 EXPECTED = [(payload(number), number) for number in range(N)]
 
 
+@pytest.mark.long
 @every
 def test_a_source_moves_to_processes_and_back_while_it_is_read(
     maker: Any, tmp_path: Path
@@ -216,6 +217,7 @@ def test_fingerprints_survive_a_copy_and_each_sample_has_one(
     assert not (prints == changed).all(axis=1).any()
 
 
+@pytest.mark.long
 @every
 def test_a_cache_serves_the_samples_it_has_kept(maker: Any, tmp_path: Path) -> None:
     def make() -> ps.Pipeline:

@@ -86,6 +86,7 @@ def test_samples_from_a_web_server_arrive_in_order(
     assert samples(pipe) == EXPECTED
 
 
+@pytest.mark.long
 def test_an_epoch_is_left_and_resumed_between_ranges(web: HttpStore) -> None:
     ps.testing.assert_exact_resume(
         lambda: shards(web.url).shuffle(seed=3, window=2).map(len_of).batch(5), every=3
@@ -125,6 +126,7 @@ def test_transient_faults_are_retried(executor: Any) -> None:
         assert samples(pipe) == EXPECTED
 
 
+@pytest.mark.long
 def test_a_cache_keeps_the_samples_that_arrived(
     web: HttpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

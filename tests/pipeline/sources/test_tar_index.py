@@ -61,6 +61,7 @@ def found_in(content: bytes) -> list[Member]:
     return members_of("a.tar", partial(read_from, content), reopen)
 
 
+@pytest.mark.long
 @given(st.lists(members, max_size=8), st.sampled_from(sorted(FORMATS)))
 def test_the_index_has_the_places_that_tarfile_finds(
     chosen: list[Any], form: str
@@ -74,6 +75,7 @@ def test_the_index_has_the_places_that_tarfile_finds(
         assert [*usual_members(partial(read_from, content))] == expected
 
 
+@pytest.mark.long
 @given(st.data())
 def test_a_damaged_tar_is_read_as_far_as_tarfile_reads_it(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(members, min_size=1, max_size=4))

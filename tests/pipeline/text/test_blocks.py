@@ -267,6 +267,7 @@ def rows(batches: Any) -> list[list[list[int]]]:
     return [[batch[key].tolist() for key in KEYS] for batch in batches]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [True, False])
 def test_a_loader_gives_the_same_blocks_with_any_number_of_workers(
     split: bool,  # noqa: FBT001

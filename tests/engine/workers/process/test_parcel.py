@@ -185,6 +185,7 @@ print(pack([Rows(), lambda sample: plus(sample) + 1], "stages").hex())
 """
 
 
+@pytest.mark.long
 def test_objects_that_main_defines_travel_by_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
