@@ -100,10 +100,11 @@ def demo(
     seconds: Annotated[
         float,
         typer.Option(min=5, help="How long to train, not counting the time to draw."),
-    ] = 40.0,
+    ] = 30.0,
 ) -> None:
     """Train on photos that are slow to read, then let autotune fix that."""
-    from .demo import tell
+    with busy("loading torch"):
+        from .demo import tell
 
     tell(data, latency_s=latency_ms / 1000, seconds=seconds)
 
