@@ -1,4 +1,4 @@
-# make demo | check | test | test-all | lint | docs | clean
+# make demo | check | test | test-all | stress | lint | docs | clean
 # Each makes .venv (Python 3.11 or later) and installs what it needs there on first use.
 # `make demo ARGS="--data DIR"` hands options on; `make PYTHON=/path/to/python` picks one.
 
@@ -11,26 +11,32 @@ MAKEFLAGS += --no-print-directory
 # -P: the root is the package, not a folder to import its parts from one by one.
 VENV := .venv/bin/python
 RUN := $(VENV) -P -m
-PIP := $(RUN) pip install -qq --disable-pip-version-check --constraint constraints.txt
+# --no-compile: Python compiles what it imports. pip would compile thousands of modules that
+# nobody imports, for as long as all the rest takes.
+PIP := $(RUN) pip install --disable-pip-version-check --no-compile --progress-bar off \
+    --constraint constraints.txt
+# pip says four lines a package. The large ones, and what comes after them, show where it is.
+PROGRESS := awk '/Downloading.*[0-9][0-9]\.[0-9] MB/ \
+    {sub(/^ */, ""); print "set-up: " $$0; fflush()} \
+    /^Installing collected/ {print "set-up: unpacking " NF - 3 " packages"; fflush()}'
 PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 python3)
 
 # Holds the folder that was installed from: the editable install knows its absolute path.
+# .venv/with-NAME says that the extra NAME of pyproject.toml is there, too.
 STAMP := .venv/installed-from
-FRAMEWORKS := .venv/frameworks-installed
-DOCS := .venv/docs-installed
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
 # Tests start hundreds of interpreters: each would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests that do not disturb each other run side by side; `serial` ones follow, alone.
+# Three beside each other keep two cores busy, as tests wait now and then.
 BESIDE := -n 3 --dist worksteal
 # A slow test may compute for minutes. Python's dump of a thread that runs meanwhile can crash.
 PATIENTLY := -o timeout=1200 -o faulthandler_timeout=0
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
-.PHONY: help demo check test test-all programs lint docs clean
+.PHONY: help demo check test test-all stress programs lint docs clean
 
 help:
 	@sed -n 's/^# //p;/^$$/q' Makefile
@@ -40,17 +46,30 @@ demo: $(STAMP)
 
 check: lint
 	@echo "tests: units"
-	@$(RUN) pytest $(BESIDE) -m "not (slow or serial or long)" $(UNITS) $(ARGS)
+	@$(RUN) pytest $(BESIDE) -m "not (slow or long)" $(UNITS) $(ARGS)
 
 test: lint
-	@echo "tests: all but the slow ones, side by side; then those that run alone"
-	@$(RUN) pytest $(BESIDE) -m "not (slow or serial)" $(ARGS)
-	@$(RUN) pytest -m "serial and not slow" $(ARGS)
+	@echo "tests: all but the slow ones"
+	@$(RUN) pytest $(BESIDE) $(ARGS)
 
-test-all: programs lint $(FRAMEWORKS)
+test-all: programs lint .venv/with-frameworks .venv/with-examples
 	@echo "tests: all, side by side; then those that run alone"
 	@$(RUN) pytest $(BESIDE) -m "not serial" $(PATIENTLY) $(ARGS)
 	@$(RUN) pytest -m serial $(PATIENTLY) $(ARGS)
+
+# Proves that no outcome depends on how busy the machine is. It takes an hour.
+stress: lint
+	@set -m; for at in 1 2 3 4 5 6 7 8; do \
+	    echo "stress: run $$at of 8 beside two busy loops"; \
+	    for loop in 1 2; do $(VENV) -c "while True: pass" & done; \
+	    trap 'kill $$(jobs -p)' EXIT; \
+	    $(RUN) pytest $(BESIDE) -q $(ARGS); \
+	    kill $$(jobs -p); wait || true; trap - EXIT; \
+	done
+	@for at in 1 2 3; do \
+	    echo "stress: run $$at of 3 on one core"; \
+	    taskset -c 0 $(RUN) pytest $(BESIDE) -q $(ARGS); \
+	done
 
 # The tests of the HTML page would fail after three quarters of an hour.
 programs:
@@ -58,7 +77,7 @@ programs:
 	    echo "test-all opens pages in Chromium, and gets axe by npm. Install both:" \
 	        "apt install chromium npm" >&2; exit 1; }
 
-lint: $(STAMP) .types/penstock
+lint: .venv/with-test .types/penstock
 	@echo "lint: ruff check, ruff format, mypy --strict, lint-imports, codespell"
 	@$(RUN) ruff check --quiet --output-format concise
 	@$(RUN) ruff format --check --quiet || { echo "cure: $(RUN) ruff format"; exit 1; }
@@ -70,7 +89,7 @@ lint: $(STAMP) .types/penstock
 API := build/api/penstock
 CODE := $(wildcard *.py) autotune cache engine integrations pipeline system
 
-docs: $(DOCS)
+docs: .venv/with-docs
 	@rm -rf $(API) && mkdir -p $(API) && ln -s $(addprefix $(CURDIR)/,$(CODE)) $(API)
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
 	@! grep -rloE 'src="https?://[^"]*"' site --include=*.html || \
@@ -91,19 +110,16 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 	fi; \
 	echo "set-up: .venv with $$("$$python" --version)"; \
 	"$$python" -m venv .venv
-	@echo "set-up: what constraints.txt pins (the first time takes a minute or two)"
-	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[test]'
+	@echo "set-up: penstock and what it needs (half a minute, and the downloads)"
+	@$(PIP) --quiet setuptools
+	@$(PIP) --no-build-isolation --editable . | $(PROGRESS)
+	@$(VENV) -P .ci/look_for_extension.py
 	@printf '%s' '$(CURDIR)' >$@
 
-$(FRAMEWORKS): $(STAMP)
-	@echo "set-up: the frameworks that penstock is tried with (a minute or two)"
-	@$(PIP) --no-build-isolation --editable '.[test,frameworks,examples]'
-	@touch $@
-
-$(DOCS): $(STAMP)
-	@echo "set-up: what builds the documentation"
-	@$(PIP) --no-build-isolation --editable '.[test,docs]'
+# penstock is there, so pip takes from it what an extra asks for.
+.venv/with-%: $(STAMP)
+	@echo "set-up: what \`$*\` needs"
+	@$(PIP) 'penstock[$*]' | $(PROGRESS)
 	@touch $@
 
 clean:

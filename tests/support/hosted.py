@@ -35,7 +35,7 @@ __all__ = [
 Kind = Mapping[str, Any]
 """Settings of a stage that decide which workers it has."""
 
-PROMPT_S = 20.0
+PROMPT_S = 60.0
 """Seconds to wait for what should end at once, even on a busy machine."""
 
 
