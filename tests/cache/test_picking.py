@@ -1,0 +1,105 @@
+"""When the codec of a cache is chosen: by its first samples, once, for good."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from penstock.cache import picking
+from penstock.cache.picking import DISK_BYTES_PER_S, SAMPLES, Facts, Picker
+from penstock.cache.record import KEY_BYTES, decode
+
+SAMPLE = np.zeros(1000, np.uint8)
+"""Any codec but none at all makes it small."""
+KEY = bytes(KEY_BYTES)
+
+
+class Played:
+    """Stands for a choice."""
+
+    name = "zstd"
+
+    def __str__(self) -> str:
+        return "zstd, as played"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """Note what choices are made from; each is for zstd, so that it shows."""
+    noted: list[Facts] = []
+
+    def choose(facts: Facts) -> Played:
+        noted.append(facts)
+        return Played()
+
+    monkeypatch.setattr(picking, "choose", choose)
+    return noted
+
+
+def picker(
+    name: str = "auto", samples: int = 100, capacity: int = 0, *, disk: bool = True
+) -> Picker:
+    return Picker(name, samples, lambda: capacity, from_disk=disk, owner="Cache(ID:2)")
+
+
+def sizes(picker: Picker, count: int, took_ns: int = 50) -> list[int]:
+    """Store samples; return the size of each record."""
+    found = []
+    for _ in range(count):
+        parts, unpacked = picker.encoded(SAMPLE, KEY, took_ns)
+        record = b"".join(map(bytes, parts))
+        assert unpacked >= SAMPLE.nbytes
+        assert np.array_equal(decode(bytearray(record), KEY), SAMPLE)
+        found.append(len(record))
+    return found
+
+
+def test_the_first_samples_are_stored_raw_and_choose_for_all_others(
+    asked: list[Facts], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    found = sizes(picker(), SAMPLES + 3)
+    assert min(found[:SAMPLES]) > SAMPLE.nbytes
+    assert max(found[SAMPLES:]) < SAMPLE.nbytes / 2
+    assert len(asked) == 1
+    assert caplog.messages == ["Cache(ID:2): zstd, as played"]
+
+
+def test_the_choice_rests_on_what_the_samples_cost_and_what_the_tier_holds(
+    asked: list[Facts],
+) -> None:
+    for disk in (True, False):
+        measured = picker(samples=100, capacity=5000, disk=disk)
+        raw = [sizes(measured, 1, took_ns=10 * each)[0] for each in range(SAMPLES)]
+        facts = asked.pop()
+        assert facts.sample_bytes == sum(raw) / SAMPLES
+        assert facts.samples == 100
+        assert facts.compute_ns == 10
+        assert facts.capacity_bytes == 5000
+        assert facts.read_bytes_per_s == (DISK_BYTES_PER_S if disk else math.inf)
+
+
+def test_memory_with_room_for_all_needs_no_measurement(asked: list[Facts]) -> None:
+    (raw,) = sizes(picker("raw"), 1)
+    enough = math.ceil(picking.ROOMY * raw * 100)
+    roomy = picker(capacity=enough, disk=False)
+    assert sizes(roomy, 2 * SAMPLES) == [raw] * 2 * SAMPLES
+    assert asked == []
+    for other in (
+        picker(capacity=enough - 1, disk=False),
+        picker(capacity=enough, disk=True),  # smaller is read sooner
+    ):
+        sizes(other, SAMPLES)
+        assert asked.pop()
+
+
+def test_a_codec_that_the_user_names_is_used_from_the_first_sample_on(
+    asked: list[Facts],
+) -> None:
+    assert max(sizes(picker("zstd"), 2 * SAMPLES)) < SAMPLE.nbytes / 2
+    assert asked == []
+    with pytest.raises(ValueError, match="gzip"):
+        picker("gzip")
