@@ -33,7 +33,6 @@ def seen(batches: Any, step_s: float = 0.0) -> list[list[int]]:
     return found
 
 
-@pytest.mark.serial
 def test_a_loader_works_in_accelerates_wrapper_and_its_verdict_is_true() -> None:
     _, _, batches = prepared(loader(load_s=0.005))
     assert type(batches).__name__ == "DataLoaderShard"

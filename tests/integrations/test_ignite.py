@@ -33,7 +33,6 @@ def run(kind: Any, load_s: float = 0.0, step_s: float = 0.0, **settings: Any) ->
     return engine, seen, states
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("kind", ["Engine", "DeterministicEngine"])
 def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
     from ignite.engine.deterministic import DeterministicEngine

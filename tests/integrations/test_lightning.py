@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +21,43 @@ SCRIPT = Path(__file__).parents[1] / "support" / "lightning_run.py"
 SAVED_AT = STEPS // 2 + 3
 
 
-def fit(folder: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
-    """Train in a process of its own; return what each rank reports."""
-    wanted = {
-        "name": name,
+def fit(folder: Path, **runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Train by name in a process of its own; return what each rank reports."""
+    plain = {
         "devices": 1,
         "use_distributed_sampler": True,
         "load_s": 0.0,
         "step_s": 0.0,
-        **settings,
     }
+    wanted = [{**plain, "name": name, **settings} for name, settings in runs.items()]
     tests = str(SCRIPT.parents[1])
     subprocess.run(
         [sys.executable, "-P", "-W", "ignore", SCRIPT, folder, json.dumps(wanted)],
         check=True,
         env={**os.environ, "PYTHONPATH": tests},
-        timeout=100,
+        timeout=600,  # it loads Lightning, maybe beside other tests
     )
-    found = (folder / f"{name}{rank}.json" for rank in range(wanted["devices"]))
-    return [json.loads(path.read_text()) for path in found]
+    return {run["name"]: list(reports(folder, run)) for run in wanted}
 
 
-@pytest.mark.parametrize(("load_s", "step_s"), [(0.005, 0.0), (0.0, 0.05)])
-def test_the_framework_trains_and_the_verdict_is_true(
-    tmp_path: Path, load_s: float, step_s: float
-) -> None:
-    (told,) = fit(tmp_path, "run", load_s=load_s, step_s=step_s)
-    assert told["ours"]
-    assert len(told["seen"]) == 3 * STEPS
-    assert all(whole(told["seen"][n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
-    assert told["verdict"] == ("input-bound" if load_s else "not input-bound")
+def reports(folder: Path, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each rank of a run reports."""
+    for rank in range(run["devices"]):
+        yield json.loads((folder / f"{run['name']}{rank}.json").read_text())
 
 
-@pytest.mark.parametrize("inject", [True, False])
-def test_two_ranks_share_an_epoch(tmp_path: Path, *, inject: bool) -> None:
-    one, two = fit(tmp_path, "run", devices=2, use_distributed_sampler=inject)
+def test_the_framework_trains_and_the_verdict_is_true(tmp_path: Path) -> None:
+    told = fit(tmp_path, loading={"load_s": 0.005}, computing={"step_s": 0.05})
+    for (run,) in told.values():
+        assert run["ours"]
+        assert len(run["seen"]) == 3 * STEPS
+        assert all(whole(run["seen"][n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
+    assert told["loading"][0]["verdict"] == "input-bound"
+    assert told["computing"][0]["verdict"] == "not input-bound"
+
+
+def ranks_share_epochs(one: dict[str, Any], two: dict[str, Any]) -> None:
+    """Assert that two ranks have seen each sample of each epoch once."""
     assert one["ours"]
     assert one["sampler"] == two["sampler"] == "DistributedSampler"
     half = STEPS // 2
@@ -64,18 +67,32 @@ def test_two_ranks_share_an_epoch(tmp_path: Path, *, inject: bool) -> None:
     assert one["seen"][:half] != one["seen"][half : 2 * half]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_checkpoint_within_an_epoch_resumes_there(
-    tmp_path: Path, devices: int
-) -> None:
-    first = fit(tmp_path, "first", devices=devices)
+def test_two_ranks_share_an_epoch_by_a_sampler_of_their_own(tmp_path: Path) -> None:
+    told = fit(tmp_path, run={"devices": 2, "use_distributed_sampler": False})
+    ranks_share_epochs(*told["run"])
+
+
+def resumes(first: dict[str, Any], second: dict[str, Any], steps: int) -> None:
+    """Assert that a second run has seen what was left of the first one's epoch."""
+    rest = first["seen"][SAVED_AT:]
+    epoch = len(rest) % steps  # the later ones are drawn once more
+    assert second["seen"][:epoch] == rest[:epoch]
+    assert len(second["seen"]) == len(rest)
+
+
+def test_a_checkpoint_within_an_epoch_resumes_there(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint.ckpt")
-    second = fit(tmp_path, "second", devices=devices, resume=checkpoint)
+    told = fit(tmp_path, first={}, second={"resume": checkpoint})
+    resumes(*told["first"], *told["second"], STEPS)
+
+
+def test_two_ranks_share_an_epoch_and_resume_within_it(tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "checkpoint.ckpt")
+    first = fit(tmp_path, first={"devices": 2})["first"]
+    ranks_share_epochs(*first)
+    second = fit(tmp_path, second={"devices": 2, "resume": checkpoint})["second"]
     for before, after in zip(first, second, strict=True):
-        rest = before["seen"][SAVED_AT:]
-        epoch = len(rest) % (STEPS // devices)  # the later ones are drawn once more
-        assert after["seen"][:epoch] == rest[:epoch]
-        assert len(after["seen"]) == len(rest)
+        resumes(before, after, STEPS // 2)
 
 
 LOGGED = """\
@@ -104,12 +121,11 @@ trainer.fit(Model(), train_loader)
 """
 
 
-@pytest.mark.timeout(120)
 def test_verdicts_are_among_the_trainers_metrics(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOGGED)
     command = [sys.executable, "-P", "-W", "ignore", str(script), str(tmp_path)]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=600)
     (metrics,) = tmp_path.rglob("metrics.csv")
     head, *rows = metrics.read_text().splitlines()
     assert "penstock/train/wait_share" in head

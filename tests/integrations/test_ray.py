@@ -49,7 +49,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
             "RAY_TMPDIR": str(folder),
             "RAY_ADDRESS": "",
         },
-        timeout=250,  # some twelve processes start, maybe beside other tests
+        timeout=900,  # some twelve processes start, maybe beside other tests
     )
     left = of_ray(folder)
     assert [each for each in left if title(each).startswith(ACTOR)] == []
@@ -59,78 +59,68 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(told.read_text()))
 
 
-def slow(test: Any) -> Any:
-    """Mark a slow test that runs alone, as a cluster has many processes."""
-    return pytest.mark.slow(pytest.mark.serial(test))
-
-
-@slow
+@pytest.mark.slow
 def test_actors_make_the_bytes_that_threads_make(folder: Path) -> None:
     told = run("same_bytes", folder)
     assert set(told["same"].values()) == {True}, told
     assert told["left"] == 0
 
 
-@slow
-def test_two_raylets_are_faster_than_one(folder: Path) -> None:
+@pytest.mark.slow
+def test_twice_as_many_actors_work_at_once_on_two_raylets(folder: Path) -> None:
     told = run("two_raylets", folder)
-    one, two = told["rates"]
-    assert two >= 1.6 * one, told
+    assert told["found"] == [2, 4]
     assert told["left"] == 0
 
 
-@slow
+@pytest.mark.slow
 def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> None:
-    told = run("deaths", folder, 15, 7)
+    told = run("deaths", folder)
     assert told["exact"]
-    assert told["killed"]["actors"] >= 2
-    assert told["killed"]["raylets"] >= 1
+    assert told["killed"] == {"actors": 4, "raylets": 2}
     assert told["left"] == 0
 
 
-@slow
+@pytest.mark.slow
 def test_the_tuner_finds_out_how_many_actors_there_is_room_for(folder: Path) -> None:
     told = run("tuned", folder, folder / "log")
-    assert told["found"] >= 0.95 * told["best"], told
-    kind, workers = told["workers"][-1]
-    assert kind == "ray"
-    assert workers <= 4
+    assert told["workers"][-1] == 4, told
 
 
-@slow
+@pytest.mark.slow
 def test_a_cluster_without_an_actor_for_each_stage_is_refused(folder: Path) -> None:
     told = run("too_small", folder)
     assert "room for 2 actors of {'CPU': 1}, got 3 stages" in told["said"]
     assert "ray_options" in told["said"]
-    assert told["waited_s"] < 5
+    assert told["begun"] == 0
     assert told["rows"] == 20
 
 
-@slow
+@pytest.mark.slow
 def test_actors_come_and_go_while_they_are_busy(folder: Path) -> None:
     told = run("resized", folder)
     assert told == {"found": [1, 3], "most": 3, "rows": 20, "beside": 2}
 
 
-@slow
+@pytest.mark.slow
 def test_work_goes_on_locally_when_the_head_is_killed(folder: Path) -> None:
     told = run("without_head", folder)
     assert told == {"exact": True, "after": "process", "ray": False}
 
 
-@slow
+@pytest.mark.slow
 def test_work_goes_on_locally_when_the_program_shuts_ray_down(folder: Path) -> None:
     told = run("without_ray", folder)
     assert told == {"exact": True, "after": "process", "ray": False}
 
 
-@slow
+@pytest.mark.slow
 def test_actors_go_to_the_nodes_that_have_what_they_claim(folder: Path) -> None:
     told = run("places", folder)
     assert told["seen"] == told["wanted"]
 
 
-@slow
+@pytest.mark.slow
 def test_errors_name_the_sample_and_nothing_hangs(folder: Path) -> None:
     told = run("errors", folder)
     kind, said = told["found"]["faulty"]
@@ -145,7 +135,7 @@ def test_errors_name_the_sample_and_nothing_hangs(folder: Path) -> None:
     assert told["left"] == 0
 
 
-@slow
+@pytest.mark.slow
 def test_a_ray_started_by_the_pipeline_ends_with_it(folder: Path) -> None:
     assert run("own_ray", folder) == {"same": True, "during": True, "after": False}
 

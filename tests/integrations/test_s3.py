@@ -53,10 +53,26 @@ def test_objects_arrive_whole_and_in_order(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_as_many_requests_are_in_flight_as_there_are_workers(kind: Any) -> None:
-    """There are more than botocore allows by default."""
-    with served(CONTENTS, latency_s=0.2) as store:
-        found = contents(store, times=10, executor=kind, num_parallel_workers=60)
+def test_as_many_requests_are_in_flight_as_there_are_workers(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few, none is answered until more are there than botocore's ten."""
+    many, answer = asyncio.Event(), HttpStore.answer
+
+    async def answer_all_at_once(store: HttpStore, request: Any) -> Any:
+        store.inside += 1
+        store.most = max(store.most, store.inside)
+        if store.inside > 20:
+            many.set()
+        if store.asked.total() >= 20:
+            await many.wait()
+        store.inside -= 1
+        return await answer(store, request)
+
+    monkeypatch.setattr(HttpStore, "answer", answer_all_at_once)
+    with served(CONTENTS, latency_s=0) as store:
+        settings = {"executor": kind, "num_parallel_workers": 60, "hedge": False}
+        found = contents(store, times=10, **settings)
         assert found == [*CONTENTS.values()] * 10
         assert 20 < store.most <= 60
 

@@ -8,7 +8,6 @@ import itertools
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from faulty_proxy import proxied
 
 import penstock as ps
+from penstock.pipeline.sources import files
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-N = 1200
+N = 480
 BODIES = [
     np.random.default_rng(n).integers(0, 256, 2000, np.uint8).tobytes()
     for n in range(N)
@@ -132,19 +132,17 @@ def expected() -> list[tuple[bytes, int]]:
     return [(BODIES[n], n % 3) for n in itertools.chain.from_iterable(by_class)]
 
 
-def samples(pipe: ps.Pipeline) -> tuple[list[tuple[bytes, int]], float]:
-    """Return the samples of an epoch, and how many arrived a second."""
+def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
+    """Return the samples of an epoch."""
     with pipe.batch(32, collate_fn=list) as batches:
-        begun_s = time.perf_counter()
-        found = [sample for batch in batches for sample in batch]
-        return found, len(found) / (time.perf_counter() - begun_s)
+        return [sample for batch in batches for sample in batch]
 
 
 @pytest.mark.parametrize("executor", ["auto", "thread"])
 def test_class_folders_of_a_bucket_are_listed_and_read(
     store: str, executor: Any
 ) -> None:
-    found, _ = samples(folder(store, executor=executor, num_parallel_workers=16))
+    found = samples(folder(store, executor=executor, num_parallel_workers=16))
     assert found == expected()
 
 
@@ -164,8 +162,10 @@ def test_an_epoch_resumes_where_it_was_left(store: str) -> None:
     assert first + rest == whole
 
 
-@pytest.mark.parametrize("executor", ["auto", "thread"])
-@pytest.mark.parametrize("names", ["train-{000..003}.tar", "train-*.tar"])
+@pytest.mark.parametrize(
+    ("names", "executor"),
+    [("train-{000..003}.tar", "auto"), ("train-*.tar", "thread")],
+)
 def test_tars_in_a_bucket_are_read_sample_by_sample(
     store: str, names: str, executor: Any
 ) -> None:
@@ -176,12 +176,12 @@ def test_tars_in_a_bucket_are_read_sample_by_sample(
         executor=executor,
         num_parallel_workers=16,
     )
-    found, _ = samples(pipe)
+    found = samples(pipe)
     assert found == [(body, number) for number, body in enumerate(BODIES)]
 
 
 def test_tars_resume_and_lose_nothing_to_faults(store: str) -> None:
-    with proxied(store, 0.01, every=100) as proxy:
+    with proxied(store, 0.01, every=100, stall_s=1.0) as proxy:
 
         def make() -> ps.Pipeline:
             pipe = ps.Pipeline.from_webdataset(
@@ -204,16 +204,16 @@ def test_tars_resume_and_lose_nothing_to_faults(store: str) -> None:
     assert first + rest == whole
 
 
-def test_faults_lose_no_sample_and_little_time(store: str) -> None:
-    """There are 1 % of errors and 1 % of stalls of 5 s, at a latency of 50 ms."""
-    rates = []
-    for every in (0, 100):
-        with proxied(store, 0.05, every=every) as proxy:
-            pipe = folder(proxy.url, num_parallel_workers=16)
-            found, rate = samples(pipe)
-        assert found == expected()
-        assert (proxy.seen["errors"] > 0) == (proxy.seen["stalls"] > 0) == (every > 0)
-        rates.append(rate)
-    # Samples come in order, so waiting for a stall would stop the epoch for 5 s.
-    waited_s = N / rates[1] - N / rates[0]
-    assert waited_s < 0.75 * 5.0 * proxy.seen["stalls"]
+def test_faults_lose_no_sample_and_no_stall_is_waited_for(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some requests fail, and some stall until the proxy ends.
+
+    Samples come in order, so an epoch that waits for one of those would not end.
+    """
+    monkeypatch.setattr(files, "STALLED_S", 3600.0)
+    with proxied(store, 0.01, every=150, stall_s=3600.0) as proxy:
+        found = samples(folder(proxy.url, num_parallel_workers=16))
+    assert found == expected()
+    assert proxy.seen["errors"] > 0
+    assert proxy.seen["stalls"] > 0

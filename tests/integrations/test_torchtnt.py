@@ -35,7 +35,6 @@ def unit(step_s: float = 0.0, stop_at: int = -1, made: Any = None) -> Any:
     return Unit()
 
 
-@pytest.mark.serial
 def test_the_framework_trains_and_the_verdict_is_true() -> None:
     from torchtnt.framework.train import train
 

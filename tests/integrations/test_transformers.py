@@ -58,7 +58,6 @@ def trainer(
     return Mine(Model(step_s), arguments, train_dataset=SlowNamed(load_s))
 
 
-@pytest.mark.serial
 def test_the_trainer_works_with_our_loader_and_the_verdict_is_true(
     tmp_path: Path,
 ) -> None:

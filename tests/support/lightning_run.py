@@ -1,4 +1,4 @@
-"""A training with Lightning, to be run as a script: on one device, or on two by DDP."""
+"""Trainings with Lightning, to be run as a script: on one device, or one on two."""
 
 from __future__ import annotations
 
@@ -84,10 +84,12 @@ def train(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     ps.set_enable_autotune(True)
-    found = train(folder, settings)
-    (folder / f"{settings['name']}{found['rank']}.json").write_text(json.dumps(found))
+    for settings in runs:
+        found = train(folder, settings)
+        path = folder / f"{settings['name']}{found['rank']}.json"
+        path.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

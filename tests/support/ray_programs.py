@@ -8,6 +8,7 @@ and raylets.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -32,6 +33,8 @@ from support.functions import augment, digest
 from support.ray_processes import ACTOR, of_ray, title
 
 SLEEP_S = 0.02
+PATIENCE_S = 100.0
+"""Seconds to wait for what should come, maybe beside other tests."""
 
 
 # What the actors run
@@ -40,6 +43,13 @@ SLEEP_S = 0.02
 def sleepy(sample: Sample) -> Sample:
     time.sleep(SLEEP_S)
     return sample
+
+
+def spanned(sample: Sample) -> tuple[int, int]:
+    """Return when it began and ended, in ns of the host's clock."""
+    begun_ns = time.monotonic_ns()
+    time.sleep(SLEEP_S)
+    return begun_ns, time.monotonic_ns()
 
 
 def odd_ones(sample: Sample) -> bool:
@@ -121,33 +131,24 @@ def actors() -> list[psutil.Process]:
     return [each for each in of_ray(folder) if title(each).startswith(ACTOR)]
 
 
-def left_after(seconds: float) -> int:
-    """How many actors are there still, after at most so long."""
-    end_s = time.monotonic() + seconds
-    while actors() and time.monotonic() < end_s:
-        time.sleep(0.05)
+def left() -> int:
+    """How many actors do not end."""
+    until(lambda: not actors())
     return len(actors())
 
 
-def rate(
-    pipe: ps.Pipeline, warm_s: float, seconds: float
-) -> tuple[float, list[tuple[str, int]]]:
-    """Samples a second, after so long, during so long; and the workers by then."""
-    begun_s, rows = time.monotonic(), 0
-    until_s = begun_s + warm_s
-    counting = False
-    while True:
-        for values, _ in pipe:
-            now_s = time.monotonic()
-            if counting:
-                rows += len(values)
-            if now_s >= until_s and not counting:
-                counting, begun_s, until_s = True, now_s, now_s + seconds
-            elif now_s >= until_s:
-                found = pipe.stats()
-                assert found is not None
-                workers = [(s.executor, s.num_parallel_workers) for s in found.segments]
-                return rows / (now_s - begun_s), workers
+def until(true: Callable[[], object]) -> bool:
+    """Whether it becomes true before the test gives up."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not (found := bool(true())) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return found
+
+
+def most_at_once(spans: list[tuple[int, int]]) -> int:
+    """How many of these times overlap at most."""
+    turns = sorted([(end, -1) for _, end in spans] + [(begin, 1) for begin, _ in spans])
+    return max(itertools.accumulate(turn for _, turn in turns))
 
 
 # Programs
@@ -191,7 +192,7 @@ def same_bytes() -> dict[str, Any]:
                 found[name] = of_threads == [digest(far) for _ in range(2)]
                 assert of_threads[0] != of_threads[1]
         found["resumed"] = goes_on()
-        return {"same": found, "left": left_after(5)}
+        return {"same": found, "left": left()}
 
 
 def goes_on() -> bool:
@@ -209,90 +210,105 @@ def goes_on() -> bool:
 
 
 def two_raylets() -> dict[str, Any]:
-    """Samples a second of one raylet with two CPUs, and of two."""
+    """How many actors work at once on one raylet with two CPUs, and on two."""
     with clustered({"num_cpus": 2}) as (cluster, _):
-        rates = []
+        found = []
         for workers in (2, 4):
             pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
-            pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
+            pipe = pipe.map(spanned, executor="ray", num_parallel_workers=workers)
             with pipe.batch(10) as loading:
-                rates.append(rate(loading, warm_s=6.0, seconds=6.0)[0])
+                found.append(at_once(loading, workers))
             cluster.add_node(num_cpus=2)
-        return {"rates": rates, "left": left_after(5)}
+        return {"found": found, "left": left()}
 
 
-def deaths(seconds: str, node_every: str) -> dict[str, Any]:
-    """A stream while an actor is killed each second, and a raylet now and then."""
+def at_once(loading: ps.Pipeline, wanted: int) -> int:
+    """How many actors work at once, when there are so many or the test gives up."""
+    most, batches = 0, iter(loading)
+
+    def look() -> bool:
+        nonlocal most
+        spans = [pair for _ in range(8) for pair in next(batches)]
+        begins, ends = spans[::2], spans[1::2]
+        both = zip(torch.cat(begins).tolist(), torch.cat(ends).tolist(), strict=True)
+        most = max(most, most_at_once(list(both)))
+        return most >= wanted
+
+    until(look)
+    return most
+
+
+def deaths() -> dict[str, Any]:
+    """A stream while actors and raylets are killed, whenever it has gone on."""
     with clustered({"num_cpus": 2}, {"num_cpus": 2}) as (cluster, nodes):
         pipe, plain = sleeping(Numbers(400), 4)
         epochs: list[bool] = []
+        seen = 0
         over = threading.Event()
+
+        def counted() -> Iterator[Any]:
+            nonlocal seen
+            for batch in pipe:
+                seen += 1
+                yield batch
 
         def load() -> None:
             while not over.is_set():
-                epochs.append(digest(pipe) == digest(plain))
+                epochs.append(digest(counted()) == digest(plain))
 
         with pipe, plain:
             loading = threading.Thread(target=load)
             loading.start()
-            while len(actors()) < len(nodes):
-                time.sleep(0.05)
-            killed = kill(float(seconds), cluster, nodes, float(node_every))
+            killed = kill(cluster, nodes, lambda: seen)
             over.set()
             loading.join()
         return {
             "exact": all(epochs),
             "epochs": len(epochs),
             "killed": killed,
-            "left": left_after(8),
+            "left": left(),
         }
 
 
-def kill(
-    seconds: float, cluster: Cluster, nodes: list[Any], node_every_s: float
-) -> Counter[str]:
-    """Kill an actor each second, and replace a raylet every so many.
+def kill(cluster: Cluster, nodes: list[Any], seen: Callable[[], int]) -> Counter[str]:
+    """Kill actors, and replace raylets, once ten more batches were seen each time.
 
-    Raylets in the main thread: Ray sets signal handlers when it starts one.
+    In the main thread: Ray sets signal handlers when it starts a raylet.
     """
-    draws, killed, over = random.Random(0), Counter[str](), threading.Event()
-
-    def kill_actors() -> None:
-        while not over.wait(1.0):
-            if there := actors():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    draws.choice(there).kill()
-                    killed["actors"] += 1
-
-    killing, begun_s = threading.Thread(target=kill_actors), time.monotonic()
-    killing.start()
-    while time.monotonic() - begun_s + node_every_s < seconds:
-        time.sleep(node_every_s)
-        cluster.remove_node(nodes.pop(0), allow_graceful=False)
-        nodes.append(cluster.add_node(num_cpus=2))
-        killed["raylets"] += 1
-    time.sleep(max(0.0, begun_s + seconds - time.monotonic()))
-    over.set()
-    killing.join()
+    draws, killed = random.Random(0), Counter[str]()
+    for what in ("actor", "actor", "raylet", "actor", "raylet", "actor", "none"):
+        before = seen()
+        assert until(lambda: seen() - before >= 10), killed  # noqa: B023
+        if what == "actor" and until(actors):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                draws.choice(actors()).kill()
+                killed["actors"] += 1
+        elif what == "raylet":
+            cluster.remove_node(nodes.pop(0), allow_graceful=False)
+            nodes.append(cluster.add_node(num_cpus=2))
+            killed["raylets"] += 1
     return killed
 
 
 def tuned(prefix: str) -> dict[str, Any]:
-    """Samples a second of as many actors as there is room for, and of the tuner's."""
-
-    def loading(workers: Any) -> ps.Pipeline:
-        pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
-        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=workers)
-        return pipe.batch(10)
-
+    """The workers that the tuner settles on where there is room for four actors."""
     with started(cpus=4):
-        with loading(4) as pipe:
-            best, _ = rate(pipe, warm_s=6.0, seconds=5.0)
         ps.set_enable_autotune(True, prefix)
-        with loading((1, 64)) as pipe:
-            found, workers = rate(pipe, warm_s=18.0, seconds=5.0)
+        pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
+        pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=(1, 64))
+        workers: list[tuple[str, int]] = []
+        with pipe.batch(10) as loading:
+            loop = iter(loading)
+
+            def look() -> bool:
+                next(loop)
+                (found,) = [s for s in loading.stats().segments if s.executor == "ray"]
+                workers.append((found.executor, found.num_parallel_workers))
+                return found.num_parallel_workers >= 4
+
+            until(look)
         ps.set_enable_autotune(False)
-        return {"best": best, "found": found, "workers": workers}
+        return {"workers": sorted({count for _, count in workers})}
 
 
 def too_small() -> dict[str, Any]:
@@ -301,12 +317,12 @@ def too_small() -> dict[str, Any]:
         pipe = ps.Pipeline.from_dataset(Numbers(20), executor="ray")
         pipe = pipe.map(augment, executor="ray", num_parallel_workers=1)
         pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=1).batch(5)
-        begun_s, said = time.monotonic(), ""
+        said = ""
         try:
             next(iter(pipe))
         except ps.SpecError as error:
             said = str(error)
-        waited_s = time.monotonic() - begun_s
+        begun = len(actors())
         two = ps.Pipeline.from_dataset(Numbers(20), executor="inline")
         for function in (augment, sleepy):
             two = two.map(function, executor="ray", num_parallel_workers=(3, 8))
@@ -316,7 +332,7 @@ def too_small() -> dict[str, Any]:
         smaller = pipe.options(ray_options={"num_cpus": 0.5})
         with smaller:
             rows = sum(len(values) for values, _ in smaller)
-        return {"said": said, "waited_s": waited_s, "rows": rows}
+        return {"said": said, "begun": begun, "rows": rows}
 
 
 def without_head() -> dict[str, Any]:
@@ -327,12 +343,11 @@ def without_head() -> dict[str, Any]:
         with pipe, plain:
             exact, after = digest(pipe) == digest(plain), "ray"
             cluster.head_node.kill_gcs_server(check_alive=False)
-            end_s = time.monotonic() + 40
+            end_s = time.monotonic() + PATIENCE_S
             while after == "ray" and time.monotonic() < end_s:
                 exact = digest(pipe) == digest(plain) and exact
                 after = pipe.stats().segments[-1].executor
-            while ray.is_initialized() and time.monotonic() < end_s:
-                time.sleep(0.1)
+            until(lambda: not ray.is_initialized())
             exact = digest(pipe) == digest(plain) and exact
         return {"exact": exact, "after": after, "ray": ray.is_initialized()}
 
@@ -387,7 +402,7 @@ def knobs_of(pipe: ps.Pipeline) -> list[Any]:
     return [k for k in knobs if "sleepy" in k.operator and "workers" in k.name]
 
 
-def count_until(loop: Iterator[Any], wanted: int, wait_s: float = 20.0) -> int:
+def count_until(loop: Iterator[Any], wanted: int, wait_s: float = PATIENCE_S) -> int:
     """How many actors there are once there are so many, or after so long."""
     end_s = time.monotonic() + wait_s
     while len(actors()) != wanted and time.monotonic() < end_s:
@@ -423,7 +438,7 @@ def errors() -> dict[str, Any]:
                     notes = getattr(error, "__notes__", [])
                     said = "\n".join([str(error), *notes])
                     found[function.__name__] = type(error).__name__, said
-        return {"found": found, "left": left_after(5)}
+        return {"found": found, "left": left()}
 
 
 def own_ray() -> dict[str, Any]:
@@ -433,9 +448,7 @@ def own_ray() -> dict[str, Any]:
     with make("thread") as threads, make("ray").options(ray_options=claim) as far:
         same = digest(threads) == digest(far)
         during = ray.is_initialized()
-    end_s = time.monotonic() + 10
-    while ray.is_initialized() and time.monotonic() < end_s:
-        time.sleep(0.05)
+    until(lambda: not ray.is_initialized())
     return {"same": same, "during": during, "after": ray.is_initialized()}
 
 

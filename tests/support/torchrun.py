@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def torchrun(
-    ranks: int, script: Path, *args: object, timeout_s: float = 60, **options: Any
+    ranks: int, script: Path, *args: object, timeout_s: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a script on a number of ranks; return its output."""
     flags = [f"--{n.replace('_', '-')}={v}" for n, v in options.items()]
