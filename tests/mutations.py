@@ -164,6 +164,7 @@ EQUIVALENT: dict[Mutation, str] = {}
 def main(arguments: list[str]) -> int:
     """Break what the command line says; return the exit status."""
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the copy goes, too
     with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as folder:
         copy = Copy(Path(folder))
         copy.check()
