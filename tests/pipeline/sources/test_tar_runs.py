@@ -31,7 +31,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def opened(shards: str) -> WebDataset:
-    """Return the source anew: it keeps the shards open as long as it lives."""
+    """Return a new source: it keeps the shards open as long as it lives."""
     return WebDataset.find(shards, ("bin",))
 
 
