@@ -15,9 +15,10 @@ RUN := $(VENV) -P -m
 # nobody imports, for as long as all the rest takes.
 PIP := $(RUN) pip install --disable-pip-version-check --no-compile --progress-bar off \
     --constraint constraints.txt
-# pip says four lines a package. The large ones, and what comes after them, show where it is.
-PROGRESS := awk '/Downloading.*[0-9][0-9]\.[0-9] MB/ \
-    {sub(/^ */, ""); print "set-up: " $$0; fflush()} \
+# pip says four lines a package, and what it thinks of the places where it looks. The large
+# ones, and what comes after them, show where it is.
+INSTALL = $(PIP) $(1) 2> >(grep -v ^WARNING >&2) | awk '\
+    /Downloading.*[0-9][0-9]\.[0-9] MB/ {sub(/^ */, ""); print "set-up: " $$0; fflush()} \
     /^Installing collected/ {print "set-up: unpacking " NF - 3 " packages"; fflush()}'
 PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 python3)
 
@@ -111,15 +112,15 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 	echo "set-up: .venv with $$("$$python" --version)"; \
 	"$$python" -m venv .venv
 	@echo "set-up: penstock and what it needs (half a minute, and the downloads)"
-	@$(PIP) --quiet setuptools
-	@$(PIP) --no-build-isolation --editable . | $(PROGRESS)
+	@$(PIP) -qq setuptools
+	@$(call INSTALL,--no-build-isolation --editable .)
 	@$(VENV) -P .ci/look_for_extension.py
 	@printf '%s' '$(CURDIR)' >$@
 
 # penstock is there, so pip takes from it what an extra asks for.
 .venv/with-%: $(STAMP)
 	@echo "set-up: what \`$*\` needs"
-	@$(PIP) 'penstock[$*]' | $(PROGRESS)
+	@$(call INSTALL,'penstock[$*]')
 	@touch $@
 
 clean:
