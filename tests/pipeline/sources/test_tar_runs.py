@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.pipeline.sources import tar_shards
 from penstock.pipeline.sources.tar_shards import OpenTar, WebDataset
@@ -49,12 +48,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return noted
 
 
-@given(st.lists(st.integers(0, SAMPLES - 1), max_size=20))
-def test_samples_asked_for_together_are_those_asked_for_alone(
-    shards: str, indices: list[int]
-) -> None:
-    source = opened(shards)
-    assert source.__getitems__(indices) == [source[index] for index in indices]
+def test_samples_asked_for_together_are_those_asked_for_alone(shards: str) -> None:
+    # Not drawn by Hypothesis, which keeps its last example, and so the open shards.
+    source, dice = opened(shards), random.Random(0)
+    for length in range(100):
+        indices = dice.choices(range(SAMPLES), k=length // 5)
+        assert source.__getitems__(indices) == [source[index] for index in indices]
 
 
 def test_what_lies_side_by_side_is_one_read_a_shard(
