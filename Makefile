@@ -15,11 +15,8 @@ RUN := $(VENV) -P -m
 # nobody imports, for as long as all the rest takes.
 PIP := $(RUN) pip install --disable-pip-version-check --no-compile --progress-bar off \
     --constraint constraints.txt
-# pip says four lines a package, and what it thinks of the places where it looks. The large
-# ones, and what comes after them, show where it is.
-INSTALL = $(PIP) $(1) 2> >(grep -v ^WARNING >&2) | awk '\
-    /Downloading.*[0-9][0-9]\.[0-9] MB/ {sub(/^ */, ""); print "set-up: " $$0; fflush()} \
-    /^Installing collected/ {print "set-up: unpacking " NF - 3 " packages"; fflush()}'
+# pip also warns of what stops nothing: that is shown if something does.
+INSTALL = $(PIP) $(1) 2>.venv/errors | .ci/progress || { cat .venv/errors >&2; exit 1; }
 PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 python3)
 
 # Holds the folder that was installed from: the editable install knows its absolute path.
