@@ -28,6 +28,7 @@ from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
+from .exiting import at_exit, doorway
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -65,7 +66,7 @@ class Epoch(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return self._deliver()
+            return doorway.through(self._deliver)
         except StopIteration:
             raise
         except Exception as error:
@@ -101,14 +102,7 @@ class Epoch(Iterator[Any]):
             raise PenstockError(FORKED)
         if self._given and self._slot.loops != self._number:
             return None
-        try:
-            return self._run.next()
-        except PenstockError:
-            if not threading.main_thread().is_alive():
-                # The program has ended and closed the run under a daemon thread, which
-                # ends without a traceback.
-                raise SystemExit from None
-            raise
+        return self._run.next()
 
     def withdraw(self) -> None:
         """Leave the run to another epoch, which replaces this one."""
@@ -205,6 +199,7 @@ class Slot:
         # Values that a run of this face found; runs start with them while autotune is
         # on.
         self._found: Saved | None = None
+        slots.add(self)
 
     def load(
         self, path: str | os.PathLike[str], name: str | None, recipe: Recipe
@@ -256,6 +251,9 @@ class Slot:
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
+        return doorway.through(lambda: self._start(recipe, cursor, rank))
+
+    def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         self._forget_inherited()
         self.loops += 1
         run = self.run
@@ -370,6 +368,7 @@ class TunedRun:
         self._tuner: Tuner[Any] | None = None
         self.run = Run(recipe, process_byte_budget(), cursor)
         running.add(self)
+        at_exit(close_all)
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
@@ -465,6 +464,7 @@ class Tuned(Protocol):
 
 
 running: weakref.WeakSet[Tuned] = weakref.WeakSet()
+slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
@@ -485,6 +485,15 @@ def end_tuning() -> None:
     for each in list(running):
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
+
+
+def close_all() -> None:
+    """Close the runs of all faces of this process."""
+    for slot in list(slots):
+        try:
+            slot.close()
+        except KeyboardInterrupt:
+            slot.close()  # nobody is left whom it could interrupt
 
 
 def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:

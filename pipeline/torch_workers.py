@@ -27,7 +27,8 @@ from ..engine.observe.reading import TrainerMeter
 from ..engine.plan import Drawing
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
-from .session import rank_of_process, running
+from .exiting import at_exit, doorway
+from .session import close_all, rank_of_process, running
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -49,12 +50,13 @@ class TorchLoop(Iterator[Any]):
         self._torchs = torchs
         self._drawing = drawing
         self._given = given
+        at_exit(close_all)
 
     def __next__(self) -> Any:
         meter = self._meter
         meter.ask(time.perf_counter_ns())
         try:
-            data = next(self._torchs)
+            data = doorway.through(self._torchs.__next__)
         except StopIteration:
             meter.stop()
             self._drawing.end()

@@ -1,0 +1,139 @@
+"""A program may end in any way without closing anything: nothing is said or left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support import warm
+
+PROLOGUE = """
+import os, sys, threading, signal
+import numpy as np, torch
+import penstock as ps
+ps.set_enable_autotune({tuned})
+class Rows:
+    def __len__(self): return 400
+    def __getitem__(self, index): return np.full(1000, index, np.float32)
+def double(row): return row * 2
+"""
+LOADERS = {
+    "a list": "ps.Pipeline.from_dataset(list(range(1000))).batch(10)",
+    "a cache": "ps.Pipeline.from_dataset(Rows()).cache(ram='4MB').batch(10)",
+    "a disk cache": "ps.Pipeline.from_dataset(Rows()).cache(disk='kept').batch(10)",
+    "threads": "ps.Pipeline.from_dataset(Rows(), executor='thread',"
+    " num_parallel_workers=3).map(double).batch(10)",
+    "processes": "ps.Pipeline.from_dataset(Rows(), executor='process',"
+    " num_parallel_workers=2).cache(ram='4MB').batch(10)",
+    "a host": "ps.Pipeline.from_dataset(Rows()).map(double).batch(10)"
+    ".options(host='process')",
+    "a loader": "ps.DataLoader(Rows(), batch_size=10)",
+    "a loader's workers": "ps.DataLoader(Rows(), batch_size=10, num_workers=2)",
+}
+LOOPS = {
+    "whole": "for batch in loader: pass",
+    "half": "loop = iter(loader)\nkept = [next(loop), next(loop)]",
+    "of a daemon": """
+begun = threading.Event()
+def train():
+    while True:
+        for batch in loader:
+            begun.set()
+threading.Thread(target=train, daemon=True).start()
+begun.wait(60)
+""",
+}
+ENDINGS = {
+    "its end": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "an exception": ("raise ValueError('of the program')", 1),
+    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+}
+CASES = list(product(LOADERS, LOOPS, ENDINGS, (False, True)))
+PAIRED = CASES[::11]
+"""In 18 programs, each loader meets each way to loop or to end."""
+
+
+def script_of(loader: str, loop: str, ending: str, *, tuned: bool) -> str:
+    made = f"loader = {LOADERS[loader]}"
+    parts = (PROLOGUE.format(tuned=tuned), made, LOOPS[loop], ENDINGS[ending][0])
+    return "\n".join(parts)
+
+
+def check(done: subprocess.CompletedProcess[str], ending: str) -> None:
+    """Require that nothing but the program's own words came, and its own exit code."""
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if not line.startswith("[autotune]")]
+    if ending == "an exception":
+        assert said.pop() == "ValueError: of the program"
+    elif ending == "Ctrl-C":
+        assert said.pop() == "KeyboardInterrupt"
+    if ending in ("an exception", "Ctrl-C"):
+        assert said[0] == "Traceback (most recent call last):"
+        assert "During handling" not in done.stderr
+        assert len([line for line in said if line.startswith("Traceback")]) == 1
+    else:
+        assert said == []
+    assert done.stdout == ""
+    assert done.returncode == ENDINGS[ending][1]
+
+
+@pytest.mark.parametrize(
+    ("loader", "loop", "ending", "tuned"),
+    [
+        pytest.param(*case, marks=() if case in PAIRED else pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_a_program_that_closes_nothing_ends_as_it_would_without_us(
+    loader: str,
+    loop: str,
+    ending: str,
+    tuned: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    script = script_of(loader, loop, ending, tuned=tuned)
+    command = [sys.executable, "-P", "-c", script]
+    check(warm.run(command, cwd=tmp_path, timeout=60), ending)
+    assert of_this_folder(tmp_path) == []
+
+
+def of_this_folder(folder: Path) -> list[int]:
+    """Return the processes that work in a folder and still run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [left.pid for left in psutil.wait_procs(found, timeout=20)[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    "flags", [("-X", "dev"), ("-W", "error"), ("-X", "dev", "-W", "error")]
+)
+def test_a_strict_interpreter_has_nothing_to_say_either(
+    loader: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = script_of(loader, "half", "its end", tuned=True)
+    command = [sys.executable, "-P", *flags, "-c", script]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONWARNINGS": ""},
+    )
+    check(done, "its end")
