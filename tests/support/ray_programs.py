@@ -147,8 +147,8 @@ def until(true: Callable[[], object]) -> bool:
 
 def most_at_once(spans: list[tuple[int, int]]) -> int:
     """How many of these times overlap at most."""
-    turns = sorted([(end, -1) for _, end in spans] + [(begin, 1) for begin, _ in spans])
-    return max(itertools.accumulate(step for _, step in turns))
+    steps = sorted([(end, -1) for _, end in spans] + [(begin, 1) for begin, _ in spans])
+    return max(itertools.accumulate(step for _, step in steps))
 
 
 # Programs
