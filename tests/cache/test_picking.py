@@ -45,11 +45,11 @@ def picker(
     return Picker(name, samples, lambda: capacity, from_disk=disk, owner="Cache(ID:2)")
 
 
-def sizes(picker: Picker, count: int, took_ns: int = 50) -> list[int]:
-    """Store samples; return the size of each record."""
+def sizes(picker: Picker, count: int, computed_in: int = 50) -> list[int]:
+    """Store samples, each computed in so many ns; return the size of each record."""
     found = []
     for _ in range(count):
-        parts, unpacked = picker.encoded(SAMPLE, KEY, took_ns)
+        parts, unpacked = picker.encoded(SAMPLE, KEY, computed_in)
         record = b"".join(map(bytes, parts))
         assert unpacked >= SAMPLE.nbytes
         assert np.array_equal(decode(bytearray(record), KEY), SAMPLE)
@@ -73,7 +73,7 @@ def test_the_choice_rests_on_what_the_samples_cost_and_what_the_tier_holds(
 ) -> None:
     for disk in (True, False):
         measured = picker(samples=100, capacity=5000, disk=disk)
-        raw = [sizes(measured, 1, took_ns=10 * each)[0] for each in range(SAMPLES)]
+        raw = [sizes(measured, 1, computed_in=10 * each)[0] for each in range(SAMPLES)]
         facts = asked.pop()
         assert facts.sample_bytes == sum(raw) / SAMPLES
         assert facts.samples == 100
