@@ -176,6 +176,18 @@ def test_only_a_test_that_passes_without_a_breakage_notices_it(copy: Any) -> Non
     assert (copy.root / "one.py").read_text() == "x = 1\n"
 
 
+def test_nothing_is_noticed_where_no_test_can_run_in_any_case(
+    copy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutations, "run", lambda *_: (4, "no such file"))
+    monkeypatch.setattr(
+        mutations.subprocess, "check_output", lambda *_, **__: f"{copy.root}/a.py"
+    )
+    mutant = Mutant("one.py", 4, 5, "2")
+    with pytest.raises(SystemExit, match="fail without any breakage"):
+        mutations.noticed_by(mutant, copy, ["tests/test_one.py"], [], 60)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("file", sorted({each.file for each in mutations.MUTATIONS}))
