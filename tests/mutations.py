@@ -61,6 +61,17 @@ PASSED = (0, 5)
 HANGS = 124
 ENDS = ("a test hangs", "no test can run")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
+MADE = {
+    ".git",
+    ".hypothesis",
+    ".types",
+    ".venv",
+    "__pycache__",
+    "build",
+    "dist",
+    "site",
+}
+"""What is no part of a copy, like the caches of the linters."""
 BLIND = "tests/test_mutations.py"
 """Notices each breakage of a text that the list has, whatever it does."""
 
@@ -377,10 +388,8 @@ def run(
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
-    """Name what is no part of the package or its tests."""
-    return [
-        name for name in names if name[0] == "." or name in ("__pycache__", "build")
-    ]
+    """Name what is no part of the tree, but was made from it."""
+    return [name for name in names if name in MADE or name.endswith("_cache")]
 
 
 if __name__ == "__main__":
