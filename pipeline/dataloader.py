@@ -30,7 +30,7 @@ from ..engine.recipe import check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import Printed, loader_call
-from .exiting import doorway
+from .exiting import looping_threads
 from .naming import found_name
 from .session import Epoch, Loop, Slot, rank_of_process
 from .sources.datasets import warn_of
@@ -171,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
-        return doorway.through(self._loop)
+        return looping_threads.run(self._loop)
 
     def _loop(self) -> Any:
         why = self._why_torchs()

@@ -24,43 +24,47 @@ LEAVE_S = 1.0
 T = TypeVar("T")
 
 
-class Doorway:
+class LoopingThreads:
     """Knows the threads that loop beside the main one, to end them with the program."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self._lock = threading.Lock()
+        self._over = False
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
-    def through(self, call: Callable[[], T]) -> T:
+    def run(self, call: Callable[[], T]) -> T:
         """Return the call's result; end the thread if the program has ended.
 
         The main thread pays nothing: it is what ends.
         """
         if threading.get_ident() == threading.main_thread().ident:
             return call()
-        self._threads.add(threading.current_thread())
-        self._end_if_closed()
+        with self._lock:
+            self._end_if_over()
+            self._threads.add(threading.current_thread())
         try:
             return call()
         finally:  # what the call raises now is the end's doing
-            self._end_if_closed()
+            self._end_if_over()
 
-    def _end_if_closed(self) -> None:
-        if self.closed:
+    def _end_if_over(self) -> None:
+        if self._over:
             raise SystemExit  # threads end by it without a traceback
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Let no thread in any more, and wait a little until those inside have ended.
 
         A thread that has dropped its loop takes a moment to end: what it held is freed.
         """
-        self.closed = True
+        with self._lock:
+            self._over = True
+            threads = list(self._threads)
         until_s = time.monotonic() + LEAVE_S
-        for thread in list(self._threads):
+        for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
-doorway = Doorway()
+looping_threads = LoopingThreads()
 """The one of this process."""
 
 
@@ -73,4 +77,4 @@ def at_exit(close_all: Callable[[], None]) -> None:
     the run that reads it. What is registered with `atexit` later is called earlier.
     """
     atexit.register(close_all)
-    atexit.register(doorway.close)
+    atexit.register(looping_threads.end)

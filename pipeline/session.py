@@ -28,7 +28,7 @@ from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
-from .exiting import at_exit, doorway
+from .exiting import at_exit, looping_threads
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -66,7 +66,7 @@ class Epoch(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return doorway.through(self._deliver)
+            return looping_threads.run(self._deliver)
         except StopIteration:
             raise
         except Exception as error:
@@ -251,7 +251,7 @@ class Slot:
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        return doorway.through(lambda: self._start(recipe, cursor, rank))
+        return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         self._forget_inherited()

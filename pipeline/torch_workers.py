@@ -27,7 +27,7 @@ from ..engine.observe.reading import TrainerMeter
 from ..engine.plan import Drawing
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
-from .exiting import at_exit, doorway
+from .exiting import at_exit, looping_threads
 from .session import close_all, rank_of_process, running
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TorchLoop(Iterator[Any]):
         meter = self._meter
         meter.ask(time.perf_counter_ns())
         try:
-            data = doorway.through(self._torchs.__next__)
+            data = looping_threads.run(self._torchs.__next__)
         except StopIteration:
             meter.stop()
             self._drawing.end()

@@ -40,7 +40,8 @@ def test_the_code_of_a_page_runs_as_it_is(
     page: Path, photos: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "photos").symlink_to(photos)
-    done = warm.run([sys.executable, *write_script(page, tmp_path)], cwd=tmp_path)
+    script = write_script(page, tmp_path)
+    done = warm.run([sys.executable, *script], cwd=tmp_path, brief=True)
     assert done.returncode == 0, done.stderr
 
 

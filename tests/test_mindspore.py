@@ -47,7 +47,7 @@ for epoch in range(2):
 def test_a_script_runs_with_one_import_changed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done: subprocess.CompletedProcess[str] = warm.run(
-        [sys.executable, "-P", "train.py"], cwd=tmp_path
+        [sys.executable, "-P", "train.py"], cwd=tmp_path, brief=True
     )
     assert done.returncode == 0, done.stderr
     size, *rows = done.stdout.splitlines()
