@@ -149,6 +149,7 @@ def test_the_network_learns(photos: Path) -> None:
     assert fmean(losses[-5:]) < 0.7 * fmean(losses[:5])
 
 
+@pytest.mark.slow  # a whole interpreter, cold
 def test_training_does_not_load_the_compiler_of_torch() -> None:
     told = subprocess.run(
         [sys.executable, "-P", "-c", TRAINED], capture_output=True, check=True
