@@ -263,7 +263,8 @@ def become(order: dict[str, Any], files: list[int]) -> NoReturn:
         show(error)
         raise SystemExit(1) from None
     if interrupted:
-        atexit.register(end_by_interrupt)
+        run_exits()
+        end_by_interrupt()
     raise SystemExit(0)
 
 
@@ -276,12 +277,17 @@ def briefly(work: Callable[[], NoReturn]) -> NoReturn:
     if isinstance(code, str):
         print(code, file=sys.stderr)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 as Python does
-    atexit._run_exitfuncs()  # noqa: SLF001
+    run_exits()
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             file.flush()
     os._exit(code or 0)
+
+
+def run_exits() -> None:
+    """Join threads and run what `atexit` was given, as Python does before it ends."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
 
 
 def place(files: list[int], numbers: list[int]) -> None:
