@@ -11,6 +11,7 @@ end it anyway, perhaps in the midst of native code, which aborts the process.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -28,6 +29,10 @@ class LoopingThreads:
     """Knows the threads that loop beside the main one, to end them with the program."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know no thread, as in a forked child: who held the lock is not there."""
         self._lock = threading.Lock()
         self._over = False
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -66,6 +71,8 @@ class LoopingThreads:
 
 looping_threads = LoopingThreads()
 """The one of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=looping_threads.forget)
 
 
 @cache

@@ -137,3 +137,21 @@ def test_a_strict_interpreter_has_nothing_to_say_either(
         env={**os.environ, "PYTHONWARNINGS": ""},
     )
     check(done, "its end")
+
+
+FORKED = """
+import os, penstock as ps
+from penstock.pipeline.exiting import looping_threads
+for batch in ps.Pipeline.from_dataset(list(range(8))).batch(4): pass
+looping_threads._lock.acquire()  # as another thread may, at any moment
+child = os.fork()
+if not child:
+    raise SystemExit(5)
+looping_threads._lock.release()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_ends_though_a_thread_was_about_to_loop(tmp_path: Path) -> None:
+    done = warm.run([sys.executable, "-P", "-c", FORKED], cwd=tmp_path, timeout=60)
+    assert (done.stdout, done.stderr) == ("5\n", "")
