@@ -28,6 +28,8 @@ endif
 
 # Tests start hundreds of interpreters: each would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
+# They fork thousands of times, too: memory in large pages makes a fork half as long.
+check test test-all stress: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 # Three beside each other keep two cores busy, as tests wait now and then.
 BESIDE := -n 3 --dist worksteal
 # A slow test may compute for minutes. Python's dump of a thread that runs meanwhile can crash.
