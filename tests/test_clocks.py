@@ -122,30 +122,37 @@ def parsed(path: Path) -> ast.Module:
 
 def compared(tree: ast.AST) -> Iterator[ast.Compare]:
     """Yield comparisons of a time that was measured with what was not."""
-    found = [each for node in judged(tree) for each in ast.walk(node)]
-    orders = [each for each in found if isinstance(each, ast.Compare)]
-    times = measured(tree) if orders else set()
+    nodes = list(ast.walk(tree))
+    found = [each for node in judged(nodes) for each in ast.walk(node)]
+    orders = [each for each in found if is_order(each)]
+    times = measured(nodes) if orders else set()
     yield from (each for each in orders if is_unequal(each, times))
-    for script in scripts(tree):
+    for script in scripts(nodes):
         yield from compared(script)
 
 
-def judged(tree: ast.AST) -> Iterator[ast.AST]:
+def judged(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """Yield what decides about the outcome: what is asserted, or a script prints."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assert):
             yield node.test
         elif isinstance(node, ast.Call) and name_of(node.func) == "print":
             yield node
 
 
-def is_unequal(compare: ast.Compare, times: set[str]) -> bool:
+def is_order(node: ast.AST) -> TypeGuard[ast.Compare]:
+    """Whether it asks which is larger."""
+    return isinstance(node, ast.Compare) and any(
+        isinstance(each, ORDERED) for each in node.ops
+    )
+
+
+def is_unequal(order: ast.Compare, times: set[str]) -> bool:
     """Whether one side is a time and the other none, zero excepted."""
-    sides = [compare.left, *compare.comparators]
+    sides = [order.left, *order.comparators]
     are_times = [is_time(side, times) for side in sides]
     zero = any(isinstance(side, ast.Constant) and side.value == 0 for side in sides)
-    ordered = any(isinstance(each, ORDERED) for each in compare.ops)
-    return ordered and not zero and any(are_times) and not all(are_times)
+    return not zero and any(are_times) and not all(are_times)
 
 
 def is_time(node: ast.AST, times: set[str]) -> bool:
@@ -156,25 +163,27 @@ def is_time(node: ast.AST, times: set[str]) -> bool:
     )
 
 
-def measured(tree: ast.AST) -> set[str]:
+def measured(nodes: list[ast.AST]) -> set[str]:
     """Return names that are given a value by which a clock was read."""
+    assignments = [each for each in nodes if isinstance(each, ast.Assign)]
     times: set[str] = set()
     for _ in range(3):  # a name may be given another's value
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and is_time(node.value, times):
-                names = (map(name_of, ast.walk(target)) for target in node.targets)
+        for each in assignments:
+            if is_time(each.value, times):
+                names = (map(name_of, ast.walk(target)) for target in each.targets)
                 times.update(name for found in names for name in found if name)
     return times
 
 
 def hurried(tree: ast.AST) -> Iterator[ast.Call]:
     """Yield waits that give up soon, where that would fail the test."""
-    soon = [node for node in ast.walk(tree) if is_soon_over(node)]
+    nodes = list(ast.walk(tree))
+    soon = [node for node in nodes if is_soon_over(node)]
     if soon:
-        parts = (part for node in ast.walk(tree) for part in patient_parts(node))
+        parts = (part for node in nodes for part in patient_parts(node))
         meant = set(map(id, parts))
         yield from (call for call in soon if id(call) not in meant)
-    for script in scripts(tree):
+    for script in scripts(nodes):
         yield from hurried(script)
 
 
@@ -211,9 +220,9 @@ def limit_of(call: ast.Call) -> float | None:
     return None
 
 
-def scripts(tree: ast.AST) -> Iterator[ast.Module]:
+def scripts(nodes: list[ast.AST]) -> Iterator[ast.Module]:
     """Yield the programs that a test holds as text."""
-    for node in ast.walk(tree):
+    for node in nodes:
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and re.search(r"\btime\.|\bwait", text):
             with suppress(SyntaxError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.disk import RESTING_S, victims
@@ -32,7 +32,6 @@ def test_other_namespaces_are_idle_an_epoch_after_their_last_lookup(
     assert all_idle(others, lookups) is idle
 
 
-@settings(max_examples=50)
 @given(held=HELD, wanted=st.integers(-9, 999))
 def test_only_as_much_goes_as_is_wanted_and_nothing_that_may_be_in_use(
     held: dict[bytes, tuple[float, int]], wanted: int

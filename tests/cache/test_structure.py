@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -126,7 +126,6 @@ def test_a_sample_comes_back_exactly(
     assert same(again, sample)
 
 
-@settings(max_examples=50)  # of those above
 @given(samples, st.sampled_from(list(CODECS.values())), st.booleans())
 def test_arrays_come_back_in_memory_of_their_own(
     sample: Any,

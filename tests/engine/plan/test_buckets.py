@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import (
@@ -75,7 +75,6 @@ def orders(draw: st.DrawFn, length: int) -> Order:
     return order
 
 
-@settings(max_examples=50)
 @given(lengths=lengths_of, data=st.data(), window=st.integers(1, 5))
 def test_an_epoch_has_every_position_once_in_batches_within_the_budget(
     lengths: list[int], data: st.DataObject, window: int
@@ -96,7 +95,6 @@ def test_an_epoch_has_every_position_once_in_batches_within_the_budget(
         assert {plan.regime(step) for step in range(last)} <= {""}
 
 
-@settings(max_examples=50)
 @given(
     lengths=lengths_of,
     data=st.data(),
@@ -119,7 +117,6 @@ def test_the_batches_are_the_same_for_any_number_of_ranks(
         assert all(len(p.rows(b)) == b.n_rows >= 1 for p, b in zip(plans, batches))  # noqa: B905
 
 
-@settings(max_examples=50)
 @given(
     lengths=lengths_of,
     data=st.data(),
@@ -150,7 +147,6 @@ def test_a_run_cut_anywhere_goes_on_in_any_world(
     assert found == expected[:step]
 
 
-@settings(max_examples=50)
 @given(lengths=lengths_of, data=st.data(), window=st.integers(1, 5))
 def test_batches_of_one_size_hold_every_position_once(
     lengths: list[int], data: st.DataObject, window: int

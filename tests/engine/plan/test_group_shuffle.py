@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import Order, group_shuffle
@@ -26,7 +26,6 @@ def epoch_of(order: Order, epoch: int) -> list[int]:
     return found
 
 
-@settings(max_examples=50)
 @given(sizes=sizes_of, window=st.integers(1, 8), data=st.data())
 def test_an_epoch_has_each_sample_once_and_a_window_has_a_few_groups(
     sizes: list[int], window: int, data: st.DataObject

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import (
@@ -67,7 +67,6 @@ def read_by(plan: Plan, epoch: int) -> list[list[int]]:
     return [plan.rows(batch).indices[: batch.n_local].tolist() for batch in batches]
 
 
-@settings(max_examples=50)
 @given(
     per_part=st.integers(1, 4),
     parts=st.sampled_from([1, 2, 4, 6]),

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import (
@@ -93,7 +93,6 @@ def constant(length: int, size: int, world: int = 1, **options: object) -> list[
     ]
 
 
-@settings(max_examples=50)
 @given(orders(), schedules(), st.sampled_from(WORLDS), st.data())
 def test_any_world_delivers_the_global_batches_of_one_rank(
     order: Order, schedule: Schedule, world: int, data: st.DataObject
@@ -115,7 +114,6 @@ def test_any_world_delivers_the_global_batches_of_one_rank(
         assert sizes == [batch.n_rows for batch in batches]
 
 
-@settings(max_examples=50)
 @given(orders(), schedules())
 def test_an_epoch_delivers_every_position_once(
     order: Order, schedule: Schedule
@@ -132,7 +130,6 @@ def test_an_epoch_delivers_every_position_once(
         ]
 
 
-@settings(max_examples=50)
 @given(orders(), schedules(), st.lists(st.sampled_from(WORLDS), max_size=4), st.data())
 def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
     order: Order, schedule: Schedule, worlds: list[int], data: st.DataObject

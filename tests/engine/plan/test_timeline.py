@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import Change, ConstantSchedule, Place, Setting
@@ -71,7 +71,6 @@ PAST_THE_END = Stages("samples", ((0, 4), (9, 3)))
 """For ten samples: the next batch after the change would begin at the twelfth."""
 
 
-@settings(max_examples=50)
 @given(schedules(), st.booleans())
 @example((PAST_THE_END, 10), False)  # noqa: FBT003 - drawn
 @example((PAST_THE_END, 10), True)  # noqa: FBT003 - drawn

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 # This module tests the global generators.
@@ -62,7 +62,6 @@ def test_all_generators_are_read_in_place() -> None:
     assert None not in (*known, seeding._numpys())  # noqa: SLF001
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 2**64 - 1), st.sampled_from(sorted(DRAWS)))
 def test_a_seed_sets_each_generator_as_its_own_seed_function_does(
     seed: int, drawn: str
@@ -113,7 +112,6 @@ def test_draws_are_undone(trainers: list[str], datas: list[str]) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-@settings(max_examples=50)
 @given(draws=st.lists(st.booleans(), min_size=1, max_size=6))
 def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     draws: list[bool], *, alone: bool

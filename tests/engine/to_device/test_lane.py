@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -54,7 +54,6 @@ def test_the_stand_in_shows_a_buffer_overwritten_before_its_copy() -> None:
 # Exactness
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.integers(1, 9), max_size=12),
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20)), max_size=12),

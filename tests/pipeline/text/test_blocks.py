@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -125,7 +125,6 @@ texts_of = st.lists(st.integers(0, 30), min_size=1, max_size=20).map(
 )
 
 
-@settings(max_examples=50)
 @given(texts_of.filter(any), st.integers(1, 40), st.booleans(), st.booleans())
 def test_every_token_is_in_one_block(
     texts: list[list[int]],

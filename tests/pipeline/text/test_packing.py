@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.text.packing import BestFit, Concatenated, PackingPlan, best_fit
@@ -92,7 +92,6 @@ lengths_and_size = st.tuples(
 )
 
 
-@settings(max_examples=50)
 @given(lengths_and_size)
 @pytest.mark.parametrize("plan_of", [Concatenated, BestFit])
 def test_no_token_is_lost_or_repeated(

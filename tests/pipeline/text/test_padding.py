@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SampleError, SpecError
@@ -39,7 +39,6 @@ def at_least(length: int, multiple: int) -> int:
     return length
 
 
-@settings(max_examples=50)
 @given(ROWS, st.integers(0, 9), st.integers(1, 9), SIDES)
 def test_rows_are_filled_up_to_the_longest(
     rows: list[list[int]], pad_id: int, multiple: int, side: Side
@@ -49,7 +48,6 @@ def test_rows_are_filled_up_to_the_longest(
     assert plain(found) == by_hand(rows, length, pad_id, side)
 
 
-@settings(max_examples=50)
 @given(ROWS, st.lists(st.integers(1, 14), min_size=1, max_size=4), SIDES)
 def test_rows_are_filled_up_to_the_smallest_length_they_fit_into(
     rows: list[list[int]], lengths: list[int], side: Side
@@ -66,7 +64,6 @@ def test_rows_are_filled_up_to_the_smallest_length_they_fit_into(
         pad(1, to=lengths, side=side)(rows)
 
 
-@settings(max_examples=50)
 @given(ROWS, st.integers(1, 14))
 def test_a_single_length_is_that_of_every_batch(
     rows: list[list[int]], length: int
@@ -75,7 +72,6 @@ def test_a_single_length_is_that_of_every_batch(
     assert plain(found) == by_hand(rows, length, 0, "right")
 
 
-@settings(max_examples=50)
 @given(ROWS)
 def test_lists_arrays_tensors_and_dicts_are_padded_alike(rows: list[list[int]]) -> None:
     expected = plain(pad(5)(rows))
@@ -100,7 +96,6 @@ FILLERS = {
 }
 
 
-@settings(max_examples=50)
 @given(ROWS, SIDES, st.integers(0, 2**32))
 def test_each_row_is_filled_with_the_value_that_means_none(
     rows: list[list[int]], side: Side, seed: int
