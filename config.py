@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import check, checked_seed
-from .system.resources import Budget, parse_bytes
+from .system.resources import Budget, effective_cpus, parse_bytes
 
 __all__ = [
     "get_autotune_interval",
@@ -137,7 +137,7 @@ def set_num_parallel_workers(num: int) -> None:
 def get_num_parallel_workers() -> int:
     """Return the number of workers that a stage starts with unless it sets its own."""
     chosen = _settings.num_parallel_workers
-    return chosen if chosen is not None else max(1, round(budget().cpu_cores))
+    return chosen if chosen is not None else max(1, round(cpu_cores()))
 
 
 def set_prefetch_size(size: int) -> None:
@@ -211,6 +211,12 @@ def memory_bytes() -> int:
 def watch_memory(watcher: Callable[[int], object]) -> None:
     """Call `watcher(nbytes)` whenever the memory budget is set."""
     _watchers.append(watcher)
+
+
+def cpu_cores() -> float:
+    """Return the cores of `budget`, which also looks how much memory is free."""
+    limit = _settings.cpu_budget
+    return effective_cpus() if limit is None else min(limit, effective_cpus())
 
 
 def budget() -> Budget:

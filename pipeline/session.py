@@ -228,7 +228,7 @@ class Slot:
             f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
-        cores = config.budget().cpu_cores
+        cores = config.cpu_cores()
         if saved.fits(cores):
             self._loaded, self._found = saved, None
             self.close()

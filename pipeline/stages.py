@@ -47,7 +47,7 @@ class Defaults:
             config.get_num_parallel_workers(),
             config.get_prefetch_size(),
             config.get_seed(),
-            config.budget().cpu_cores,
+            config.cpu_cores(),
             name,
         )
 

@@ -12,7 +12,6 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -41,15 +40,25 @@ UNITS = ("_s", "_ms", "_us", "_ns")
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "cpu_times"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"getrusage", "time_ns"}
 ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+Look = Callable[[ast.AST], Iterator[ast.expr]]
+Trees = dict[str, ast.Module]
+
 WAITS = {"wait", "join", "acquire", "communicate", "wait_procs", "run", "get", "result"}
 
 
-def test_no_measured_time_is_compared_with_a_number() -> None:
-    assert list(everywhere(compared, but=TURNED | EXCEPTED)) == []
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    """Return each file of tests, parsed, by its path."""
+    paths = sorted({*TESTS.rglob("*.py")} - {Path(__file__)})
+    return {str(p.relative_to(TESTS)): ast.parse(p.read_text()) for p in paths}
 
 
-def test_events_are_waited_for_with_generous_limits() -> None:
-    assert list(everywhere(hurried)) == []
+def test_no_measured_time_is_compared_with_a_number(trees: Trees) -> None:
+    assert list(everywhere(trees, compared, but=TURNED | EXCEPTED)) == []
+
+
+def test_events_are_waited_for_with_generous_limits(trees: Trees) -> None:
+    assert list(everywhere(trees, hurried)) == []
 
 
 @pytest.mark.parametrize(
@@ -102,22 +111,12 @@ def test_a_wait_that_gives_up_soon_is_found_unless_it_should(
     assert len(list(hurried(ast.parse(code)))) == found
 
 
-Look = Callable[[ast.AST], Iterator[ast.expr]]
-
-
-def everywhere(look: Look, *, but: Collection[str] = ()) -> Iterator[str]:
+def everywhere(trees: Trees, look: Look, *, but: Collection[str] = ()) -> Iterator[str]:
     """Yield what is found in each file, with its place."""
-    for path in sorted({*TESTS.rglob("*.py")} - {Path(__file__)}):
-        name = str(path.relative_to(TESTS))
+    for name, tree in trees.items():
         if name not in but:
-            for node in look(parsed(path)):
+            for node in look(tree):
                 yield f"{name}:{node.lineno}: {ast.unparse(node)}"
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """Return the tree of a file."""
-    return ast.parse(path.read_text())
 
 
 def compared(tree: ast.AST) -> Iterator[ast.Compare]:
