@@ -116,7 +116,7 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 	@echo "set-up: penstock and what it needs (half a minute, and the downloads)"
 	@$(PIP) -qq setuptools
 	@$(call INSTALL,--no-build-isolation --editable .)
-	@$(VENV) -P .ci/look_for_extension.py
+	@$(VENV) -P -c "import torch" & $(VENV) -P .ci/look_for_extension.py # compiles it, too
 	@printf '%s' '$(CURDIR)' >$@
 
 # penstock is there, so pip takes from it what an extra asks for.

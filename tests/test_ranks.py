@@ -39,7 +39,9 @@ def told(tasks: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
 
     def run(rank: int) -> subprocess.CompletedProcess[str]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return warm.run(command, env={**os.environ, **given, **own}, timeout=60)
+        return warm.run(
+            command, env={**os.environ, **given, **own}, timeout=60, brief=True
+        )
 
     with ThreadPoolExecutor(ranks) as threads:
         for done in threads.map(run, range(ranks)):

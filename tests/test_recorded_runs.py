@@ -86,7 +86,7 @@ def recorded(folder: Path, cause: str) -> tuple[Path, int]:
     script, prefix = Path(known_causes.__file__), folder / "run"
     asked = ["run", "--log", str(prefix), str(script), cause, str(SECONDS)]
     command = [sys.executable, "-P", "-m", "penstock", *asked]
-    done = warm.run(command, cwd=folder)
+    done = warm.run(command, cwd=folder, brief=True)
     return Path(f"{prefix}_0.jsonl"), done.returncode
 
 

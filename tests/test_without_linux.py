@@ -49,5 +49,5 @@ with pytest.raises(ps.SpecError, match='needs fork and memfd.*use host="trainer"
 
 
 def test_on_macos_threads_and_the_trainer_load_and_processes_say_why_not() -> None:
-    done = warm.run([sys.executable, "-P", "-c", ON_MACOS])
+    done = warm.run([sys.executable, "-P", "-c", ON_MACOS], brief=True)
     assert done.returncode == 0, done.stderr

@@ -295,5 +295,5 @@ print(*(name for name in sys.modules if name.startswith("penstock.engine.to_dev"
 
 @pytest.mark.long
 def test_no_code_for_cuda_is_loaded_without_a_cuda_device() -> None:
-    told = warm.run([sys.executable, "-P", "-c", WITHOUT_CUDA])
+    told = warm.run([sys.executable, "-P", "-c", WITHOUT_CUDA], brief=True)
     assert (told.returncode, told.stdout.split()) == (0, []), told.stderr
