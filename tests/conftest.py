@@ -11,12 +11,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from support.leaks import Footprint, leaks_since
 from support.warm import spawnv_passfds
-
-torch.set_num_threads(1)  # the cores belong to the workers under test
 
 hypothesis.settings.register_profile(
     "penstock",
@@ -39,6 +36,8 @@ broke_off = pytest.StashKey[bool]()
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU if there is none; else wake it before the guard looks."""
+    import torch
+
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the first call opens files that stay open
     elif item.get_closest_marker("gpu") is not None:
@@ -46,7 +45,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was collected from the collections that the guard makes."""
+    """Prepare a process for its tests. One that only distributes them never does this.
+
+    What was collected is exempt from the collections that the guard makes.
+    """
+    import torch  # late, as it takes seconds
+
+    torch.set_num_threads(1)  # the cores belong to the workers under test
     gc.collect()
     gc.freeze()
 
