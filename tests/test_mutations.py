@@ -188,8 +188,3 @@ def test_nothing_is_noticed_where_no_test_can_run_in_any_case(
         mutations.noticed_by(mutant, copy, ["tests/test_one.py"], [], 60)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("file", sorted({each.file for each in mutations.MUTATIONS}))
-def test_every_breakage_is_noticed(file: str) -> None:
-    assert mutations.main([file]) == 0
