@@ -186,5 +186,3 @@ def test_nothing_is_noticed_where_no_test_can_run_in_any_case(
     mutant = Mutant("one.py", 4, 5, "2")
     with pytest.raises(SystemExit, match="fail without any breakage"):
         mutations.noticed_by(mutant, copy, ["tests/test_one.py"], [], 60)
-
-
