@@ -45,10 +45,11 @@ class Settings:
     prefetch_size: int = PREFETCH_SIZE
     seed: int = 0
     cpu_budget: float | None = None
+    memory_bytes: int | None = None
 
 
 _settings = Settings()
-# Bytes: the value that was set, or the default measured when it was first needed.
+# The default memory budget in bytes, measured when it was first needed.
 _memory_bytes: int | None = None
 _watchers: list[Callable[[int], object]] = []
 
@@ -191,10 +192,10 @@ def set_memory_budget(size: int | str) -> None:
     Raises:
         SpecError: `size` is not a size, or is below one byte.
     """
-    global _memory_bytes  # noqa: PLW0603 one a process
-    _memory_bytes = parse_bytes(size)
+    nbytes = parse_bytes(size)
+    _set(memory_bytes=nbytes)
     for watcher in _watchers:
-        watcher(_memory_bytes)
+        watcher(nbytes)
 
 
 def memory_bytes() -> int:
@@ -203,6 +204,8 @@ def memory_bytes() -> int:
     Free memory is measured once, at the first call.
     """
     global _memory_bytes  # noqa: PLW0603 one a process
+    if _settings.memory_bytes is not None:
+        return _settings.memory_bytes
     if _memory_bytes is None:
         _memory_bytes = Budget.of_machine().memory_bytes
     return _memory_bytes

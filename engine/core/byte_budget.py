@@ -9,6 +9,7 @@ of each pipeline, and nothing can deadlock.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -18,6 +19,13 @@ from dataclasses import dataclass
 from ... import config
 from ...errors import BudgetError
 
+LOGGER = logging.getLogger("penstock")
+BEYOND = (
+    "%d samples of one batch need %d bytes, and a quarter of the memory that was free"
+    " is %d: batches are loaded one at a time. Make them smaller, or raise the budget"
+    " with set_memory_budget()."
+)
+
 
 class ByteBudget:
     """A number of bytes that several pipelines share.
@@ -25,14 +33,26 @@ class ByteBudget:
     The lock guards `held_bytes`, `limit_bytes`, and the sets of refused and of resting
     pipelines. It is taken inside an engine's lock and never the other way round, and
     nothing is called while it is held.
+
+    Args:
+        limit_bytes: how many.
+        chosen: whether the user set the limit. The default only bounds what is loaded
+            ahead: it refuses no batch, however large.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, chosen: bool = True) -> None:
         self.lock = threading.Lock()
         self.limit_bytes = limit_bytes
+        self._chosen = chosen
+        self._warned = False
         self.held_bytes = 0
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
+
+    def copied(self) -> ByteBudget:
+        """Return a budget with the same limit, for a child process."""
+        with self.lock:
+            return ByteBudget(self.limit_bytes, chosen=self._chosen)
 
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
         """Change the budget; return the callbacks of refused pipelines.
@@ -40,7 +60,7 @@ class ByteBudget:
         Call them without holding a lock.
         """
         with self.lock:
-            self.limit_bytes = limit_bytes
+            self.limit_bytes, self._chosen = limit_bytes, True
             return self._take_refused()
 
     def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
@@ -56,17 +76,22 @@ class ByteBudget:
             return True
 
     def check_fits(self, nbytes: int, rows: int) -> None:
-        """Check that a batch of this many rows and bytes fits.
+        """Check that a batch of this many rows and bytes fits; warn once by default.
 
         Raises:
-            BudgetError: it does not.
+            BudgetError: it does not, and the user set the limit.
         """
-        if nbytes > self.limit_bytes:
+        if nbytes <= self.limit_bytes:
+            return
+        if self._chosen:
             raise BudgetError(
                 f"the memory budget must hold one batch: {rows} samples of this"
                 f" pipeline need {nbytes} bytes in flight, got {self.limit_bytes};"
                 " raise it with set_memory_budget() or make the batch smaller"
             )
+        if not self._warned:
+            self._warned = True
+            LOGGER.warning(BEYOND, rows, nbytes, self.limit_bytes)
 
     def rest(self, suspend: Callable[[], None]) -> None:
         """Note a pipeline between epochs; `suspend` drops its prefetched data."""
@@ -113,7 +138,8 @@ def process_byte_budget() -> ByteBudget:
     global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
         if _byte_budget is None:
-            _byte_budget = ByteBudget(config.memory_bytes())
+            chosen = config.settings().memory_bytes is not None
+            _byte_budget = ByteBudget(config.memory_bytes(), chosen=chosen)
         return _byte_budget
 
 

@@ -172,7 +172,7 @@ class ProcessHost:
     ) -> None:
         self._owner = os.getpid()
         self._recipe = replace(recipe, device=None)  # the trainer copies batches there
-        self._limit_bytes = byte_budget.limit_bytes
+        self._childs_budget = byte_budget.copied()
         self._trainer = trainer
         self.cursor = cursor
         self._round = 0
@@ -247,7 +247,7 @@ class ProcessHost:
 
     def _start(self) -> None:
         """Fork a child that continues at `cursor`; wait until it is ready, or fails."""
-        body = partial(serve, self._recipe, self._limit_bytes, self.cursor)
+        body = partial(serve, self._recipe, self._childs_budget, self.cursor)
         child: HostChild | None = None
         try:
             with interrupts_deferred():  # until it is known whose child it is

@@ -115,7 +115,11 @@ def set_knob(
 
 
 def serve(
-    recipe: Recipe, limit_bytes: int, cursor: Cursor, questions: Pipe, batches: Pipe
+    recipe: Recipe,
+    byte_budget: ByteBudget,
+    cursor: Cursor,
+    questions: Pipe,
+    batches: Pipe,
 ) -> None:
     """Host an engine, until the trainer closes the pipes or is gone."""
     use_one_thread()
@@ -127,7 +131,7 @@ def serve(
     trainer = TrainerMeter()
     recipe = replace(recipe, buffers=replace(recipe.buffers.elsewhere, lend=slabs.lend))
     try:
-        host = TrainerHost(recipe, ByteBudget(limit_bytes), cursor, trainer, slabs)
+        host = TrainerHost(recipe, byte_budget, cursor, trainer, slabs)
     except Exception as error:  # noqa: BLE001 the trainer raises it
         batches.send(travel(error))
         return
