@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import SpecError, check
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
-from .batch.stamp import in_parts, stamped
+from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.direct import DirectHost
@@ -25,7 +25,7 @@ from .observe.reading import Reading, TrainerMeter, difference
 from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
-from .workers.making import Kind
+from .workers.making import Kind, start_method
 from .workers.process.handover import dumps
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Run:
         self._note(reading)
 
     def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, stamped; None at its end. Measured.
+        """Return the next batch of the epoch; None at its end. Measured.
 
         Raises:
             Exception: as `Host.next`, `ToDevice` and `in_parts`.
@@ -154,7 +154,6 @@ class Run:
             copy_ns = self._lane.spent_ns
         if self._parts is not None:
             data = in_parts(data, self._parts)
-        data = stamped(data, plan)
         if data is not made:
             delivery = Delivery(data, plan)
         left_ns = time.perf_counter_ns()
@@ -491,7 +490,8 @@ def may_move(recipe: Recipe) -> bool:
         s.movable or (s.executor == "process" and s.thread_safe)
         for s in recipe.segments
     )
-    return recipe.options.host == "auto" and anywhere and FORKS
+    forks = FORKS and start_method(recipe) == "fork"
+    return recipe.options.host == "auto" and anywhere and forks
 
 
 def check_handover(data: Any) -> None:

@@ -356,7 +356,6 @@ def test_substitutes_are_the_next_rows_of_the_batch_and_are_marked(kind: Kind) -
             batches.append(batch)
             marked.append(pipe.plan.substituted)  # type: ignore[union-attr]
     assert type(batches.pop()) is SystemExit  # which is not a bad sample
-    assert [batch.plan.substituted for batch in batches] == marked[:-1]
     assert marked[:-1] == [(1, 6, 7), (), (6,), ()]
     assert list(indices(batches)) == [
         [0, 2, 2, 3, 4, 5, 0, 0],
@@ -379,9 +378,9 @@ def test_a_tail_without_a_healthy_row_repeats_the_last_healthy_sample(
     pipe = ps.Pipeline.from_dataset(Numbers(11), **kind).map(refuse, **kind)
     with pipe.batch(5, on_error="substitute", error_budget=1.0) as pipe:
         for _ in range(2):
-            *_, middle, tail = list(pipe)
-            assert middle[1].tolist() == [5, 6, 7, 8, 5]
-            assert (tail[1].tolist(), tail.plan.substituted) == ([8], (0,))
+            *_, middle, tail = [(batch[1].tolist(), pipe.plan) for batch in pipe]
+            assert middle[0] == [5, 6, 7, 8, 5]
+            assert (tail[0], tail[1].substituted) == ([8], (0,))  # type: ignore[union-attr]
 
 
 # The budget is kept by the trainer, whoever works: these need no worker processes.

@@ -31,17 +31,17 @@ def batched(samples: list[int], size: int) -> list[list[int]]:
     return [samples[at : at + size] for at in range(0, len(samples), size)]
 
 
-def test_filtered_batches_are_full_in_order_and_stamped(kind: Kind) -> None:
+def test_filtered_batches_are_full_in_order_and_planned(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(80), **kind).filter(uneven, **kind)
     with pipe.batch(8) as kept:
         for _ in range(2):
-            found = list(kept)
-            assert list(indices(found)) == batched(KEPT, 8)
-            stamps = [batch.plan for batch in found]
-            assert [stamp.batch for stamp in stamps] == [*range(len(stamps))]
+            found = [(batch, kept.plan) for batch in kept]
+            assert list(indices(batch for batch, _ in found)) == batched(KEPT, 8)
+            plans = [plan for _, plan in found if plan is not None]
+            assert [plan.batch for plan in plans] == [*range(len(found))]
             sizes = [len(rows) for rows in batched(KEPT, 8)]
-            assert [s.n_rows for s in stamps] == sizes
-            assert all(s.n_rows == s.n_local == s.n_global for s in stamps)
+            assert [plan.n_rows for plan in plans] == sizes
+            assert all(p.n_rows == p.n_local == p.n_global for p in plans)
 
 
 def test_filtered_batches_are_byte_identical(kind: Kind) -> None:

@@ -67,12 +67,11 @@ def test_a_batch_is_what_collate_fn_returns() -> None:
     assert all(map(same, found, expected))
 
 
-def test_batches_and_the_pipeline_carry_the_plan() -> None:
+def test_the_pipeline_has_the_plan_of_the_last_batch() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(20)).batch(8)
     with pipe.options(host="process") as pipe:
-        for at, batch in enumerate(pipe):
-            assert batch.plan is pipe.plan
-            assert (batch.plan.step, batch.plan.n_rows) == (at, (8, 8, 4)[at])
+        plans = [pipe.plan for _ in pipe]
+    assert [(p.step, p.n_rows) for p in plans if p] == [(0, 8), (1, 8), (2, 4)]
 
 
 def test_a_namedtuple_keeps_its_type() -> None:
@@ -88,7 +87,6 @@ def test_batches_are_on_the_requested_device() -> None:
     with pipe.options(host="process") as pipe:
         (batch,) = pipe
     assert [part.device.type for part in batch] == ["meta", "meta"]
-    assert batch.plan.n_rows == 8
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,7 @@ def test_an_exception_arrives_whole_and_the_next_batch_after_it(kind: Kind) -> N
 def test_failed_samples_are_substituted_and_marked() -> None:
     substituted: Any = {"on_error": "substitute", "error_budget": 0.1}
     with failing(WORKERS["2 threads"], **substituted) as pipe:
-        marks = [batch.plan.substituted for batch in pipe]
+        marks = [pipe.plan.substituted for _ in pipe]  # type: ignore[union-attr]
     assert marks == [(), (), (5,), (), ()]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import SpecError, check
 from ...system.printing import call
-from .stamp import map_tensors
+from .tensors import map_tensors
 
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, for values from 0 to 1."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..batch.device import ToDevice
-from ..batch.stamp import map_tensors
+from ..batch.tensors import map_tensors
 from ..feed import Delivery
 from ..plan import BatchPlan
 from ..workers.process.handover import is_dense

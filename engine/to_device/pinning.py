@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..batch.buffer import Buffers, on_heap
-from ..batch.stamp import map_tensors
+from ..batch.tensors import map_tensors
 from ..workers.process.handover import BITS, is_dense
 from ..workers.process.slabs import block_at
 

@@ -212,20 +212,21 @@ def test_a_pipeline_gives_the_same_batches_and_states(
     wanted, states = [], []
     with described(**how) as plain:
         for batch in plain:
-            wanted.append(batch)
+            wanted.append((batch, plain.plan))
             states.append(plain.state_dict())
     with described(**how).options(host=host).to_device("cpu") as pipe:
         for _ in range(2):
             pipe.set_epoch(0)
             for at, batch in enumerate(pipe):
                 lanes[-1][0].read()
-                assert same(list(batch), list(wanted[at]))
-                assert batch.plan == wanted[at].plan
+                values, plan = wanted[at]
+                assert same(batch, values)
+                assert pipe.plan == plan
                 assert pipe.state_dict() == states[at]
         pipe.load_state_dict(states[3])
-        for batch, values in zip(pipe, wanted[4:], strict=True):
+        for batch, (values, _) in zip(pipe, wanted[4:], strict=True):
             lanes[-1][0].read()
-            assert same(list(batch), list(values))
+            assert same(batch, values)
     for bus, _ in lanes:
         assert (bus.from_pageable, bus.pinned_bytes) == (0, 0)
         assert bus.done == bus.issued
@@ -260,7 +261,10 @@ def test_a_failing_sample_fails_its_own_batch(
     pipe = ps.Pipeline.from_dataset(Numbers(40)).map(picky, executor="thread").batch(4)
     with pipe.to_device("cpu") as moved:
         batches = iter(moved)
-        assert [next(batches).plan.step for _ in range(5)] == [0, 1, 2, 3, 4]
+        for step in range(5):
+            next(batches)
+            assert moved.plan is not None
+            assert moved.plan.step == step
         with pytest.raises(ValueError, match="21 again"):
             next(batches)
     assert len(lanes) == 1

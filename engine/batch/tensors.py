@@ -1,9 +1,4 @@
-"""Stamped batches: the result of collating, with its `.plan` attached.
-
-A tensor gets an attribute (lost after `.to()`). Lists, tuples, dicts and namedtuples
-become subclasses of their type that have one. Any other object is the user's own, and
-is left unchanged.
-"""
+"""The tensors of a batch: each of them changed, or the batch split by rows."""
 
 from __future__ import annotations
 
@@ -14,57 +9,6 @@ from typing import Any
 import torch
 
 from ...errors import SpecError
-from ..plan import BatchPlan
-
-
-class StampedList(list[Any]):
-    """A list with a `.plan`."""
-
-    __slots__ = ("plan",)
-
-
-class StampedDict(dict[Any, Any]):
-    """A dict with a `.plan`."""
-
-    __slots__ = ("plan",)
-
-
-class StampedTuple(tuple[Any, ...]):  # noqa: SLOT001 a tuple's cannot hold any
-    """A tuple with a `.plan`."""
-
-
-_types: dict[type, type] = {}
-
-
-def _with_plan(kind: type) -> type:
-    """Return a subclass of a namedtuple whose instances can have a `.plan`."""
-    if kind not in _types:
-        names = {"__module__": kind.__module__, "__reduce__": _without_plan}
-        _types[kind] = type(kind.__name__, (kind,), names)
-    return _types[kind]
-
-
-def _without_plan(batch: Any) -> tuple[type, tuple[Any, ...]]:
-    """Pickle an instance of the subclass, which cannot be imported, as its base."""
-    return type(batch).__bases__[0], tuple(batch)
-
-
-def stamped(data: Any, plan: BatchPlan) -> Any:
-    """Return the batch with its plan attached, if possible."""
-    kind = type(data)
-    if kind is list:
-        data = StampedList(data)
-    elif kind is dict:
-        data = StampedDict(data)
-    elif kind is tuple:
-        data = StampedTuple(data)
-    elif isinstance(data, tuple) and hasattr(kind, "_fields"):
-        data = tuple.__new__(_with_plan(kind), data)
-    elif not isinstance(data, torch.Tensor):
-        return data
-    if not hasattr(kind, "plan"):  # a field, or an attribute of a tensor subclass
-        data.plan = plan
-    return data
 
 
 def in_parts(data: Any, count: int) -> list[Any]:
