@@ -178,6 +178,26 @@ class Loop(Iterator[Any]):
         return self._length()
 
 
+CLOSE_S = 3.0
+"""How long a finaliser waits: somewhat longer than a run may take to close."""
+
+
+class Closing(threading.Thread):
+    """Closes something. It is over before the thread itself has ended."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        super().__init__(name="penstock closing")
+        self._close = close
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Close it, and tell whoever waits."""
+        try:
+            self._close()
+        finally:
+            self.over.set()
+
+
 class Slot:
     """Holds the run of a face, separate from it, so that a finaliser can close it.
 
@@ -294,19 +314,26 @@ class Slot:
         """Close from a finaliser, either the face's or that of an iterator of `run`.
 
         Finalisers run wherever the last reference is dropped, and in the collector,
-        which may have interrupted this very thread while it holds the engine's lock.
-        Then another thread closes the run.
+        which may have interrupted this very thread while it holds a lock that closing
+        needs: the engine's, or one of Python's own, as of logging or of its list of
+        threads. So another thread closes the run. This one waits for it, but not for
+        ever.
         """
         if self.run is None or (run is not None and self.run is not run):
             return
-        if not self.run.run.is_free():
-            threading.Thread(target=self.close, name="penstock closing").start()
-            return
+        free = self.run.run.is_free()
+        closing = Closing(self.close)
         try:
+            closing.start()
+        except RuntimeError:  # the program is ending, or has too many threads
             self.close()
-        except KeyboardInterrupt:  # would be lost here, with half of it done
-            self.close()
-            _thread.interrupt_main()
+            return
+        if free:
+            try:
+                closing.over.wait(CLOSE_S)
+            except KeyboardInterrupt:  # would be lost here
+                closing.over.wait(CLOSE_S)
+                _thread.interrupt_main()
 
     def _forget_inherited(self) -> None:
         """Forget the run in a forked child; its threads are in the parent only."""

@@ -233,3 +233,23 @@ def lives_on(end: End) -> None:
     end.tell("alive")
     end.hear()
     end.tell("still alive")
+
+
+LISTED = """
+import threading
+import penstock as ps
+
+ps.set_enable_autotune(True)
+loader = ps.DataLoader(range(10_000), 8)
+loop = iter(loader)
+next(loop)
+with threading._active_limbo_lock:  # as if the collector ran inside `enumerate`
+    del loop, loader
+print("closed")
+"""
+
+
+def test_the_collector_may_run_while_python_lists_its_threads() -> None:
+    """A thread that ends leaves that list, for which it needs the same lock."""
+    done = warm.run([sys.executable, "-P", "-c", LISTED], timeout=60)
+    assert (done.stdout, done.returncode) == ("closed\n", 0), done.stderr
