@@ -469,6 +469,8 @@ def _starved(window: Window) -> str:
 def _of_workers(window: Window) -> tuple[str, ...]:
     """Advise the tuner, or as many workers as cores and bounds allow."""
     segment, budget = window.segment, window.budget
+    if window.tuned and segment.fixed:
+        return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
     if window.tuned or segment.iterable:
         return ()
     if segment.executor == "inline":

@@ -524,6 +524,7 @@ class Engine:
                 Gauge(1, now_ns),
                 per_batch=segment.per_batch,
                 in_order=segment.in_order,
+                unsplit=segment.unsplit,
                 ahead=not segment.per_batch,
             )
             for segment in recipe.segments

@@ -16,7 +16,6 @@ from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
-from .plan.drawn import AHEAD
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe
@@ -404,7 +403,7 @@ class DrawnFeed:
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         plan = engine.recipe.plan
         assert isinstance(plan, DrawnPlan)
-        plan.ahead = AHEAD
+        plan.ahead = plan.most
         self._engine = engine
         self._plan = plan
         self.cursor = cursor

@@ -313,10 +313,6 @@ CHANGES = (
     "`{}` changes while samples are made, and each worker would change its own copy;"
     " set the number of workers yourself if that is acceptable"
 )
-WATCHES = (
-    "`sampler{}` changes while batches are made, and with workers it would be asked"
-    " ahead of time; set num_workers yourself if that is acceptable"
-)
 DREW = (
     "it draws from a global random generator, and each worker would draw from its own;"
     " draw from `rng`, or set the number of workers yourself if that is acceptable"

@@ -162,6 +162,10 @@ class SegmentRecipe:
     """Whether it works on whole batches, after the segments that work on samples."""
     in_order: bool = False
     """Whether it must work on one batch after another, in the trainer's thread."""
+    unsplit: bool = False
+    """Whether one worker makes all rows of a batch: its dataset reads them at once."""
+    fixed: str = ""
+    """What the program says that leaves the work to the trainer: `num_workers=0`."""
 
     @property
     def iterable(self) -> bool:

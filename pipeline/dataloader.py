@@ -22,10 +22,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import IterableDataset, IterDataPipe, default_collate
+from torch.utils.data import (
+    IterableDataset,
+    IterDataPipe,
+    RandomSampler,
+    default_collate,
+)
 
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
+from ..engine.plan.drawn import AHEAD
 from ..engine.recipe import check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
@@ -85,6 +91,9 @@ RUNNING = frozenset(
 )
 """The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
+NO_WORKERS = "num_workers=0"
+BEFORE_WORKERS = 4
+"""Torch's arguments between `dataset` and `num_workers`."""
 SHARES = "an iterable dataset says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
@@ -97,9 +106,9 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     """A torch DataLoader; with autotune on, penstock loads the data and tunes itself.
 
-    It takes all arguments of torch's DataLoader. With autotune on, `num_workers` is the
-    initial number of worker processes; with 0 penstock chooses the number and starts
-    with none.
+    It takes all arguments of torch's DataLoader. With autotune on, penstock chooses the
+    number of workers and starts with none. `num_workers` above 0 is the number that it
+    starts with; `num_workers=0` leaves all loading to the trainer's thread.
 
     Args:
         dataset: map-style or iterable, as for torch.
@@ -141,6 +150,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
             )
+        self._zero_workers = (
+            "num_workers" in kwargs or len(args) > BEFORE_WORKERS
+        ) and self.num_workers == 0
+        """Whether the program itself says that no workers shall load."""
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -448,7 +461,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             pinned=self.pin_memory and torch.cuda.is_available(),
         )
         if slot is not self._slot:
-            weakref.finalize(loop, slot.close)
+            weakref.finalize(loop, slot.finalise)
         return loop
 
     def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
@@ -463,10 +476,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                     batches = iter(self._index_sampler)
             else:
                 seed = seed_of_epoch(drawing.base, drawing.epoch)
-            length, plan.samplers = self._known_length(), self._samplers()
-            cursor = plan.begin(drawing.epoch, batches, seed, drawing.batch, length)
+            cursor = plan.begin(
+                drawing.epoch,
+                batches,
+                seed,
+                drawing.batch,
+                self._known_length(),
+                self._may_draw(),
+            )
         run = slot.start(recipe, cursor, rank_of_process())
         return Epoch(slot, run, Note(self, drawing).take)
+
+    def _may_draw(self) -> int:
+        """Return how many batches may be drawn in advance: by default as by torch."""
+        if not may_watch(self._index_sampler):
+            return AHEAD
+        return (self.prefetch_factor or 2) * self.num_workers
 
     def _known_length(self) -> int | None:
         """Return the batches of an epoch; None if the sampler has no length."""
@@ -500,9 +525,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
         tell_of_cuda(self.dataset)
         workers, safe = self.num_workers, self.thread_safe is True
-        unset: Executor = "inline"
-        if safe or config.get_enable_autotune():
-            unset = "auto"
+        tuned = config.get_enable_autotune()
+        fixed = self._zero_workers and not safe
+        unset: Executor = "auto" if safe or (tuned and not fixed) else "inline"
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
@@ -524,7 +549,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         begun = WorkerStart(self.dataset, workers, self.worker_init_fn)
         start = None if safe else begun
         return compile_drawn(
-            source, batch, defaults, options, start=start, pin_memory=self.pin_memory
+            source,
+            batch,
+            defaults,
+            options,
+            start=start,
+            pin_memory=self.pin_memory,
+            fixed=NO_WORKERS if fixed and tuned else "",
         )
 
     @property
@@ -535,7 +566,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     def _still(self, recipe: Recipe) -> bool:
         """Whether everything that the recipe depends on is unchanged."""
         same = self._made_from == (self._collate, self.worker_init_fn, self.pin_memory)
-        tuned = recipe.segments[0].executor != "inline"
+        (segment,) = recipe.segments
+        tuned = segment.executor != "inline" or bool(segment.fixed)
         return same and (tuned or not config.get_enable_autotune())
 
     def _tell(self, line: str) -> None:
@@ -594,6 +626,36 @@ def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
         return
     if loader._drawing is drawing and loader._running:
         loader._drawing = next(reversed(loader._running.values()))
+
+
+STEADY = frozenset(
+    (
+        "penstock",
+        "torch",
+        "torchdata",
+        "accelerate",
+        "lightning",
+        "lightning_fabric",
+        "pytorch_lightning",
+        "transformers",
+    )
+)
+"""Packages whose samplers do not see what the training loop does."""
+
+
+def may_watch(sampler: Any) -> bool:
+    """Whether what a sampler yields may depend on what the loop does meanwhile."""
+    kind = type(sampler)
+    if kind in (range, tuple):
+        return False
+    if str(kind.__module__).partition(".")[0] not in STEADY:
+        return True
+    shared = getattr(sampler, "generator", None) is not None
+    if kind is RandomSampler and shared:  # it draws more of these as it goes
+        again = sampler.num_samples > len(sampler.data_source)
+        return bool(sampler.replacement or again)
+    inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+    return any(may_watch(each) for each in inner if each is not None)
 
 
 def seed_of_epoch(base: int, epoch: int) -> int:

@@ -466,17 +466,6 @@ def test_autotune_turned_on_later_takes_effect_at_the_next_loop() -> None:
     assert (move.old, move.outcome) == ("inline", "stays")
 
 
-def test_keys_that_are_not_ints_cannot_be_sent_to_workers() -> None:
-    data = {"a": 1, "b": 2}
-    given: Any = {"sampler": ["a", "b"], "batch_size": 2}
-    loader = DataLoader(data, num_workers=1, sample_seeding=True, **given)  # type: ignore[arg-type]
-    with pytest.raises(ps.SpecError, match="sample_seeding=False"):
-        list(loader)
-    for seeding in (True, False):  # nothing is sent to workers
-        loader = DataLoader(data, sample_seeding=seeding, **given)  # type: ignore[arg-type]
-        assert [batch.tolist() for batch in loader] == [[1, 2]]
-
-
 def test_a_loader_keeps_the_order_under_a_torch_without_in_order() -> None:
     ps.set_enable_autotune(True)
     loader = DataLoader(list(range(8)), 4)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
@@ -71,7 +70,7 @@ class Gathered:
 
     buffer: BatchBuffer
     plan: BatchPlan
-    indices: NDArray[np.int64]
+    indices: NDArray[Any]
     failures: tuple[Failure, ...] = ()
 
     def collate(self) -> Finished | FailedBatch:
@@ -99,6 +98,8 @@ class Buffers:
     collate: Collate | None = None
     keep: bool = False
     substitute: bool = False
+    whole: bool = False
+    """Whether `collate` gets what the dataset read for the whole batch, as it is."""
     allocate: Allocate = on_heap
     """Allocates the memory of batches."""
     lend: Lend | None = None
@@ -309,6 +310,8 @@ class BatchBuffer:
         if failed:
             samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
         collate = self.maker.collate or default_collate
+        if self.maker.whole:
+            return collate(samples[0])
         return collate([samples[row] for row in range(self.rows)])
 
 

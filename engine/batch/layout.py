@@ -567,7 +567,7 @@ def describe(sample: Any) -> str:
     return type(sample).__name__
 
 
-Indices = Sequence[int] | NDArray[np.int64]
+Indices = Sequence[Any] | NDArray[Any]
 """Indices into the dataset, by row of a batch."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NOTE, add_note
-from ..plan import BatchPlan, Context, Rows
+from ..plan import BatchPlan, Context, Rows, objects
 
 
 class Signal(Enum):
@@ -27,8 +27,9 @@ class Chunk:
 
     step: int
     first_row: int
-    indices: NDArray[np.int64]
-    """`int64 [rows]`: indices into the dataset."""
+    indices: NDArray[Any]
+    """`[rows]`: indices into the dataset, or whatever a sampler yielded in their
+    place."""
     rounds: NDArray[np.int64]
     """`int64 [rows]`: the pass over the data that each row belongs to; it seeds the
     row's random stream."""
@@ -38,8 +39,14 @@ class Chunk:
         return len(self.indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = self.indices.tobytes(), self.rounds.tobytes()
+        plain = self.indices.dtype == np.int64
+        indices = self.indices.tobytes() if plain else self.indices.tolist()
+        rows = indices, self.rounds.tobytes()
         return _chunk, (self.step, self.first_row, *rows, tuple(self.context))
+
+    def index(self, offset: int) -> Any:
+        """Return what the dataset is asked for in this row."""
+        return self.indices[offset : offset + 1].tolist()[0]
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Return the first `rows` rows, and the rest."""
@@ -81,13 +88,17 @@ class Piece(NamedTuple):
 def _chunk(
     step: int,
     first_row: int,
-    indices: bytes,
+    indices: bytes | list[Any],
     rounds: bytes,
     context: tuple[int, int, int | None, float | None],
 ) -> Chunk:
     """Rebuild a chunk from the result of `Chunk.__reduce__`."""
-    rows = np.frombuffer(indices, np.int64), np.frombuffer(rounds, np.int64)
-    return Chunk(step, first_row, *rows, Context(*context))
+    if isinstance(indices, list):
+        rows: NDArray[Any] = objects(indices)
+    else:
+        rows = np.frombuffer(indices, np.int64)
+    seeds = np.frombuffer(rounds, np.int64)
+    return Chunk(step, first_row, rows, seeds, Context(*context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +107,7 @@ class Failure:
 
     error: BaseException
     stage: str
-    index: int
+    index: Any
     """Index into the dataset of the sample being processed."""
     row: int
     """The sample's row in the batch."""
@@ -106,7 +117,7 @@ class Failure:
     def annotated(self, epoch: int, step: int) -> BaseException:
         """Return the exception, with a note that identifies the sample."""
         note = (
-            f"{NOTE}{self.stage}, sample index {self.index} "
+            f"{NOTE}{self.stage}, sample index {self.index!r:.60} "
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
         )
         if note not in getattr(self.error, "__notes__", ()):

@@ -108,6 +108,8 @@ class SegmentState:
     pieces and leases then cover all rows of a batch, and their input is that batch."""
     in_order: bool = False
     """Whether it must work on one batch after another."""
+    unsplit: bool = False
+    """Whether each lease must cover a whole batch."""
     ahead: bool = True
     """Whether, inline, it may start a batch before the trainer asks for it. Not if it
     may overwrite the memory of the previous batch."""
@@ -130,7 +132,7 @@ class SegmentState:
         lease, as long as every worker still finds one within the prefetch bound. A lone
         worker shares a batch with nobody, so its leases are long.
         """
-        if self.per_batch or (self.collates and self.whole):
+        if self.per_batch or self.unsplit or (self.collates and self.whole):
             return rows
         if self.ns_per_row is None:
             return 1

@@ -16,7 +16,7 @@ from ..auto_executor import SOON_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
 from ..feed import Delivery
-from ..movable import CHANGES, DREW, WATCHES, changed, snapshot
+from ..movable import CHANGES, DREW, changed, snapshot
 from ..observe.knob import Knob
 from ..observe.observation import Move, MoveOutcome
 from ..observe.reading import Reading, SegmentReading, TrainerMeter
@@ -35,6 +35,12 @@ LOOKS = 8
 """For one in this many batches, estimate what a reader beside the trainer saves."""
 MIN_GAIN = 0.1
 """Share of a step that reading beside the trainer must save: there is no way back."""
+WATCHES = (
+    "the sampler is the program's own, and with workers it would be asked ahead of"
+    " time, before it can see what the loop does meanwhile; set num_workers yourself if"
+    " that is acceptable"
+)
+FIXED = "{}, but the program says `{}`; leave that out to let workers load"
 GIL_COST = 0.3
 """A thread that shares the GIL with the trainer needs this share more CPU time."""
 
@@ -72,16 +78,13 @@ class DirectHost:
         self._batch_rows = 0
         self._saved_s = 0.0
         """Seconds that reading beside the trainer would have saved so far."""
-        self.undecided = self.segment.executor == "auto"
+        self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
         """Whether nobody knows yet if workers would pay."""
         self._before = snapshot(self.segment.subjects)
         self._file: str | None = None
         """A file that the first batch was read from, and that is still open."""
         self._collate = [recipe.buffers.collate]
         self._collate_before = snapshot(self._collate)
-        plan = recipe.plan
-        self._samplers = plan.samplers if isinstance(plan, DrawnPlan) else []
-        self._samplers_before = snapshot(self._samplers)
         self.moves: list[Move] = []
         self._noted_ns = time.perf_counter_ns()
 
@@ -134,6 +137,11 @@ class DirectHost:
         if found.executor == "inline":
             self._note("inline", "stays", found.reason)
             return None
+        if self.segment.fixed:
+            if not self.why_not():
+                reason = FIXED.format(found.reason, self.segment.fixed)
+                self._note("inline", "stays", reason)
+            return None
         if not self.why_not():
             self._note(found.executor, "moved", found.reason)
         return found.executor
@@ -165,8 +173,8 @@ class DirectHost:
         path = changed(self._before, self.segment.subjects) or self._file
         if path is not None:
             return CHANGES.format(path)
-        path = changed(self._samplers_before, self._samplers)
-        return "" if path is None else WATCHES.format(path)
+        plan = self._plan
+        return WATCHES if isinstance(plan, DrawnPlan) and not plan.most else ""
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""
@@ -193,6 +201,7 @@ class DirectHost:
             storable=(*segment.storable, None),
             max_workers=segment.bounds[1],
             iterable=segment.iterable,
+            fixed=segment.fixed,
         )
         return Reading(
             time.perf_counter_ns() / 1e9,

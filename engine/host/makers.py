@@ -20,7 +20,7 @@ from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
 from ..movable import snapshot
 from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
-from ..program.program import ReadOn, Work, samples_of
+from ..program.program import ReadOn, Work
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -136,15 +136,17 @@ class DrawnMaker:
                 meter.end(len(indices))
                 return Delivery(data, plan)
         with undisturbed():
-            make = self._seeded if self.drew else self._fenced
+            each = self.drew and not self._read.whole
+            make = self._seeded if each else self._fenced
             return Delivery(make(plan, indices), plan)
 
     def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
         """Make the first batch, seeded; see what draws, and what can be repeated."""
         data = self._read.start.dataset
         before = snapshot([data]), snapshot([self._collate])
+        make = self._fenced if self._read.whole else self._seeded
         with undisturbed():
-            made = self._seeded(plan, indices)
+            made = make(plan, indices)
         self._once = keeps(data, before[0])
         self._collate_draws = self._collate_draws or keeps(self._collate, before[1])
         self._read.seeds = self.drew or self._read.seeds
@@ -155,12 +157,14 @@ class DrawnMaker:
         """Get the samples from the dataset, as torch does."""
         get, get_many = self._read.get, self._read.get_many
         if get_many:
-            return samples_of(get_many(indices))
+            made: Sequence[Any] = get_many(indices)
+            return made
         at: Any = None
         try:
             return [get(at := index) for index in indices]
         except Exception as error:
-            failure = Failure(error, self._read.stage, at, indices.index(at))
+            row = next(row for row, each in enumerate(indices) if each is at)
+            failure = Failure(error, self._read.stage, at, row)
             failure.annotated(plan.epoch, plan.step)
             raise
 
@@ -189,14 +193,18 @@ class DrawnMaker:
         samples: Sequence[Any],
     ) -> Any:
         """Collate, by default as torch does; an error's note names the odd samples."""
+        given: Any = samples
         try:
             if collate is None:
                 return self._buffers.together(plan, samples)
-            return collate(list(samples))
+            return collate(given if self._read.whole else list(given))
         except Exception as error:
             buffer = self._buffers.of(plan)
             buffer.open(None)
-            buffer.place(range(len(samples)), samples)
+            if self._read.whole:
+                buffer.keep([0], [given])
+            else:
+                buffer.place(range(len(given)), given)
             add_note(error, buffer.blame(plan, indices))
             raise
 
@@ -219,12 +227,17 @@ class DrawnMaker:
         return self._seeded_batch(plan, indices, samples)
 
     def _fenced(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        """Make a batch that cannot be repeated, under one seed."""
-        self._meter.begin()
+        """Make a batch that cannot be repeated, or is read at once, under one seed."""
+        meter = self._meter
+        meter.begin()
         seed_global_generators(self._plan.seeds(plan)[0])
         undrawn = Undrawn()
         undrawn.look()
+        begun_ns = time.perf_counter_ns()
         samples = self._samples(plan, indices)
+        meter.usual_ns = (time.perf_counter_ns() - begun_ns) // len(indices)
+        if self._read.whole:
+            meter.sample_bytes = size_of(samples) // len(indices)
         self.drew = undrawn.drawn
         self._read.seeds = self.drew or self._read.seeds
         return self._seeded_batch(plan, indices, samples)

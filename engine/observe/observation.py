@@ -167,6 +167,8 @@ class SegmentObservation:
     beginning: int = 0
     """Workers whose speed is unknown, because they are starting or have settled none of
     their leases."""
+    fixed: str = ""
+    """What the program says that leaves the work to the trainer: `num_workers=0`."""
 
     @property
     def is_here(self) -> bool:

@@ -63,6 +63,8 @@ class SegmentReading:
     """Whether one worker reads it from start to end, as an iterable."""
     beginning: int = 0
     """Workers whose speed is not known yet."""
+    fixed: str = ""
+    """What the program says that leaves the work to the trainer: `num_workers=0`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -292,6 +294,7 @@ def segment(
         now.max_workers,
         now.iterable,
         now.beginning,
+        now.fixed,
     )
 
 

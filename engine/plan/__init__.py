@@ -24,7 +24,7 @@ from __future__ import annotations
 from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
-from .drawn import Drawing, DrawnPlan
+from .drawn import Drawing, DrawnPlan, objects
 from .group_shuffle import group_shuffle
 from .order import Order, Permutation, Rows
 from .part_shuffle import shuffled_by_part
@@ -52,6 +52,7 @@ __all__ = [
     "Tail",
     "bucketed",
     "group_shuffle",
+    "objects",
     "read_state",
     "shuffled_by_part",
     "write_state",

@@ -11,8 +11,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +205,8 @@ def _read(name: str, text: object) -> bytes | None:
 
 
 AHEAD = 128
-"""Batches drawn for workers ahead of the one that the trainer takes next."""
+"""Batches drawn for workers ahead of the one that the trainer takes next, if the order
+cannot depend on what the trainer does."""
 
 
 class DrawnPlan:
@@ -226,7 +226,7 @@ class DrawnPlan:
         self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
         # The first step that is in `_drawn`, if any is.
         self._kept = 0
-        self._batches: Iterator[Iterable[int]] = iter(())
+        self._batches: Iterator[Iterable[Any]] = iter(())
         self._epoch = self._first = self._position = 0
         self.seed = 0
         """Seed of the epoch, drawn when torch draws the base seed of its workers."""
@@ -234,18 +234,19 @@ class DrawnPlan:
         """Whether the samplers have no more for this epoch."""
         self.stop = 0
         """The first step that is not drawn yet."""
-        self.samplers: list[Any] = []
-        """The user's samplers that determine the order."""
+        self.most = AHEAD
+        """Batches that may be drawn in advance."""
         self._length: int | None = None
-        self._first_batch: Iterable[int] | None = None
+        self._first_batch: Iterable[Any] | None = None
 
     def begin(
         self,
         epoch: int,
-        batches: Iterator[Iterable[int]],
+        batches: Iterator[Iterable[Any]],
         seed: int,
         skip: int = 0,
         length: int | None = None,
+        most: int = AHEAD,
     ) -> Cursor:
         """Draw another epoch from here on; return where its first batch starts.
 
@@ -255,13 +256,15 @@ class DrawnPlan:
             seed: the epoch's seed, for the random streams of its samples.
             skip: batches that are consumed already.
             length: number of batches in the epoch, if known.
+            most: batches that may be drawn in advance.
 
         Raises:
             SpecError: as `draw`.
             Exception: whatever a sampler raises.
         """
         self._drawn.clear()
-        self._length = length
+        self._length, self.most = length, most
+        self.ahead = min(self.ahead, most)
         self._batches, self._epoch, self.seed = batches, epoch, seed
         self._position = 0
         for _ in range(skip):  # not by islice: its `iter` might draw another order
@@ -279,14 +282,14 @@ class DrawnPlan:
         """Draw what is needed while the trainer is at step `head`; True if any was.
 
         Raises:
-            SpecError: a batch is empty, or has an index that is not an int.
+            SpecError: a batch is empty.
             Exception: whatever a sampler raises.
         """
         before = self.stop
         while not self.exhausted and self.stop < head + self.ahead:
             indices = self._next()
             if indices is not None:
-                rows = _numbers(indices)
+                rows = _indices(indices)
                 step, position = self.stop, self._position
                 plan = self._planned(len(rows))
                 positions = np.arange(position, position + len(rows))
@@ -331,7 +334,7 @@ class DrawnPlan:
         found: list[int] = seeds(self.seed, positions).tolist()
         return found
 
-    def _next(self) -> Iterable[int] | None:
+    def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None
         indices = next(self._batches, None) if first is None else first
         self.exhausted = indices is None
@@ -374,16 +377,21 @@ class DrawnPlan:
         return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
 
 
-def _numbers(indices: Iterable[int]) -> NDArray[np.int64]:
-    """Return the indices of a batch, `int64 [N]`."""
-    try:
-        return np.fromiter(map(operator.index, indices), np.int64)
-    except TypeError as error:
-        raise SpecError(
-            f"penstock loads samples by int, but a sampler yielded something else"
-            f" ({error}); with DataLoader(sample_seeding=False), torch's own workers"
-            " load by any index"
-        ) from error
+def _indices(yielded: Iterable[Any]) -> NDArray[Any]:
+    """Return the indices of a batch, `[N]`: the sampler's own objects, if not ints."""
+    indices = list(yielded)
+    if {*map(type, indices)} <= {int}:
+        with contextlib.suppress(OverflowError):
+            return np.array(indices, np.int64)
+    return objects(indices)
+
+
+def objects(things: Sequence[Any]) -> NDArray[np.object_]:
+    """Return an array of these objects, `[N]`, without looking into them."""
+    array = np.empty(len(things), object)
+    for at, thing in enumerate(things):
+        array[at] = thing
+    return array
 
 
 def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

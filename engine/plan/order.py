@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ LONGEST = 2**63 - 1
 class Rows:
     """Samples to load, in order. Both arrays may be read-only views."""
 
-    indices: NDArray[np.int64]
-    """`int64 [N]`: indices into the dataset."""
+    indices: NDArray[Any]
+    """`[N]`: indices into the dataset, or whatever a sampler yielded in their place."""
     rounds: NDArray[np.int64]
     """`int64 [N]`: each one's pass over the data, epoch * repeats + pass."""
 

@@ -88,7 +88,7 @@ class Work:
         """Record that the sample `at` (its position in `samples`) raised."""
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several in one
-        index, row = int(self.chunk.indices[offset]), self.chunk.first_row + offset
+        index, row = self.chunk.index(offset), self.chunk.first_row + offset
         failure = Failure(error, stage, index, row, cut_short)
         self.failures = [*(self.failures or ()), failure]
 
@@ -116,11 +116,6 @@ class Operation(ABC):
 
     def leave(self) -> None:  # noqa: B027 few need it
         """Note that this worker process is about to end."""
-
-
-def samples_of(many: Iterable[Any]) -> Sequence[Any]:
-    """Return samples that were read at once, as a list or as rows of arrays."""
-    return many if isinstance(many, ArrayRows) else list(many)
 
 
 FAILED = object()
@@ -193,23 +188,40 @@ class Calling(Operation):
         self.finish(work, calls.results)
 
 
+def fetch(work: Work, stage: str, get_many: Callable[[list[Any]], Any]) -> None:
+    """Read a whole batch at once, as torch's fetcher does; it counts as row 0."""
+    try:
+        data = get_many(work.chunk.indices.tolist())
+    except BaseException as error:  # noqa: BLE001 the trainer raises it
+        work.fail_all(error, stage)
+    else:
+        work.samples, work.offsets = [data], [0]
+
+
 @dataclass(frozen=True, slots=True)
 class Read(Calling):
     """Reads the chunk's indices from the dataset."""
 
     stage: str
     get: Callable[[int], Any]
-    get_many: Callable[[list[int]], Sequence[Any]] | None = None
+    get_many: Callable[[list[Any]], Any] | None = None
     """The dataset's `__getitems__`, if it has one."""
+    whole: bool = False
+    """Whether `get_many` reads whole batches, for a `collate_fn` that gets the result
+    as it is."""
 
     def run(self, work: Work) -> None:
+        if self.get_many is not None and self.whole:
+            fetch(work, self.stage, self.get_many)
+            return
         if self.get_many is not None:
             indices = work.chunk.indices.tolist()
             try:
-                samples = samples_of(self.get_many(indices))
+                samples = self.get_many(indices)
             except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
-                samples = []
-            if len(samples) == len(indices):
+                samples = ()
+            listed = isinstance(samples, (list, tuple, ArrayRows))
+            if listed and len(samples) == len(indices):
                 work.samples = samples
                 return
         Calling.run(self, work)

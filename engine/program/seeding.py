@@ -24,7 +24,7 @@ import torch
 from torch.utils.data._utils import worker as torchs
 
 from ..movable import changed, find_unsafe, snapshot
-from .program import Calling, Calls, Read, Work
+from .program import Calling, Calls, Read, Work, fetch
 
 T = TypeVar("T")
 States = tuple[Any, Any, torch.Tensor]
@@ -308,9 +308,11 @@ class SeededRead(Calling):
 
     stage: str
     get: Callable[[int], Any]
-    get_many: Callable[[list[int]], Sequence[Any]] | None
+    get_many: Callable[[list[Any]], Any] | None
     start: WorkerStart
     """What a worker process does first."""
+    whole: bool = False
+    """As for `Read`; a batch is then seeded as one."""
     trainer: int = field(default_factory=os.getpid)
     """The process whose generators belong to the user's program."""
     seeds: bool | None = None
@@ -346,7 +348,7 @@ class SeededRead(Calling):
         """Read and return False; if anything was drawn, undo that and return True."""
         self.undrawn.look()
         first = Work(work.chunk, work.random, [], watch=work.watch)
-        Read(self.stage, self.get, self.get_many).run(first)
+        Read(self.stage, self.get, self.get_many, self.whole).run(first)
         if self.undrawn.drawn:
             self.undrawn.put_back()
             return True
@@ -357,7 +359,11 @@ class SeededRead(Calling):
     def _read_seeded(self, work: Work) -> None:
         known = states() if os.getpid() == self.trainer else None
         try:
-            Calling.run(self, work)
+            if self.get_many is not None and self.whole:
+                seed_global_generators(int(work.chunk.rounds[0]))
+                fetch(work, self.stage, self.get_many)
+            else:
+                Calling.run(self, work)
         finally:
             if known is not None:
                 restore(known)

@@ -397,7 +397,7 @@ class ActorPool(FarPool):
         if own and actor.errands:
             raise WorkerError(f"a Ray actor of {self._stage} failed: {error}")
         death = f"Ray actor {actor.where} has ended: {told(error)}"
-        keys: list[int] = []
+        keys: list[Any] = []
         for errand in list(actor.errands.values())[:1]:
             rows = range(len(errand.chunk))
             keys = [self._key(errand.chunk, row) for row in rows]

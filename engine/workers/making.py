@@ -188,10 +188,16 @@ def start_method(recipe: Recipe) -> StartMethod:
     """Return how worker processes start.
 
     By fork by default, like torch's, even if CUDA is in use; but not if the dataset or
-    a function holds CUDA tensors, which a forked process cannot use.
+    a function holds CUDA tensors, which a forked process cannot use. Whoever has set
+    another method for the whole program had a reason.
     """
     if (said := recipe.options.multiprocessing_context) is not None:
         return said
+    usual = torch.multiprocessing.get_start_method(allow_none=True)
+    if usual == "spawn":
+        return "spawn"
+    if usual == "forkserver":
+        return "forkserver"
     subjects = [each.subjects for each in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     held = cuda and find_on_device(subjects, "subjects", "cuda") is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.utils.data import Subset, default_collate
 
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
@@ -98,6 +100,7 @@ def compile_drawn(
     *,
     start: WorkerStart | None,
     pin_memory: bool = False,
+    fixed: str = "",
 ) -> Recipe:
     """Build the recipe of batches that torch's samplers draw.
 
@@ -110,6 +113,7 @@ def compile_drawn(
         start: what each worker process does first; the global generators are then
             seeded before each sample. None: neither, because threads share both.
         pin_memory: whether batches are to be in pinned memory, if there is CUDA.
+        fixed: what the program says that leaves all of this to the trainer.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
     if pin_memory and torch.cuda.is_available():
@@ -119,16 +123,34 @@ def compile_drawn(
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
+    program = segment.program
+    if reads_batches(source.dataset):
+        read = replace(read, whole=True)
+        program = replace(program, operations=(read,))
+        segment = replace(segment, unsplit=True)
+        collate = recipe.buffers.collate or default_collate
+        buffers = replace(recipe.buffers, collate=collate, whole=True)
+        recipe = replace(recipe, buffers=buffers)
     if start is not None:
-        operation = SeededRead(read.stage, read.get, read.get_many, start)
-        places, watched = segment.program.places, segment.program.watched
-        program = Program((operation,), places, watched=watched)
-        segment = replace(segment, program=program)
+        seeded = SeededRead(read.stage, read.get, read.get_many, start, read.whole)
+        program = Program((seeded,), program.places, watched=program.watched)
+    segment = replace(segment, program=program)
     if source.executor == "auto" and source.num_parallel_workers is None:
         kind = found_kind(segment.name, source.dataset, defaults.name)
         segment = replace(segment, executor=kind, subjects=(source.dataset,))
+    segment = replace(segment, fixed=fixed)
     recipe = _collating(replace(recipe, segments=(segment,)))
     return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))
+
+
+def reads_batches(dataset: Any) -> bool:
+    """Whether a dataset reads whole batches by itself, as torch's fetcher sees it.
+
+    A `Subset` of one that does not reads sample by sample.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
 
 
 def _collating(recipe: Recipe) -> Recipe:

@@ -326,7 +326,7 @@ def loader_of(case: Case, data: Any, collate: Any, *, torchs_loader: bool) -> An
     return kind(
         data,
         collate_fn=collate,
-        num_workers=case.workers,
+        **({"num_workers": case.workers} if case.workers else {}),
         persistent_workers=case.persistent and case.workers > 0,
         **options,
     )

@@ -8,6 +8,7 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from ....errors import SampleError, WorkerError
 from ...batch.buffer import BatchBuffer
@@ -49,7 +50,7 @@ class FarPool(ServedPool):
     ) -> None:
         super().__init__(connector, f"{recipe.name} {workers.rpartition(' ')[2]}")
         self._program = recipe.program
-        self._per_batch = recipe.per_batch
+        self._per_batch = recipe.per_batch or recipe.unsplit
         self._workers = workers
         self._lease_ns = 0.0
         """Recent duration of a lease, in nanoseconds."""
@@ -110,7 +111,7 @@ class FarPool(ServedPool):
             outcome.nbytes = buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
 
-    def _count_death(self, death: str, keys: list[int], deaths: int) -> None:
+    def _count_death(self, death: str, keys: list[Any], deaths: int) -> None:
         """Report a death, and count it.
 
         Args:
@@ -154,12 +155,13 @@ class FarPool(ServedPool):
             'arrays, tensors, numbers, text or bytes, or use executor="thread"'
         )
 
-    def _key(self, chunk: Chunk, row: int) -> int:
-        """Return the identity of a row in a chunk: the step, for a whole batch."""
-        return chunk.step if self._per_batch else int(chunk.indices[row])
+    def _key(self, chunk: Chunk, row: int) -> Any:
+        """Return what identifies a row to the user: the step, for a whole batch."""
+        return chunk.step if self._per_batch else chunk.index(row)
 
-    def _named(self, keys: list[int]) -> str:
-        shown = ", ".join(map(str, keys[:5])) + (", ..." if len(keys) > 5 else "")
+    def _named(self, keys: list[Any]) -> str:
+        shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
+        shown += ", ..." if len(keys) > 5 else ""
         return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
 
     @property

@@ -36,6 +36,7 @@ from ...program.program import Program
 from ...program.seeding import mixed, seed_global_generators
 from ...recipe import StartMethod
 from .child import Child, fork_child, run_child
+from .daemonic import daemonic
 from .parcel import pack, unpack
 from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
@@ -254,7 +255,9 @@ def run_worker(program: Program, seeds: Seeds, post: Post, work: Pipe) -> None:
     seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
     seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
     program.enter(post.number)
-    Worker(work, program, seeds[0], StatusPage(work.descriptors.popleft())).run()
+    page = StatusPage(work.descriptors.popleft())
+    with daemonic():
+        Worker(work, program, seeds[0], page).run()
 
 
 def start_fresh(

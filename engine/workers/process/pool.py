@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
@@ -420,7 +421,7 @@ class ProcessPool(FarPool):
             WorkerError: too many children have died with no work done in between.
         """
         death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
-        keys: list[int] = []
+        keys: list[Any] = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
             keys += [self._key(errand.chunk, row) for row in suspects]

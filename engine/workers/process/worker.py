@@ -284,8 +284,8 @@ def unsendable(
 def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
     """Return the outcome of a chunk all of whose rows failed with this error."""
     failures = [
-        Failure(error, stage, int(index), chunk.first_row + at)
-        for at, index in enumerate(chunk.indices)
+        Failure(error, stage, index, chunk.first_row + at)
+        for at, index in enumerate(chunk.indices.tolist())
     ]
     return Outcome(len(chunk), failures=failures)
 

@@ -1,0 +1,358 @@
+"""Programs that people have reported elsewhere load with penstock what torch loads.
+
+Each is of a kind that torch runs as the user expects, and that a loader which moves
+work about can get wrong: odd indices, batches that the dataset makes itself, a sampler
+to which the loop says what comes next, a loop that changes the dataset.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torchs
+
+import penstock as ps
+from penstock.engine.core.byte_budget import ByteBudget
+from support import warm
+from support.batches import same
+from support.moves import workers_pay
+
+LENGTH, SIZE = 24, 4
+WORKERS = [None, 0, 2]
+"""The number of workers that a program asks for; None: it says nothing."""
+
+
+def outcome(loader: Any) -> list[Any]:
+    """Return the batches, and the type of an exception that ended the loop."""
+    found: list[Any] = []
+    loop = iter(loader)
+    try:
+        found.extend(loop)
+    except Exception as error:  # noqa: BLE001 it is compared
+        found.append(type(error))
+        # The collector would wait seconds for each of torch's workers.
+        getattr(loop, "_shutdown_workers", list)()
+    return found
+
+
+def check(dataset: Any, workers: int | None, **given: Any) -> None:
+    """Check that two epochs of a tuned loader are torch's."""
+    if workers is not None:
+        given["num_workers"] = workers
+    torch.manual_seed(0)
+    plain = torchs.DataLoader(dataset, **given)
+    expected = [outcome(plain), outcome(plain)]
+    ps.set_enable_autotune(True)
+    torch.manual_seed(0)
+    with closing(ps.DataLoader(dataset, **given)) as loader:
+        found = [outcome(loader), outcome(loader)]
+    assert same(found, expected)
+
+
+@pytest.fixture(autouse=True)
+def _workers_pay() -> Iterator[None]:
+    with workers_pay():
+        yield
+
+
+class Asked(torchs.Dataset[Any]):
+    """Returns what it was asked for, and of which type that was."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: Any) -> Any:
+        return type(index).__name__, repr(index)
+
+
+INDICES: dict[str, Callable[[int], Any]] = {
+    "size and index": lambda i: (16 * (1 + i % 3), i),
+    "name": lambda i: f"image {i}.jpg",
+    "box": lambda i: (i / 7, i / 3, 1.0, 2.0),
+    "number of numpy": np.int64,
+    "tensor": torch.tensor,
+    "flag": lambda i: i % 2 == 0,
+    "nothing": lambda i: None,
+    "list": lambda i: [i, i + 1],
+    "large number": lambda i: 2**70 + i,
+    "slice": lambda i: slice(i, i + 2),
+}
+
+
+def pairs(kinds: Iterable[str], *quick: str) -> list[Any]:
+    """Return each kind with each number of workers; processes only of `quick` ones."""
+    return [
+        pytest.param(kind, workers, marks=pytest.mark.slow if late else ())
+        for kind in kinds
+        for workers in WORKERS
+        for late in [workers and kind not in quick]
+        if kind != "tensor" or not workers  # torch's loader leaves a thread behind
+    ]
+
+
+@pytest.mark.parametrize(("kind", "workers"), pairs(INDICES, "size and index", "list"))
+def test_a_sampler_may_yield_any_index(kind: str, workers: int | None) -> None:
+    indices = [INDICES[kind](index) for index in range(LENGTH)]
+    batches = [indices[at : at + SIZE] for at in range(0, LENGTH, SIZE)]
+    check(Asked(), workers, batch_sampler=batches)
+    check(Asked(), workers, sampler=indices, batch_size=SIZE)
+
+
+class Table(torchs.Dataset[Any]):
+    """Reads batches at once, in the form of `make`."""
+
+    def __init__(self, make: Callable[[list[Any]], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index])
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.make(indices)
+
+
+def refuse(indices: list[int]) -> Any:
+    if 9 in indices:
+        raise KeyError(9)
+    return indices
+
+
+READS: dict[str, Callable[[list[int]], Any]] = {
+    "dict": lambda at: {"x": torch.tensor(at), "n": len(at)},
+    "tuple": lambda at: (torch.tensor(at), torch.tensor(at) % 2),
+    "tensor": torch.tensor,
+    "array": np.array,
+    "text": lambda at: ",".join(map(str, at)),
+    "number": sum,
+    "fewer": lambda at: [i for i in at if i % 5],
+    "more": lambda at: [i for i in at for _ in range(2)],
+    "of its batch": lambda at: [(i, len(at)) for i in at],
+    "drawn": lambda at: [torch.rand(2).shape for _ in at],
+    "refused": refuse,
+}
+
+
+def unchanged(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize(("kind", "workers"), pairs(READS, "dict", "fewer", "refused"))
+def test_a_dataset_may_read_batches_itself(kind: str, workers: int | None) -> None:
+    for dataset in (Table(READS[kind]), torchs.Subset(Table(READS[kind]), range(17))):
+        check(dataset, workers, batch_size=SIZE, collate_fn=unchanged)
+        check(dataset, workers, batch_size=SIZE, drop_last=True)
+
+
+class Told(torchs.Sampler[int]):
+    """Yields what the loop has said last."""
+
+    def __init__(self) -> None:
+        self.said = 0
+
+    def __len__(self) -> int:
+        return 4 * LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(len(self)):
+            yield self.said
+
+
+def lags(kind: Any, workers: int | None) -> list[int]:
+    """Return by how many batches a sampler is ahead of the loop, for each batch."""
+    sampler, found = Told(), []
+    given: Any = {} if workers is None else {"num_workers": workers}
+    loader = kind(range(5 * LENGTH), SIZE, sampler=sampler, **given)
+    for at, batch in enumerate(loader):
+        found.append(at - int(batch[-1]))
+        sampler.said = at + 1
+    if isinstance(loader, ps.DataLoader):
+        loader.close()
+    return found
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sampler_is_asked_no_further_ahead_than_by_torch(workers: int | None) -> None:
+    expected = lags(torchs.DataLoader, workers)
+    ps.set_enable_autotune(True)
+    found = lags(ps.DataLoader, workers)
+    assert len(found) == len(expected)
+    assert max(found) <= max(expected)
+
+
+class Sized(torchs.Dataset[Any]):
+    """Returns images of a size that the loop may change."""
+
+    size = 2
+
+    def __len__(self) -> int:
+        return 4 * LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self.size,), index)
+
+
+def test_a_loop_without_workers_may_change_the_dataset() -> None:
+    ps.set_enable_autotune(True)
+    dataset = Sized()
+    with closing(ps.DataLoader(dataset, SIZE, num_workers=0)) as loader:
+        for at, batch in enumerate(loader):
+            assert batch.shape == (SIZE, 2 + at)
+            dataset.size += 1
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    records = caplog.records
+    return "\n".join(r.getMessage() for r in records if r.name == "penstock.autotune")
+
+
+def test_workers_that_are_ruled_out_stay_away_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ps.set_enable_autotune(True)
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    with closing(ps.DataLoader(range(LENGTH), SIZE, num_workers=0)) as loader:
+        assert len([*loader, *loader]) == 2 * LENGTH // SIZE
+        reading = loader.stats()
+    said = "the program says `num_workers=0`; leave that out to let workers load"
+    assert said in logged(caplog)
+    assert reading is not None
+    assert reading.segments[0].executor == "inline"
+
+
+def test_the_default_budget_refuses_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+    byte_budget = ByteBudget(100, chosen=False)
+    byte_budget.check_fits(101, 4)
+    byte_budget.check_fits(102, 4)
+    assert [r.getMessage()[:33] for r in caplog.records] == [
+        "4 samples of one batch need 101 b"
+    ]
+    byte_budget.resize(100)
+    with pytest.raises(ps.BudgetError):
+        byte_budget.check_fits(101, 4)
+
+
+class Children(torchs.Dataset[Any]):
+    """Starts a process for each sample."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join()
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_may_start_processes_where_those_of_torch_may(workers: int) -> None:
+    check(Children(), workers, batch_size=SIZE)
+
+
+class Parent(torchs.Dataset[Any]):
+    """Returns what multiprocessing says about this process."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        process = multiprocessing.current_process()
+        is_child = multiprocessing.parent_process() is not None
+        return index, process.daemon, is_child, process.name == "MainProcess"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_multiprocessing_sees_a_worker_as_one_of_torch(workers: int | None) -> None:
+    check(Parent(), workers, batch_size=SIZE)
+
+
+ENDINGS = """
+import atexit, sys, torch
+from multiprocessing import util
+import penstock as ps
+
+class Opens:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return index
+
+def begin(number):
+    util.Finalize(None, tell, ("finalised",), exitpriority=1)
+    atexit.register(tell, "exited")
+
+def tell(what):
+    print(what, end=" ", flush=True)
+
+if __name__ == "__main__":
+    atexit.register(print, "trainer", flush=True)
+    method = sys.argv[1]
+    if method != "default":
+        torch.multiprocessing.set_start_method(method)
+    ps.set_enable_autotune(True)
+    loader = ps.DataLoader(Opens(), 8, num_workers=1, worker_init_fn=begin)
+    assert len(list(loader)) == 8
+"""
+
+
+SPAWN = pytest.mark.slow
+"""It starts several interpreters."""
+
+
+@pytest.mark.parametrize("method", ["default", pytest.param("spawn", marks=SPAWN)])
+def test_what_a_dataset_starts_in_a_worker_ends_with_it(
+    method: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDINGS)
+    done = warm.run([sys.executable, "-P", str(script), method], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["exited", "finalised", "trainer"]
+
+
+METHODS = """
+import os, sys, torch
+import penstock as ps
+
+class Forked:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return "colorsys" in sys.modules
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_start_method(sys.argv[1])
+    import colorsys  # which only a forked worker has, then
+    ps.set_enable_autotune(True)
+    for kind in (torch.utils.data.DataLoader, ps.DataLoader):
+        loader = kind(Forked(), 8, num_workers=2)
+        print({bool(flag) for flags in loader for flag in flags})
+    pipe = ps.Pipeline.from_dataset(Forked(), executor="process").batch(8)
+    with pipe:
+        print({bool(flag) for flags in pipe for flag in flags})
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "seen"),
+    [("fork", "True"), pytest.param("spawn", "False", marks=SPAWN)],
+)
+def test_workers_start_as_the_program_says(
+    method: str, seen: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(METHODS)
+    done = warm.run([sys.executable, "-P", str(script), method], timeout=100)
+    assert done.stdout.splitlines() == [f"{{{seen}}}"] * 3, done.stderr
