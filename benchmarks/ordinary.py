@@ -141,9 +141,9 @@ def loader_of(
         data,
         work.batch,
         shuffle=shuffle,
-        num_workers=workers,
         collate_fn=work.collate,
         persistent_workers=workers > 0,
+        **({"num_workers": workers} if workers else {}),  # an explicit 0 stays 0
     )
 
 

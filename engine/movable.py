@@ -8,10 +8,12 @@ own methods. The search is bounded, however large the object is.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import io
 import itertools
 import logging
+import mmap
 import pathlib
 import random
 import threading
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
@@ -99,8 +102,16 @@ GLOBAL_STREAMS = (
 """The global generators of `random`, numpy and torch."""
 BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
 """Packages whose objects connect to other processes."""
-LOOKED = 3
-"""Depth of a snapshot: a cache in a dataset within a subset is at 3."""
+MAX_SUMMARIES = 1000
+"""Parts in one snapshot: some ten milliseconds."""
+PAGE = 4096
+PAGES = 16
+"""Pages read of an array that is larger than these, in bytes and number."""
+MAX_READ = 2 << 20
+"""Bytes read for one snapshot."""
+MAX_MEMBERS = 1 << 13
+BYTES_A_MEMBER = 256
+"""Bytes that can be read while one member of a container is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +159,66 @@ def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device]
 
 
 def snapshot(things: Iterable[Any]) -> dict[str, Any]:
-    """Return a summary of objects by path, which `changed` compares; `LOOKED` deep.
+    """Return a summary of objects by path, which `changed` compares.
 
     Closures and globals that functions use count as parts of them. Numbers and text are
-    recorded by value, containers by length, arrays and tensors by their address and
-    write count, everything else by identity. An object whose class says `PER_PROCESS`,
-    as a source does, is left out.
+    recorded by value, containers by length, arrays and tensors by their contents, and
+    everything else by identity. Of large arrays, some pages are looked at. An object
+    whose class says `PER_PROCESS`, as a source does, is left out.
     """
     found: dict[str, Any] = {}
+    seen: dict[int, Any] = {}
+    memory = Memory()
     level: list[Named] = [
         (str(at), thing)
         for at, thing in enumerate(things)
         if not getattr(type(thing), "PER_PROCESS", False)
     ]
-    for _ in range(LOOKED):
-        held = (
-            (path + step, part, _is_cached(thing, step))
-            for path, thing in level
-            for step, part in _held(thing)
-        )
-        looked = list(islice(held, MAX_PARTS))
-        found |= {
-            path: WorkedOut(_summary(part)) if cached else _summary(part)
-            for path, part, cached in looked
-        }
-        level = [(path, part) for path, part, _ in looked]
+    for _ in range(DEPTH):
+        below: list[Named] = []
+        for path, part, cached in _held_by(level):
+            if len(found) >= MAX_SUMMARIES:
+                return found
+            summary = _summary(part, memory)
+            found[path] = WorkedOut(summary) if cached else summary
+            if type(part) not in PLAIN and id(part) not in seen:
+                seen[id(part)] = part  # alive: a new object could reuse its id
+                below.append((path, part))
+        level = below
     return found
+
+
+class Memory:
+    """Digests of memory, until a snapshot has read enough of it."""
+
+    def __init__(self) -> None:
+        self._left = MAX_READ
+
+    def digest(self, start: int, nbytes: int) -> int:
+        """Return a digest of the bytes at an address, or of some pages of them."""
+        if self._left <= 0 or not nbytes:
+            return 0
+        view = memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
+        digest = xxhash.xxh3_64()
+        if nbytes <= PAGES * PAGE:
+            digest.update(view)
+            self._left -= nbytes
+        else:
+            for at in range(PAGES):
+                begin = (nbytes - PAGE) * at // (PAGES - 1)
+                digest.update(view[begin : begin + PAGE])
+            self._left -= PAGES * PAGE
+        return digest.intdigest()
+
+    def members(self, thing: Any) -> int:
+        """Return a digest of which objects a container holds, or the first of them."""
+        if type(thing) in (tuple, frozenset) or self._left <= 0:
+            return 0
+        values = dict.values(thing) if type(thing) is dict else thing
+        self._left -= min(len(thing), MAX_MEMBERS) * BYTES_A_MEMBER
+        with suppress(RuntimeError):  # another thread changed it meanwhile
+            return hash(tuple(map(id, islice(values, MAX_MEMBERS))))
+        return 0
 
 
 class WorkedOut(NamedTuple):
@@ -234,27 +279,62 @@ def changed(before: dict[str, Any], things: Iterable[Any]) -> str | None:
         for path, summary in after.items()
         if path in fresh or path.startswith(inside)
     }
-    for path in (*before, *after):
-        if path not in before or path not in after or before[path] != after[path]:
-            return path.lstrip("0123456789")
-    return None
+    differing = [
+        path
+        for path in dict.fromkeys((*before, *after))
+        if path not in before or path not in after or before[path] != after[path]
+    ]
+    # A container whose members are others comes before them; they say more.
+    telling = (p for p in differing if not _same_but_inside(before, after, p))
+    path = next(telling, differing[0] if differing else None)
+    return None if path is None else path.lstrip("0123456789")
 
 
-def _held(thing: Any) -> Iterable[Named]:
-    """Return what an object holds, and what its code uses from around it."""
-    return _parts(thing) if WHOLE.isdisjoint(type(thing).__mro__) else ()
+def _same_but_inside(before: dict[str, Any], after: dict[str, Any], path: str) -> bool:
+    """Whether an object is the same and as large as before: its contents differ."""
+    one, other = before.get(path), after.get(path)
+    if type(one) is not tuple or type(other) is not tuple or one[0] != other[0]:
+        return False
+    contents, others = one[1], other[1]
+    return bool(contents and others) and contents[0] == others[0]
 
 
-def _summary(thing: Any) -> Any:
+def _held_by(level: Iterable[Named]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield what objects hold, and what their code uses from around it.
+
+    Each with its path, and whether it is the value of a `functools.cached_property`.
+    """
+    for path, thing in level:
+        if WHOLE.isdisjoint(type(thing).__mro__):
+            for step, part in _parts(thing):
+                yield path + step, part, _is_cached(thing, step)
+
+
+def _summary(thing: Any, memory: Memory) -> Any:
     kind = type(thing)
-    if kind in PLAIN:
-        # By `repr`, so that NaN equals itself.
-        return thing if kind in (int, bool, str) else repr(thing)[:64]
-    if kind is torch.Tensor:
-        return id(thing), thing._version  # noqa: SLF001 torch's count of in-place writes
-    if kind in BARE:
-        return id(thing), len(thing)
-    return id(thing)
+    if kind in VALUES:
+        return thing if kind is not float else repr(thing)  # NaN equals itself
+    contents: Any = None
+    if kind is torch.Tensor:  # torch counts its own writes; numpy's are not among them
+        contents = thing._version, _contents(thing, memory)  # noqa: SLF001
+    elif kind is np.ndarray:
+        contents = thing.shape, _contents(thing, memory)
+    elif kind is bytearray:
+        contents = len(thing), hash(bytes(thing[:PAGE]))
+    elif kind in BARE:
+        contents = len(thing), memory.members(thing)
+    return id(thing), contents
+
+
+def _contents(array: Any, memory: Memory) -> int:
+    """Return a digest of an array's memory; 0 for a file that is mapped."""
+    base = array
+    while is_a(base, np.ndarray):
+        if is_a(base, np.memmap):
+            return 0
+        base = base.base
+    span = None if is_a(base, mmap.mmap) else _span(array)
+    return 0 if span is None else memory.digest(span[0], span[1] - span[0])
 
 
 def _why(thing: Any) -> str | None:
@@ -329,6 +409,7 @@ MAX_PARTS = 500
 PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
 )
+VALUES = PLAIN - {bytes, bytearray}
 WHOLE: frozenset[type] = PLAIN | {
     type,
     types.ModuleType,

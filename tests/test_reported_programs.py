@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -210,6 +211,47 @@ def test_a_loop_without_workers_may_change_the_dataset() -> None:
         for at, batch in enumerate(loader):
             assert batch.shape == (SIZE, 2 + at)
             dataset.size += 1
+
+
+class Scratch:
+    """Decodes into an array that it keeps, where `depth` says."""
+
+    def __init__(self, depth: int) -> None:
+        self.kept: Any = np.zeros(16, np.int64)
+        for _ in range(depth):
+            self.kept = [self.kept]
+
+    def __len__(self) -> int:
+        return 2 * LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        array = self.kept
+        while isinstance(array, list):
+            (array,) = array
+        array[:] = index + 1
+        time.sleep(0.0005)  # another thread may come between
+        return array.copy()
+
+    __call__ = __getitem__
+
+
+@pytest.mark.parametrize("face", ["dataset", "map", "map of two", "loader"])
+@pytest.mark.parametrize("depth", [0, 6])
+def test_an_array_that_is_written_again_and_again_is_not_shared(
+    face: str, depth: int
+) -> None:
+    kept = Scratch(depth)
+    numbers = ps.Pipeline.from_dataset(range(len(kept)))
+    faces: dict[str, Callable[[], Any]] = {
+        "dataset": lambda: ps.Pipeline.from_dataset(kept).batch(SIZE),
+        "map": lambda: numbers.map(kept).batch(SIZE),
+        "map of two": lambda: numbers.map(kept, num_parallel_workers=2).batch(SIZE),
+        "loader": lambda: ps.DataLoader(kept, SIZE, sample_seeding=True),  # type: ignore[arg-type]
+    }
+    ps.set_enable_autotune(True)
+    with closing(faces[face]()) as loader:
+        found = torch.cat(list(loader))
+    assert torch.equal(found, torch.arange(1, len(kept) + 1)[:, None].expand(-1, 16))
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:

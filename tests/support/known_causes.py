@@ -85,7 +85,8 @@ def waits(batch: Any) -> Any:
 
 
 def loaded(dataset: Any, workers: int = 0, **given: Any) -> Any:
-    return DataLoader(dataset, BATCH, num_workers=workers, **given)
+    given |= {"num_workers": workers} if workers else {}  # an explicit 0 stays 0
+    return DataLoader(dataset, BATCH, **given)
 
 
 def threads(dataset: Any, count: int, batch: int = BATCH) -> ps.Pipeline:
