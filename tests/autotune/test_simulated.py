@@ -85,11 +85,11 @@ def test_random_pipelines_come_near_their_optimum(seeds: Sequence[int]) -> None:
 @pytest.mark.slow
 def test_fresh_random_pipelines_come_near_their_optimum() -> None:
     seed = random.randrange(1 << 30)
-    found = shares(range(seed, seed + 200))
+    found = shares(range(seed, seed + 50))
     assert statistics.median(share for share, _ in found) >= 0.99
-    # The aim is that none falls below 0.90. One in a hundred does; that nine of 200 do
+    # The aim is that none falls below 0.90. One in a hundred does; that five of 50 do
     # by chance has a probability of 0.0002.
-    assert found[8][0] >= 0.90, f"share and seed: {found[:12]}"
+    assert found[4][0] >= 0.90, f"share and seed: {found[:12]}"
 
 
 STORE = Workload(

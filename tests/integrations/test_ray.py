@@ -48,6 +48,7 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
             "PYTHONPATH": tests,
             "RAY_TMPDIR": str(folder),
             "RAY_ADDRESS": "",
+            "RAY_worker_niceness": "0",  # by default they hardly run beside other tests
         },
         timeout=900,  # some twelve processes start, maybe beside other tests
     )

@@ -44,6 +44,6 @@ def whole(steps: list[list[int]]) -> bool:
 def verdict(seen: ps.DataLoader[Any], *, loading: bool) -> None:
     """Check the verdict on a training that waits for loading, or does not."""
     found = seen.explain()
-    assert found.verdict == ("input-bound" if loading else "not input-bound"), found
+    assert (found.verdict == "input-bound") == loading, found
     if loading:
         assert "Slow" in found.bottleneck  # beside other tests, for several causes
