@@ -23,7 +23,8 @@ util: Any = multiprocessing.util
 ending: Any = threading
 
 LEAVE_S = 5.0
-"""How long what the dataset has started may take to end: as with torch's workers."""
+"""How long what the dataset has started may take to end, as with torch's workers. When
+a loop ends, the fork server is less patient."""
 
 
 @contextlib.contextmanager
