@@ -207,6 +207,8 @@ class Slot:
 
     def __init__(self, name: str) -> None:
         self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._closing = False
         self.name = name
         """The name of the face in the log."""
         self.run: TunedRun | None = None
@@ -304,11 +306,18 @@ class Slot:
 
         A forked child must not call this.
         """
-        run = self.run
-        if run is not None and os.getpid() == self._owner:
-            run.close()
-            self._last, self._found = run.last, run.found
-        self.run, self._busy = None, False
+        if os.getpid() != self._owner:
+            self.run, self._busy = None, False
+            return
+        with self._lock:  # a finaliser may be closing it: wait until it is closed
+            self._closing = True
+            try:
+                if (run := self.run) is not None:
+                    run.close()
+                    self._last, self._found = run.last, run.found
+                self.run, self._busy = None, False
+            finally:
+                self._closing = False
 
     def finalise(self, run: TunedRun | None = None) -> None:
         """Close from a finaliser, either the face's or that of an iterator of `run`.
@@ -320,6 +329,8 @@ class Slot:
         ever.
         """
         if self.run is None or (run is not None and self.run is not run):
+            return
+        if self._closing:  # by this thread, perhaps
             return
         free = self.run.run.is_free()
         closing = Closing(self.close)
@@ -339,6 +350,7 @@ class Slot:
         """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
+            self._lock, self._closing = threading.RLock(), False
 
     def stats(self) -> Reading | None:
         """Return all counters since the engine started; None if there is no engine."""
