@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psutil
 import pytest
@@ -253,3 +254,33 @@ def test_the_collector_may_run_while_python_lists_its_threads() -> None:
     """A thread that ends leaves that list, for which it needs the same lock."""
     done = warm.run([sys.executable, "-P", "-c", LISTED], timeout=60)
     assert (done.stdout, done.returncode) == ("closed\n", 0), done.stderr
+
+
+def test_a_second_close_returns_only_when_the_first_has_closed() -> None:
+    """A finaliser may be closing while the program ends."""
+    loader = ps.DataLoader(range(64), 8, sample_seeding=True)
+    list(loader)
+    slot = loader._slot  # noqa: SLF001
+    assert slot.run is not None
+    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+    close = slot.run.close
+
+    def slowly() -> None:
+        begun.set()
+        may_end.wait(60)
+        close()
+        done.append("closed")
+
+    def again() -> None:
+        slot.close()
+        done.append("returned")
+
+    slot.run.close = slowly  # type: ignore[method-assign]
+    threads = [threading.Thread(target=each) for each in (slot.close, again)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert done == ["closed", "returned"]
