@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
@@ -194,8 +195,9 @@ class Memory:
     def __init__(self) -> None:
         self._left = MAX_READ
 
-    def digest(self, start: int, nbytes: int) -> int:
-        """Return a digest of the bytes at an address, or of some pages of them."""
+    def digest(self, start: int, stop: int) -> int:
+        """Return a digest of the bytes between addresses, or of some pages of them."""
+        nbytes = stop - start
         if self._left <= 0 or not nbytes:
             return 0
         view = memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
@@ -316,9 +318,10 @@ def _summary(thing: Any, memory: Memory) -> Any:
         return thing if kind is not float else repr(thing)  # NaN equals itself
     contents: Any = None
     if kind is torch.Tensor:  # torch counts its own writes; numpy's are not among them
-        contents = thing._version, _contents(thing, memory)  # noqa: SLF001
+        writes = 0 if thing.is_inference() else thing._version  # noqa: SLF001
+        contents = writes, memory.digest(*(_span(thing) or (0, 0)))
     elif kind is np.ndarray:
-        contents = thing.shape, _contents(thing, memory)
+        contents = thing.shape, memory.digest(*_reach(thing))
     elif kind is bytearray:
         contents = len(thing), hash(bytes(thing[:PAGE]))
     elif kind in BARE:
@@ -326,15 +329,21 @@ def _summary(thing: Any, memory: Memory) -> Any:
     return id(thing), contents
 
 
-def _contents(array: Any, memory: Memory) -> int:
-    """Return a digest of an array's memory; 0 for a file that is mapped."""
-    base = array
-    while is_a(base, np.ndarray):
-        if is_a(base, np.memmap):
-            return 0
+def _reach(array: NDArray[Any]) -> tuple[int, int]:
+    """Return the addresses that an array's elements lie between; none if in a file.
+
+    Its `nbytes` say less: windows that slide over a vector count each element again.
+    """
+    base: Any = array
+    while is_a(base, np.ndarray) and not is_a(base, np.memmap):
         base = base.base
-    span = None if is_a(base, mmap.mmap) else _span(array)
-    return 0 if span is None else memory.digest(span[0], span[1] - span[0])
+    if is_a(base, (np.memmap, mmap.mmap)) or not array.size:
+        return 0, 0
+    start, stop = array.ctypes.data, array.ctypes.data + array.itemsize
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        start += min(0, (length - 1) * stride)
+        stop += max(0, (length - 1) * stride)
+    return start, stop
 
 
 def _why(thing: Any) -> str | None:

@@ -559,3 +559,47 @@ def test_a_snapshot_shows_what_has_changed() -> None:
     before = snapshot([subset])
     subset[1]
     assert changed(before, [subset]) in (".dataset.kept", ".dataset.calls")
+
+
+def windows(rows: Any) -> Any:
+    return np.lib.stride_tricks.sliding_window_view(rows, 60_000)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda rows: rows,
+    "windows": windows,
+    "reversed": lambda rows: rows[::-1],
+    "every other": lambda rows: rows[5::-2],
+    "broadcast": lambda rows: np.broadcast_to(rows, (1000, len(rows))),
+    "columns": lambda rows: rows.reshape(4, -1).T,
+    "tensor": torch.from_numpy,
+    "a tensor's array": lambda rows: torch.from_numpy(rows).flip(0).numpy(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_only_the_memory_of_an_array_is_read_to_compare_it(view: str) -> None:
+    """The windows count 60,000 times as many bytes as there are."""
+    rows = np.zeros(120_000)
+    things = [{"array": VIEWS[view](rows)}]
+    before = snapshot(things)
+    assert changed(before, things) is None
+    np.copyto(rows, 1)
+    shared = view != "a tensor's array"  # which is a copy
+    assert changed(before, things) == ("['array']" if shared else None)
+
+
+@torch.inference_mode()
+def test_a_tensor_that_counts_no_writes_is_compared_by_its_contents() -> None:
+    things = [[torch.zeros(3)]]
+    before = snapshot(things)
+    assert changed(before, things) is None
+    things[0][0] += 1
+    assert changed(before, things) == "[0]"
+
+
+def test_arrays_without_memory_here_are_compared_by_identity(tmp_path: Path) -> None:
+    np.zeros(9000).tofile(tmp_path / "rows")
+    mapped = np.memmap(tmp_path / "rows", np.float64, "r")
+    things = [[mapped, mapped[3:], np.zeros((0, 3)), torch.zeros(2, device="meta")]]
+    assert changed(snapshot(things), things) is None

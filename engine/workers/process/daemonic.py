@@ -20,7 +20,6 @@ from typing import Any
 # ruff: noqa: SLF001
 process: Any = multiprocessing.process
 util: Any = multiprocessing.util
-ending: Any = threading
 
 LEAVE_S = 5.0
 """How long what the dataset has started may take to end, as with torch's workers. When
@@ -53,6 +52,6 @@ def daemonic() -> Iterator[None]:
         with contextlib.suppress(Exception):
             util._exit_function()
         with contextlib.suppress(Exception):
-            ending._shutdown()
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()  # prints errors, and raises none
         limit.cancel()
