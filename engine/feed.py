@@ -403,7 +403,7 @@ class DrawnFeed:
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         plan = engine.recipe.plan
         assert isinstance(plan, DrawnPlan)
-        plan.ahead = plan.most
+        plan.ahead = max(1, plan.most)
         self._engine = engine
         self._plan = plan
         self.cursor = cursor

@@ -264,7 +264,7 @@ class DrawnPlan:
         """
         self._drawn.clear()
         self._length, self.most = length, most
-        self.ahead = min(self.ahead, most)
+        self.ahead = min(self.ahead, max(1, most))  # workers need the one that is due
         self._batches, self._epoch, self.seed = batches, epoch, seed
         self._position = 0
         for _ in range(skip):  # not by islice: its `iter` might draw another order
