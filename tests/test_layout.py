@@ -95,24 +95,19 @@ def loads_files(node: ast.Call) -> bool:
 
 
 def test_import_loads_only_what_every_user_needs(tmp_path: Path) -> None:
-    bare, faces = (
-        run_python(f"import sys; {code}; print(*sys.modules)", tmp_path).split()
-        for code in ("import penstock", FACES)
-    )
+    steps = ("import sys", "import penstock", "import torch.utils.data", FACES)
+    code = "\n".join(f"{step}; print(*sys.modules)" for step in steps)
+    loaded = [set(line.split()) for line in run_python(code, tmp_path).splitlines()]
+    start, bare, torchs, faces = loaded
     assert "penstock" in bare
     assert "torch" not in bare  # `penstock report` and the like start at once
-    assert LOADED_WHEN_USED & set(faces) == set()
+    assert LOADED_WHEN_USED & faces == set()
     for name in LOADED_WHEN_USED:  # the module exists
         assert importlib.util.find_spec(name) is not None
 
-
-def test_import_loads_no_third_party_module_that_torch_does_not(tmp_path: Path) -> None:
-    code = (
-        "import sys, torch.utils.data; before = set(sys.modules);"
-        f"{FACES}; print(*set(sys.modules) - before)"
-    )
-    loaded = {name.partition(".")[0] for name in run_python(code, tmp_path).split()}
-    others = loaded - sys.stdlib_module_names - {"penstock", "numpy"}
+    ours = (bare - start) | (faces - torchs)
+    others = {name.partition(".")[0] for name in ours}
+    others -= sys.stdlib_module_names | {"penstock", "numpy"}
     assert [
         name for name in others if "cython" not in name
     ] == []  # numpy.random loads them
