@@ -1,7 +1,8 @@
 """What is sent to worker processes that are not forked from the trainer, as bytes.
 
-It is sent by cloudpickle: functions and classes of `__main__`, lambdas and closures
-travel by value. If something cannot be sent, the error names it as user code would.
+It is sent by cloudpickle: functions and classes of the program's own file, lambdas and
+closures travel by value. If something cannot be sent, the error names it as user code
+would.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ __all__ = [
 MAX_TRIES = 200
 """Parts that are tried one by one to find the one that cannot be sent."""
 FORKED = 'options(multiprocessing_context="fork")'
+SPAWNED_MAIN = "__mp_main__"
+"""What `__main__` is called in a process that multiprocessing did not fork."""
 OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
 """Methods with which a class controls what is sent of its objects."""
 
@@ -79,9 +83,12 @@ class OnGpu(pickle.PicklingError):
 
 
 @cache
-def _pickler() -> Any:
+def pickler() -> Any:
     """Return the pickler class: cloudpickle's, but refusing tensors on a GPU."""
     import cloudpickle
+
+    if SPAWNED_MAIN in sys.modules:
+        cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
 
     def reducer_override(self: Any, thing: Any) -> Any:
         gpu = gpu_of(thing) if isinstance(thing, torch.Tensor) else None
@@ -94,7 +101,7 @@ def _pickler() -> Any:
 
 
 def _dump(thing: Any, file: Any) -> None:
-    _pickler()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    pickler()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
 
 
 def _explain(obstacle: Obstacle, elsewhere: str) -> str:

@@ -6,13 +6,16 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 from penstock.engine.program.program import Map, Program, Read
+from penstock.engine.workers.process import parcel
 from penstock.engine.workers.process.parcel import pack, unpack
 from penstock.errors import SpecError
 from support import warm
@@ -192,3 +195,19 @@ def test_objects_that_main_defines_travel_by_value(tmp_path: Path) -> None:
     told = warm.run([sys.executable, str(script)], cwd=tmp_path)
     rows, function = unpack(bytes.fromhex(told.stdout))
     assert (rows[2], function(2)) == (42, 43)
+
+
+def test_a_spawned_program_s_own_file_travels_by_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that `spawn` started knows its file by a name of its own."""
+    file = ModuleType("__mp_main__")
+    double = FunctionType((lambda number: 2 * number).__code__, vars(file), "double")
+    vars(file)["double"] = double
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "__mp_main__", file)
+        parcel.pickler.cache_clear()
+        body = pack(double, "map")
+        cloudpickle.unregister_pickle_by_value(file)
+    parcel.pickler.cache_clear()
+    assert unpack(body)(4) == 8
