@@ -1,4 +1,4 @@
-"""Forking while other threads run, at a moment when none of them is importing."""
+"""Forking while other threads run: none of them imports, or forks as well."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
 MAX_LOOKS = 100
 """How often to wait for imports to end. Threads that import one module after another
 must not prevent a fork."""
+_turn = threading.Lock()
+"""Held while forking: libraries (filelock) forbid it while another thread forks."""
+
+
+def _give_turn() -> None:
+    global _turn  # noqa: PLW0603 a child inherits the lock, and not who would release it
+    _turn = threading.Lock()
+
+
+if FORKS:
+    os.register_at_fork(after_in_child=_give_turn)
 
 
 def fork() -> int:
@@ -32,7 +43,7 @@ def fork() -> int:
         for name in names:
             # Acquires the module's lock and releases it, as an import of it would.
             sys.modules["_frozen_importlib"]._lock_unlock_module(name)  # noqa: SLF001
-    with warnings.catch_warnings():
+    with _turn, warnings.catch_warnings():
         # Python 3.12 warns about forking beside threads. The child takes no other lock
         # that a thread may hold: it only reads its pipe.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -425,7 +425,8 @@ def test_two_pipelines_may_run_in_two_threads(kind: str) -> None:
 
 def workers_below() -> list[psutil.Process]:
     """Return the children of the fork server: their parent is not this process."""
-    return [p for p in children(recursive=True) if p.ppid() != os.getpid()]
+    direct = children(recursive=False)
+    return [each for each in children(recursive=True) if each not in direct]
 
 
 def test_killed_workers_are_replaced_and_their_work_done_again() -> None:

@@ -174,7 +174,7 @@ def test_a_copy_that_is_not_aligned_is_copied_once_more() -> None:
     [
         np.longlong(5),
         np.datetime64("2020-01-01T00:00", "25s"),
-        np.timedelta64("NaT"),
+        np.timedelta64("NaT", "s"),
         np.str_("ends in zeros\0\0"),
         np.bytes_(b"\0\0"),
         np.zeros((2, 0, 3), "S0"),

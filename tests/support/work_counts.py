@@ -27,6 +27,7 @@ def bytecodes(call: Callable[[], object]) -> int:
         return step
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # noqa: SLF001 in 3.12, before any is traced
     sys.settrace(enter)
     try:
         call()

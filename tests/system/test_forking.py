@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.system import forking
 from penstock.system.forking import fork
 from support import warm
 
@@ -71,6 +73,7 @@ def test_a_fork_does_not_wait_for_a_lock_left_by_a_thread_of_the_parent(
 
 FORKS_BESIDE_GARBAGE = """
 import gc, os, threading
+from penstock.system import forking
 from penstock.system.forking import fork
 
 class Local(threading.local):
@@ -128,3 +131,33 @@ def test_a_fork_does_not_wait_for_a_module_that_its_own_thread_imports(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert importlib.import_module("forks_itself").status == 0
     del sys.modules["forks_itself"]
+
+
+def test_threads_fork_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filelock, which torch and many others import, refuses to fork beside a fork."""
+    inside, most = threading.Semaphore(1), []
+
+    def slow() -> int:
+        most.append(inside.acquire(blocking=False))
+        time.sleep(0.001)
+        inside.release()
+        return 1
+
+    monkeypatch.setattr(os, "fork", slow)
+    threads = [threading.Thread(target=fork) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [True] * 8
+
+
+def test_a_child_forks_though_another_thread_was_about_to() -> None:
+    with forking._turn:  # noqa: SLF001
+        pid = os.fork()
+        if pid == 0:
+            inner = fork()
+            if inner == 0:
+                os._exit(3)
+            os._exit(exit_code_of(inner))
+    assert exit_code_of(pid) == 3

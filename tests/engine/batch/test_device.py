@@ -86,7 +86,7 @@ def test_batches_on_a_cuda_device_are_those_in_host_memory(how: Any, host: Any) 
                 work.mul_(2)
             total = theirs[0].double().sum()
             assert theirs[0].device.type == "cuda"
-            assert theirs.plan == ours.plan
+            assert away.plan == home.plan
             assert torch.allclose(total.cpu(), ours[0].double().sum(), rtol=1e-6)
             assert torch.allclose(theirs[0].cpu(), ours[0], atol=1e-6)
             assert torch.equal(theirs[1].cpu(), ours[1])
