@@ -1,0 +1,170 @@
+"""Do sixteen cores feed the trainer, and does it keep its own speed? Acted out on two.
+
+    python benchmarks/many_cores.py [--workers 14]
+
+A decoder waits 2.5 ms without the GIL, as one in native code computes, and makes
+`uint8 [112, 112, 3]` of 100 kB of bytes. The trainer launches 1,500 tiny operations
+of torch a step and then sleeps 5 ms, as one does that drives an accelerator: it takes
+and releases the GIL all the time. Batches hold 256 samples, and the CPU budget is 16.
+
+Each row trains in a process of its own: pipelines with autotune on, from defaults, and
+with workers set by hand, and torch's DataLoader with as many. Printed are the rate
+beside what so many workers could give, and the trainer's own part of a step, from a
+batch's arrival to the next call for one, beside the same with nothing to load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data as torchs
+from numpy.typing import NDArray
+
+import penstock as ps
+
+CORES = 16
+BATCH = 256
+SAMPLES = 1 << 20
+DECODE_S = 0.0025
+OPERATIONS = 1500
+SLEEP_S = 0.005
+SETTLED_S, MEASURED_S = 6.0, 8.0
+"""What does not count at first, and what does."""
+SHAPE = (112, 112, 3)
+
+
+class Trained(NamedTuple):
+    """What a training loop saw."""
+
+    rate: float
+    """Samples a second."""
+    own_s: float
+    """The trainer's own part of a step: the median."""
+    verdict: str
+
+
+class Files(torchs.Dataset[tuple[bytes, int]]):
+    """100 kB of bytes and a label for each index."""
+
+    def __init__(self) -> None:
+        self.content = np.random.default_rng(0).bytes(100_000)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        return bytes(bytearray(self.content)), index  # a copy, as a read makes
+
+
+def decoded(sample: tuple[bytes, int]) -> tuple[NDArray[np.uint8], int]:
+    """Wait as long as a decoder computes, and return an image of the bytes."""
+    content, label = sample
+    time.sleep(DECODE_S)
+    image = np.frombuffer(content, np.uint8, np.prod(SHAPE).item())
+    return image.reshape(SHAPE).copy(), label
+
+
+class Decoded(Files):
+    """The same images as a dataset of one piece, for torch's loader."""
+
+    def __getitem__(self, index: int) -> Any:
+        return decoded(super().__getitem__(index))
+
+
+def step(weight: torch.Tensor) -> None:
+    """Launch many tiny operations, then wait for the device."""
+    for _ in range(OPERATIONS):
+        weight.add_(1)
+    time.sleep(SLEEP_S)
+
+
+def trained(batches: Iterable[Any]) -> tuple[float, float]:
+    """Train for a while; return the rate, and the trainer's own part of a step."""
+    torch.set_num_threads(1)
+    weight = torch.zeros(1)
+    own: list[float] = []
+    begun = time.perf_counter()
+    start = 0.0
+    for _ in batches:
+        arrived = time.perf_counter()
+        if not start and arrived - begun > SETTLED_S:
+            start = arrived
+        step(weight)
+        now = time.perf_counter()
+        if start:
+            own.append(now - arrived)
+            if now - start > MEASURED_S:
+                break
+    return len(own) * BATCH / (now - start), statistics.median(own)
+
+
+def alone(_: int) -> Trained:
+    """Train on one batch that is there."""
+    return Trained(*trained(repeat(torch.zeros(BATCH, *SHAPE))), "")
+
+
+def tuned(_: int) -> Trained:
+    """Train on a pipeline that starts with its defaults."""
+    ps.set_enable_autotune(True)
+    return piped(ps.Pipeline.from_dataset(Files()).shuffle(seed=0).map(decoded))
+
+
+def by_hand(workers: int) -> Trained:
+    """Train on a pipeline whose maps run in this many processes."""
+    each: Any = {"executor": "process", "num_parallel_workers": workers}
+    files = ps.Pipeline.from_dataset(Files(), num_parallel_workers=2).shuffle(seed=0)
+    return piped(files.map(decoded, **each))
+
+
+def piped(samples: ps.Pipeline) -> Trained:
+    """Train on batches of a pipeline's samples."""
+    ps.set_cpu_budget(CORES)
+    with samples.batch(BATCH) as pipe:
+        return Trained(*trained(pipe), pipe.explain().line)
+
+
+def of_torch(workers: int) -> Trained:
+    """Train on torch's DataLoader with this many workers."""
+    loader = torchs.DataLoader(Decoded(), BATCH, shuffle=True, num_workers=workers)
+    return Trained(*trained(loader), "")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--workers", type=int, default=14, help="of what is set by hand"
+    )
+    workers = parser.parse_args().workers
+    rows: dict[str, tuple[Callable[[int], Trained], int]] = {
+        "nothing to load": (alone, CORES),
+        "penstock, tuned from defaults": (tuned, CORES),
+        f"penstock, {workers} processes by hand": (by_hand, workers),
+        f"DataLoader num_workers={workers}": (of_torch, workers),
+    }
+    seen: dict[str, Trained] = {}
+    for name, (train, number) in rows.items():
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            seen[name] = pool.submit(train, number).result()
+        row, ideal = seen[name], number / DECODE_S
+        share = "" if train is alone else f"{row.rate / ideal:6.2f} of {ideal:,.0f}/s"
+        own = row.own_s / seen["nothing to load"].own_s
+        print(
+            f"  {name:<36} {row.rate:>8,.0f}/s {share:>18}"
+            f"   own part of a step {row.own_s * 1e3:5.1f} ms, {own:.2f} of alone"
+            f"   {row.verdict}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
