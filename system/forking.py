@@ -13,21 +13,21 @@ FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
 MAX_LOOKS = 100
 """How often to wait for imports to end. Threads that import one module after another
 must not prevent a fork."""
-_turn = threading.Lock()
+_forking = threading.Lock()
 """Held while forking: libraries (filelock) forbid it while another thread forks."""
 
 
-def _give_turn() -> None:
-    global _turn  # noqa: PLW0603 a child inherits the lock, and not who would release it
-    _turn = threading.Lock()
+def _renew() -> None:
+    global _forking  # noqa: PLW0603 a child inherits the lock, and not who would release it
+    _forking = threading.Lock()
 
 
 if FORKS:
-    os.register_at_fork(after_in_child=_give_turn)
+    os.register_at_fork(after_in_child=_renew)
 
 
 def fork() -> int:
-    """Fork like `os.fork`, once no other thread is in the middle of an import.
+    """Fork like `os.fork`, once no other thread forks or is in the middle of an import.
 
     A child inherits the locks of modules being imported, but not the threads that would
     release them. Its first import of such a module (numpy's `random`, say, which is
@@ -43,7 +43,7 @@ def fork() -> int:
         for name in names:
             # Acquires the module's lock and releases it, as an import of it would.
             sys.modules["_frozen_importlib"]._lock_unlock_module(name)  # noqa: SLF001
-    with _turn, warnings.catch_warnings():
+    with _forking, warnings.catch_warnings():
         # Python 3.12 warns about forking beside threads. The child takes no other lock
         # that a thread may hold: it only reads its pipe.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -153,7 +153,7 @@ def test_threads_fork_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_child_forks_though_another_thread_was_about_to() -> None:
-    with forking._turn:  # noqa: SLF001
+    with forking._forking:  # noqa: SLF001
         pid = os.fork()
         if pid == 0:
             inner = fork()
