@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
-from ..system.descriptors import read_places, read_since
 from .auto_executor import resolve
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
@@ -32,7 +31,6 @@ from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .first_look import opened_late
 from .monitor import Monitor
-from .movable import Finding, memory_of
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
@@ -41,6 +39,7 @@ from .program.program import ReadOn
 from .program.seeding import SeededCalls, Undrawn
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
+from .witness.hazards import Finding
 from .workers.making import Kind, PoolMaker, start_method
 from .workers.process.slabs import Slab, SlabPool
 
@@ -205,8 +204,8 @@ class Engine:
         segment, recipe = self.segments[at], self.segments[at].recipe
         collate = self.recipe.buffers.collate
         subjects = (collate,) if recipe.in_order else recipe.subjects
-        segment.reused = memory_of(made, subjects)
-        if not segment.why_not():
+        segment.witness.note_made(made, subjects)
+        if not segment.witness.verdict():
             segment.connector.keeps_nothing()
 
     def restart(self, step: int, skip: int = 0) -> None:
@@ -379,13 +378,14 @@ class Engine:
             if segment.undecided:
                 self._undrawn.look()
             begins = segment.undecided and not inline.done
-            files = read_places() if begins else {}
-            if inline.step():
-                if begins:
-                    segment.file = read_since(files)
+            with (
+                segment.witness.watching_files() if begins else contextlib.nullcontext()
+            ):
+                worked = inline.step()
+            if worked:
                 self._unweighed = segment if segment.undecided else None
                 if segment.undecided and self._undrawn.drawn:
-                    segment.drew = True
+                    segment.witness.drew = True
                 return True
         return False
 
@@ -443,8 +443,8 @@ class Engine:
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""
-        why = segment.why_not()
-        if segment.recipe.iterable and not segment.drew:
+        why = segment.witness.verdict()
+        if segment.recipe.iterable and not segment.witness.drew:
             why = ""  # a thread continues with the existing iterator
         if why:
             segment.movable = False

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 from ..system.forking import FORKS
 from ..system.interrupts import interrupts_deferred
 from .core.chunk import Chunk
-from .movable import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
 from .plan import Plan
 from .program.cached import Cached, Stored
 from .program.program import Operation, Program, Work
 from .program.randomness import SampleRandom
 from .recipe import Recipe, SegmentRecipe
-from .workers.pool import FirstUse
+from .witness.hazards import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
+from .witness.witness import Witness
 
 if TYPE_CHECKING:
     from .workers.process.child import Child
@@ -127,11 +127,12 @@ def _look(
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
     held: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
-        use = FirstUse(segment.program, alone=True)
-        for operation, work in product(_uncached(segment.program), works):
-            operation.run(work)
+        witness = Witness(segment.program.doubtful)
+        with witness.watching_files():
+            for operation, work in product(_uncached(segment.program), works):
+                operation.run(work)
         if at in doubted:
-            held[at] = use.finding()
+            held[at] = witness.finding()
     pipe.send({at: finding for at, finding in held.items() if finding is not None})
 
 

@@ -17,7 +17,6 @@ from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
-from .movable import changed, snapshot
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
@@ -25,6 +24,7 @@ from .observe.reading import Reading, TrainerMeter, difference
 from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
+from .witness.witness import Witness
 from .workers.making import Kind, start_method
 from .workers.process.handover import dumps
 
@@ -80,8 +80,7 @@ class Run:
         """Seconds that a sample took the trainer; 0 if unknown."""
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
-        self._collate = [recipe.buffers.collate]
-        self._collate_before = snapshot(self._collate)
+        self._collate = Witness([recipe.buffers.collate])
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False
@@ -205,7 +204,7 @@ class Run:
         if kind == "inline":
             return
         name = host.segment.name
-        if why := host.why_not():
+        if why := host.verdict():
             host.moves.append(Move.now(name, "inline", "inline", "stays", why))
             self._direct = None
             return
@@ -259,7 +258,7 @@ class Run:
         before, trainer = self.host, self._trainer
         if isinstance(before, TrainerHost):
             check_handover(data)
-            check_stateless(before.engine.segments, self._collate_before, self._collate)
+            check_stateless(before.engine.segments, self._collate)
             self._recipe = replace(
                 self._recipe, segments=_as_now(before.engine.segments)
             )
@@ -510,16 +509,14 @@ def check_handover(data: Any) -> None:
         ) from error
 
 
-def check_stateless(
-    segments: Iterable[Segment], before: dict[str, Any], collate: list[Any]
-) -> None:
+def check_stateless(segments: Iterable[Segment], collate: Witness) -> None:
     """Check that the user's objects have not changed in this process.
 
     Raises:
         SpecError: one has.
     """
-    reasons = [segment.why_not() for segment in segments]
-    if (path := changed(before, collate)) is not None:
+    reasons = [segment.witness.verdict() for segment in segments]
+    if (path := collate.changed()) is not None:
         reasons.append(f"`collate_fn{path}` changes while batches are made")
     for why in filter(None, reasons):
         raise SpecError(why)

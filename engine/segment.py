@@ -10,10 +10,10 @@ from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
-from .movable import CHANGES, DREW, changed, snapshot
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
+from .witness.witness import Witness
 from .workers.inline import Inline
 from .workers.making import Kind
 from .workers.pool import PoolStatistics, WorkerPool
@@ -31,8 +31,6 @@ FAR = ("process", "ray")
 """Kinds of workers in other processes."""
 MAX_MOVES = 16
 """Moves that are remembered."""
-SURE_LOOKS = 3
-"""Checks without a change before others may join a single requested worker."""
 ALONE = (
     "one worker was requested and stays alone, because `{}` changes there while samples"
     " are made, and each other worker would change its own copy"
@@ -56,19 +54,14 @@ class Segment:
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
-        self.drew = False
-        """Whether it was seen, inline, to draw from a global generator."""
-        self.reused: str | None = None
-        """The path of the memory that it reuses for its batches, if it does."""
-        self.file: str | None = None
-        """A still open file that its first samples were read from, inline."""
         self.movable = (
             recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
         """Whether it may move between threads and processes."""
         moves = self.undecided or recipe.movable
         looks = moves or recipe.program.watched or recipe.per_batch
-        self._before = snapshot(recipe.subjects) if looks else None
+        self.witness = Witness(recipe.subjects if looks else ())
+        """What is known of what its samples come from."""
         # The kind that the knob requests; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
@@ -84,7 +77,7 @@ class Segment:
         self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 the pool may be replaced
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest moves between kinds of workers, and their reasons."""
-        connector.lone.on_change = self._stay_alone
+        connector.on_look = self._hear_of_copy
         connector.on_lost = self._come_home
         self._tell_core()
 
@@ -92,19 +85,6 @@ class Segment:
     def executor(self) -> str:
         """The present kind of its workers."""
         return self._pool.executor
-
-    def why_not(self) -> str:
-        """Return why workers elsewhere would make other samples; empty if unknown.
-
-        Judged by the samples made in this process.
-        """
-        if self.drew:
-            return DREW
-        if self._before is None:
-            return ""
-        path = changed(self._before, self.recipe.subjects) or self.file
-        path = path or self.reused
-        return "" if path is None else CHANGES.format(path)
 
     @property
     def moving(self) -> bool:
@@ -218,11 +198,13 @@ class Segment:
         if not self.recipe.program.watched:
             return False
         if self.executor in FAR:
-            return self.connector.lone.looks < SURE_LOOKS
-        return self._before is not None and bool(self.why_not())
+            return not self.witness.sure_elsewhere
+        return bool(self.witness.verdict())
 
-    def _stay_alone(self, path: str) -> None:
-        """Keep the only worker alone, because the data changes in it."""
+    def _hear_of_copy(self, path: str) -> None:
+        """Keep the only worker alone once the data changes in it."""
+        if not self.witness.hear(path):
+            return
         kind, name = self.executor, self.recipe.name
         self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(path)))
         if self._asked > 1:

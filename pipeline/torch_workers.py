@@ -22,9 +22,9 @@ import torch
 from torch.utils.data._utils import worker as torchs
 
 from .. import config
-from ..engine.movable import find_on_device
 from ..engine.observe.reading import TrainerMeter
 from ..engine.plan import Drawing
+from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
 from .exiting import at_exit, looping_threads

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import penstock as ps
-from penstock.engine.movable import changed, snapshot
+from penstock.engine.witness.witness import Witness
 from support.short_epochs import LENGTH, work
 
 
@@ -42,21 +42,21 @@ class Photographs:
 
 def test_a_value_computed_once_is_not_a_change() -> None:
     data = Photographs(Path("folder"))
-    before = snapshot([data])
+    witness = Witness([data])
     first = data[3]
-    assert changed(before, [data]) is None
+    assert witness.changed() is None
     assert data[3] == first
     data.index["rows"].append(5)
-    assert str(changed(before, [data])).startswith(".index")
+    assert str(witness.changed()).startswith(".index")
     del data.index
-    assert str(changed(before, [data])).startswith(".index")
+    assert str(witness.changed()).startswith(".index")
 
 
 def test_a_value_that_replaces_another_is_a_change() -> None:
     data = Photographs(Path("folder"))
-    before = snapshot([data])
+    witness = Witness([data])
     data.files[2] = Path("another")
-    assert changed(before, [data]) == ".files[2]"
+    assert witness.changed() == ".files[2]"
 
 
 def test_data_that_keeps_paths_moves_to_workers(tmp_path: Path) -> None:

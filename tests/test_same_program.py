@@ -21,7 +21,7 @@ import torch.utils.data
 
 import penstock as ps
 from penstock.engine import first_look
-from penstock.engine.movable import changed, snapshot
+from penstock.engine.witness.witness import Witness
 from support.moves import workers_pay
 from support.short_epochs import LENGTH, samples
 
@@ -548,17 +548,17 @@ def test_nested_tensors_are_refused_as_by_torch_or_passed_unchanged(
 
 def test_a_snapshot_shows_what_has_changed() -> None:
     data = Counting()
-    before = snapshot([data])
-    assert changed(before, [data]) is None
+    witness = Witness([data])
+    assert witness.changed() is None
     data[0]
-    assert changed(before, [data]) in (".kept", ".calls")
+    assert witness.changed() in (".kept", ".calls")
     data.calls = float("nan")  # type: ignore[assignment]
-    assert changed(snapshot([data]), [data]) is None
+    assert Witness([data]).changed() is None
     data.calls = 0
     subset = torch.utils.data.Subset(data, [0, 1])  # type: ignore[arg-type]
-    before = snapshot([subset])
+    witness = Witness([subset])
     subset[1]
-    assert changed(before, [subset]) in (".dataset.kept", ".dataset.calls")
+    assert witness.changed() in (".dataset.kept", ".dataset.calls")
 
 
 def windows(rows: Any) -> Any:
@@ -582,24 +582,24 @@ def test_only_the_memory_of_an_array_is_read_to_compare_it(view: str) -> None:
     """The windows count 60,000 times as many bytes as there are."""
     rows = np.zeros(120_000)
     things = [{"array": VIEWS[view](rows)}]
-    before = snapshot(things)
-    assert changed(before, things) is None
+    witness = Witness(things)
+    assert witness.changed() is None
     np.copyto(rows, 1)
     shared = view != "a tensor's array"  # which is a copy
-    assert changed(before, things) == ("['array']" if shared else None)
+    assert witness.changed() == ("['array']" if shared else None)
 
 
 @torch.inference_mode()
 def test_a_tensor_that_counts_no_writes_is_compared_by_its_contents() -> None:
     things = [[torch.zeros(3)]]
-    before = snapshot(things)
-    assert changed(before, things) is None
+    witness = Witness(things)
+    assert witness.changed() is None
     things[0][0] += 1
-    assert changed(before, things) == "[0]"
+    assert witness.changed() == "[0]"
 
 
 def test_arrays_without_memory_here_are_compared_by_identity(tmp_path: Path) -> None:
     np.zeros(9000).tofile(tmp_path / "rows")
     mapped = np.memmap(tmp_path / "rows", np.float64, "r")
     things = [[mapped, mapped[3:], np.zeros((0, 3)), torch.zeros(2, device="meta")]]
-    assert changed(snapshot(things), things) is None
+    assert Witness(things).changed() is None

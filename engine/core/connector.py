@@ -228,23 +228,6 @@ class Suspension:
         engine_lock.notify_others()
 
 
-class LoneWorker:
-    """What a segment's only worker has seen of its data, if the user asked for one."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-        """How often it checked its data and found no change; -1 once it found one."""
-        self.on_change: Callable[[str], object] = str
-        """Called with the path of the data that changed."""
-
-    def tell(self, path: str) -> None:
-        """Record a check: the path of what changed, or an empty string."""
-        if self.looks >= 0:
-            self.looks = -1 if path else self.looks + 1
-            if path:
-                self.on_change(path)
-
-
 def end_without(engine_lock: EngineLock, why: str) -> None:
     """Make the trainer raise an error: no workers are left."""
     text = f"the workers are out of reach, and no others take over: {why}"
@@ -269,7 +252,9 @@ class Connector:
         """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
         self._finish = finish
-        self.lone = LoneWorker()
+        self.on_look: Callable[[str], object] = str
+        """Called when a segment's only worker has looked at its copy of the data, with
+        the path of what changed there, or an empty string."""
         self.on_lost: Callable[[str], object] = partial(end_without, engine_lock)
         """Called with the reason once workers elsewhere are out of reach for good. By
         default the trainer raises an error, as nobody is left to make its batches."""

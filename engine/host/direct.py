@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable
 
 from ...errors import CLOSED, PenstockError
-from ...system.descriptors import read_places, read_since
 from ..auto_executor import SOON_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
 from ..feed import Delivery
-from ..movable import CHANGES, DREW, changed, snapshot
 from ..observe.knob import Knob
 from ..observe.observation import Move, MoveOutcome
 from ..observe.reading import Reading, SegmentReading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..program.program import ReadOn
-from ..program.seeding import keeps
 from ..recipe import Recipe
+from ..witness.witness import Witness
 from ..workers.making import Kind
 from .batch_meter import BatchMeter
 from .local import NOTE_NS
@@ -80,11 +78,8 @@ class DirectHost:
         """Seconds that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
         """Whether nobody knows yet if workers would pay."""
-        self._before = snapshot(self.segment.subjects)
-        self._file: str | None = None
-        """A file that the first batch was read from, and that is still open."""
-        self._collate = [recipe.buffers.collate]
-        self._collate_before = snapshot(self._collate)
+        self._witness = Witness(self.segment.subjects)
+        self._collate = Witness([recipe.buffers.collate])
         self.moves: list[Move] = []
         self._noted_ns = time.perf_counter_ns()
 
@@ -107,9 +102,8 @@ class DirectHost:
         if self._meter.batches:
             delivery = self._next()
         else:
-            files = read_places()
-            delivery = self._next()
-            self._file = read_since(files)
+            with self._witness.watching_files():
+                delivery = self._next()
         if self.undecided and self.segment.iterable:
             self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
@@ -138,11 +132,11 @@ class DirectHost:
             self._note("inline", "stays", found.reason)
             return None
         if self.segment.fixed:
-            if not self.why_not():
+            if not self.verdict():
                 reason = FIXED.format(found.reason, self.segment.fixed)
                 self._note("inline", "stays", reason)
             return None
-        if not self.why_not():
+        if not self.verdict():
             self._note(found.executor, "moved", found.reason)
         return found.executor
 
@@ -162,19 +156,16 @@ class DirectHost:
     @property
     def collate_moves(self) -> bool:
         """Whether worker processes may call the `collate_fn`: it keeps no state."""
-        return not keeps(self._collate[0], self._collate_before)
+        return self._collate.repeats()
 
-    def why_not(self) -> str:
+    def verdict(self) -> str:
         """Return why workers would make other samples; empty if nothing was found."""
-        if self.maker.drew and not isinstance(self._plan, DrawnPlan):
-            return DREW
-        if self.segment.iterable:
+        plan, witness = self._plan, self._witness
+        witness.drew = self.maker.drew and not isinstance(plan, DrawnPlan)
+        if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
-        path = changed(self._before, self.segment.subjects) or self._file
-        if path is not None:
-            return CHANGES.format(path)
-        plan = self._plan
-        return WATCHES if isinstance(plan, DrawnPlan) and not plan.most else ""
+        watches = isinstance(plan, DrawnPlan) and not plan.most
+        return witness.verdict() or (WATCHES if watches else "")
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""

@@ -18,7 +18,6 @@ from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
-from ..movable import snapshot
 from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
 from ..program.program import ReadOn, Work
 from ..program.randomness import SampleRandom
@@ -26,13 +25,13 @@ from ..program.seeding import (
     SeededCalls,
     SeededRead,
     Undrawn,
-    keeps,
     mixed,
     seed_global_generators,
     seeded_by,
     undisturbed,
 )
 from ..recipe import Recipe
+from ..witness.witness import Witness
 from .batch_meter import BatchMeter
 
 __all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker"]
@@ -142,13 +141,12 @@ class DrawnMaker:
 
     def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
         """Make the first batch, seeded; see what draws, and what can be repeated."""
-        data = self._read.start.dataset
-        before = snapshot([data]), snapshot([self._collate])
+        data, collate = Witness([self._read.start.dataset]), Witness([self._collate])
         make = self._fenced if self._read.whole else self._seeded
         with undisturbed():
             made = make(plan, indices)
-        self._once = keeps(data, before[0])
-        self._collate_draws = self._collate_draws or keeps(self._collate, before[1])
+        self._once = not data.repeats()
+        self._collate_draws = self._collate_draws or not collate.repeats()
         self._read.seeds = self.drew or self._read.seeds
         self._sure = True
         return made

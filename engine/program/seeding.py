@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from ..movable import changed, find_unsafe, snapshot
+from ..witness.witness import Witness
 from .program import Calling, Calls, Read, Work, fetch
 
 T = TypeVar("T")
@@ -131,11 +131,6 @@ class Undrawn:
         restore(self._states)
 
 
-def keeps(thing: Any, before: dict[str, Any]) -> bool:
-    """Whether calls of a thing change it, so that a repeated call may differ."""
-    return find_unsafe(thing, "it") is not None or changed(before, [thing]) is not None
-
-
 class SeededCalls:
     """Calls something that may draw, without disturbing the trainer's own draws.
 
@@ -175,13 +170,13 @@ class SeededCalls:
                 return made
             undrawn.put_back()
             self._seeds = not alone
-        before = snapshot(self._subject) if self.keeps is None else None
+        witness = Witness(self._subject) if self.keeps is None else None
         with seeded_by(*seed):
             undrawn.look()
             made = make()
             self._seeds = bool(self._seeds) or undrawn.drawn
-        if before is not None:
-            self.keeps = keeps(self._subject[0], before)
+        if witness is not None:
+            self.keeps = not witness.repeats()
             self._seeds = self._seeds or self.keeps
         return made
 
@@ -335,11 +330,9 @@ class SeededRead(Calling):
                 return
             self.number = None
         if self.seeds is None and self.get_many is None:
-            data = self.start.dataset
-            before = snapshot([data])
+            witness = Witness([self.start.dataset])
             self._read_seeded(work)
-            held = find_unsafe(data, "dataset")
-            self.seeds = held is not None or changed(before, [data]) is not None
+            self.seeds = not witness.repeats()
         elif self.seeds or self._draws(work):
             self.seeds = True
             self._read_seeded(work)

@@ -19,10 +19,10 @@ from ..core.chunk import Chunk, Outcome
 from ..program.program import Program
 from ..program.randomness import SampleRandom
 from ..program.seeding import mixed, seed_global_generators
+from ..witness.witness import Witness
 from .process.handover import Flat, flattened, restored, travel
 from .process.parcel import unpack
 from .process.worker import (
-    LoneWatch,
     SlabSink,
     failed_outcome,
     unsendable,
@@ -49,7 +49,7 @@ class Actor:
         self._number = number
         self._random = SampleRandom(seeds[0])
         self._program: Any = None
-        self._watch: LoneWatch | None = None
+        self._watch: Witness | None = None
 
     def begin(self) -> str:
         """Get ready to work; return which process this is, in words.
@@ -65,7 +65,7 @@ class Actor:
         seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
         program.enter(self._number)
         self._program = program
-        self._watch = LoneWatch(program.watched) if program.watched else None
+        self._watch = Witness(program.watched) if program.watched else None
         return f"{os.getpid()} on {socket.gethostname()}"
 
     def run(self, chunk: Chunk, packed: Flat | None) -> Flat:

@@ -14,9 +14,9 @@ from ...errors import check
 from ...system.forking import FORKS
 from ...system.interrupts import interrupts_deferred
 from ..core.connector import Connector
-from ..movable import find_on_device
 from ..plan import DrawnPlan
 from ..recipe import Recipe, SegmentRecipe, StartMethod
+from ..witness.hazards import find_on_device
 from .coroutines import Coroutines
 from .inline import Inline
 from .pool import WorkerPool

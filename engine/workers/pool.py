@@ -6,18 +6,15 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from ...system.descriptors import read_places, read_since
-from ...system.printing import name_of
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease
 from ..core.connector import Connector
-from ..movable import POSITION, STATE, Finding, changed, find_unsafe, snapshot
 from ..program.program import Program
 
 
@@ -159,34 +156,3 @@ def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
         return None
     assert isinstance(lease.in_flight.buffer, BatchBuffer)
     return lease.in_flight.buffer
-
-
-class FirstUse:
-    """Finds out what threads must not share of a program, once it has made samples.
-
-    Many datasets open their files at their first sample, and some cache what they read
-    last: two threads would get each other's data.
-
-    Args:
-        program: about to make its first samples here, in one thread.
-        alone: whether nothing else reads files at the same time. Then a file that no
-            walk over the program's objects reaches, but was read, counts as well.
-    """
-
-    def __init__(self, program: Program, *, alone: bool) -> None:
-        self._things = program.doubtful
-        self._held = [snapshot([each]) for each in self._things]
-        self._files = read_places() if alone else None
-
-    def finding(self) -> Finding | None:
-        """Return the nearest thing that threads must not share, or None."""
-        return next(filter(None, self._findings()), None)
-
-    def _findings(self) -> Iterator[Finding | None]:
-        yield from (find_unsafe(each, name_of(each)) for each in self._things)
-        file = None if self._files is None else read_since(self._files)
-        yield None if file is None else Finding(file, "file", POSITION)
-        for each, held in zip(self._things, self._held, strict=True):
-            path = changed(held, [each])
-            name = f"{name_of(each)}{path}"
-            yield None if path is None else Finding(name, "value", STATE)

@@ -14,7 +14,8 @@ from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import FirstUse, PoolStatistics, beginning, join_all, sink_of
+from ..witness.witness import Witness
+from .pool import PoolStatistics, beginning, join_all, sink_of
 
 LOGGER = logging.getLogger("penstock")
 ALONE = (
@@ -147,18 +148,18 @@ class Threads:
 
     def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
         sink = sink_of(self._program, lease)
-        use = None if self._sure else FirstUse(self._program, alone=False)
+        witness = None if self._sure else Witness(self._program.doubtful)
         outcome = self._program.run(
             lease.chunk, lease.inputs, sink, random, clock=meter.clock
         )
-        if use is not None:
-            self._look(use)
+        if witness is not None:
+            self._look(witness)
         self._connector.settle(lease, outcome, meter)
 
-    def _look(self, use: FirstUse) -> None:
+    def _look(self, witness: Witness) -> None:
         """Let others work beside the first thread, if they may share what it used."""
         self._sure = True
-        finding = use.finding()
+        finding = witness.finding()
         if finding is None:
             self._adjust(most=inf)
         else:

@@ -21,7 +21,6 @@ from ...cache.cache import Cache
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
-from ...engine.movable import Finding, find_unsafe
 from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
 from ...engine.program.program import (
     BatchMap,
@@ -33,6 +32,7 @@ from ...engine.program.program import (
     ReadOn,
 )
 from ...engine.recipe import Executor, SegmentRecipe
+from ...engine.witness.hazards import Finding, find_unsafe
 from ...system.printing import name_of
 from ..stages import (
     CacheStage,

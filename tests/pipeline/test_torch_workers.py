@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock import DataLoader
-from penstock.engine.movable import find_on_device
+from penstock.engine.witness.hazards import find_on_device
 from penstock.pipeline import torch_workers as surroundings
 from penstock.pipeline.torch_workers import (
     tell_of_cuda,

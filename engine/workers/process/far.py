@@ -97,7 +97,7 @@ class FarPool(ServedPool):
         if self._program.places and outcome.outputs is not None:
             self._place_here(lease, outcome)
         if outcome.changed is not None:
-            self._connector.lone.tell(outcome.changed)
+            self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, meter)
 

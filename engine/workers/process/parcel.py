@@ -22,8 +22,8 @@ import torch
 
 from ....errors import SpecError
 from ....system.printing import name_of
-from ...movable import parts_of, walk
 from ...program.program import Filter, Map, Read, ReadOn
+from ...witness.reach import parts_of, walk
 
 __all__ = [
     "pack",

@@ -20,11 +20,10 @@ import torch
 from ....errors import SampleError
 from ...batch.layout import Layout, Misfit, size_of_all, write_rows
 from ...core.chunk import Chunk, Failure, Outcome
-from ...movable import changed, snapshot
 from ...plan import BatchPlan
 from ...program.program import Program
 from ...program.randomness import SampleRandom
-from ..pool import FirstUse
+from ...witness.witness import Witness
 from .child import leave, write_crashes_to
 from .collator import Collator
 from .handover import Returned, dumps, loads, travel
@@ -113,8 +112,9 @@ class Worker:
         self._beside: list[threading.Thread] = []
         """All lanes but the first, which runs in the main thread."""
         self._sure = not program.doubtful
-        self._use = None if self._sure else FirstUse(program, alone=True)
-        self._watch = LoneWatch(program.watched) if program.watched else None
+        # Of what threads may not share; None once that is known.
+        self._doubts = None if self._sure else Witness(program.doubtful)
+        self._watch = Witness(program.watched) if program.watched else None
         batches = program.batches
         self._collator = None if batches is None else Collator(batches)
         self._receiving = threading.Lock()
@@ -168,13 +168,15 @@ class Worker:
             self._widen(task)
             return True
         status.begin(task.number)
-        outcome, descriptors = self._do(task, sink, random, status)
+        doubts = self._doubts
+        with contextlib.nullcontext() if doubts is None else doubts.watching_files():
+            outcome, descriptors = self._do(task, sink, random, status)
         if self._watch is not None:
             outcome.changed = self._watch.look()
         self._reply(task, outcome, descriptors)
         status.end()
-        if self._use is not None:
-            self._sure, self._use = self._use.finding() is None, None
+        if doubts is not None:
+            self._sure, self._doubts = doubts.finding() is None, None
             self._widen(self._wanted)
         return True
 
@@ -244,26 +246,6 @@ class Worker:
             packed = dumps((task.number, failed))
         with self._sending:
             self._end.send_packed(packed, descriptors)
-
-
-class LoneWatch:
-    """Checks whether the only worker changes the objects that its samples come from.
-
-    A second worker would have its own copy of them. A counter there, for example, would
-    miss what the first worker counts.
-    """
-
-    def __init__(self, things: Sequence[Any]) -> None:
-        self._things = things
-        self._before = snapshot(things)
-        self._tasks = 0
-
-    def look(self) -> str | None:
-        """Return what has changed; checks only after 1, 2, 4, 8 ... tasks."""
-        self._tasks += 1
-        if self._tasks & (self._tasks - 1):
-            return None
-        return changed(self._before, self._things) or ""
 
 
 def unsendable(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.movable import MAX_PARTS, MEMBERS, parts_of, walk
+from penstock.engine.witness.reach import MAX_PARTS, MEMBERS, parts_of, walk
 
 
 class Thing:

@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.movable import find_unsafe
+from penstock.engine.witness.hazards import find_unsafe
 
 
 class Rows(Dataset[Any]):

@@ -1,0 +1,1 @@
+"""May samples be made elsewhere? What objects hold, and what is known of them."""

@@ -1,0 +1,189 @@
+"""What several threads must not share, searched for in a dataset or a function.
+
+Types are recognised by name, so no library is loaded to look for its objects.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .reach import names_in, walk
+
+POSITION = "has one position, which every read moves"
+HANDLE = "may be used by one thread at a time"
+ITERATOR = "hands out what it holds once, in order"
+STREAM = "draws from one stream, in order"
+SEEKS = "moves the position of a descriptor, of which there is one"
+STATE = "changes while samples are made"
+
+TYPES: Mapping[str, str] = {
+    "random.Random": STREAM,
+    "numpy.Generator": STREAM,
+    "numpy.RandomState": STREAM,
+    "torch.Generator": STREAM,
+    "zipfile.ZipFile": POSITION,
+    "zipfile.ZipExtFile": POSITION,
+    "tarfile.TarFile": POSITION,
+    "h5py.HLObject": HANDLE,  # files, groups and datasets
+    "netCDF4.Dataset": HANDLE,
+    "netCDF4.Variable": HANDLE,
+    "tables.File": HANDLE,
+    "tables.Node": HANDLE,
+    "sqlite3.Connection": HANDLE,
+    "sqlite3.Cursor": HANDLE,
+    # Threads may share an environment if each begins its own transactions, which
+    # cannot be seen from here.
+    "lmdb.Environment": HANDLE,
+    "lmdb.Transaction": HANDLE,
+    "lmdb.Cursor": HANDLE,
+    "pyarrow.NativeFile": POSITION,
+    "rasterio.DatasetReaderBase": HANDLE,
+    "_csv.reader": ITERATOR,
+    "soundfile.SoundFile": POSITION,
+    "cv2.VideoCapture": POSITION,
+    "decord.VideoReader": POSITION,
+    "decord.AVReader": POSITION,
+    "av.Container": POSITION,
+    "torchvision.VideoReader": POSITION,
+    "torchcodec.VideoDecoder": POSITION,
+    "torchcodec.AudioDecoder": POSITION,
+    "imageio.Reader": POSITION,
+    "imageio.PluginV3": POSITION,
+}
+"""Package and name of a class (its module within the package may change), and why."""
+
+NAMELESS = {
+    f"builtins.{name}": f"lmdb.{name}"
+    for name in ("Environment", "Transaction", "Cursor")
+}
+"""lmdb's C types do not name their package."""
+
+ITERATORS = frozenset(
+    (
+        types.GeneratorType,
+        *(type(iter(kind())) for kind in (bytes, dict, list, set, str, tuple)),
+        *map(type, (iter({}.values()), iter({}.items()), iter(range(0)))),
+        *(enumerate, filter, map, reversed, zip),
+        *(
+            each
+            for each in vars(itertools).values()
+            if isinstance(each, type) and issubclass(each, Iterator)
+        ),
+    )
+) - {itertools.count, itertools.repeat}  # one step of these is atomic
+
+
+GLOBAL_STREAMS = (
+    getattr(random, "_inst", None),
+    getattr(np.random.mtrand, "_rand", None),
+    torch.default_generator,
+)
+"""The global generators of `random`, numpy and torch."""
+BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
+"""Packages whose objects connect to other processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that threads must not share."""
+
+    path: str
+    """`dataset.reader.file`"""
+    type_name: str
+    """`_io.BufferedReader`"""
+    why: str
+
+    def __str__(self) -> str:
+        return f"`{self.path}` (a {self.type_name}) {self.why}"
+
+
+def find_unsafe(thing: Any, name: str) -> Finding | None:
+    """Return the object nearest to `thing`, called `name`, that threads must not share.
+
+    None if nothing known is found, which does not prove that it is safe.
+    """
+    for part in walk(thing, name):
+        why = _why(part.thing)
+        if why is not None:
+            return Finding(part.path, _type_name(part.thing), why)
+    return None
+
+
+def leads_away(things: Iterable[Any]) -> bool:
+    """Whether objects share a queue, a counter or the like with other processes."""
+    parts = (part.thing for part in walk(tuple(things), ""))
+    packages = (str(k.__module__) for part in parts for k in type(part).__mro__)
+    return any(each.partition(".")[0] in BETWEEN_PROCESSES for each in packages)
+
+
+def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
+    """Return the path and device of a tensor in `thing` on a device of this kind.
+
+    None if there is none within a few levels.
+    """
+    for part in walk(thing, name):
+        if isinstance(part.thing, torch.Tensor) and part.thing.device.type == kind:
+            return part.path, part.thing.device
+    return None
+
+
+def _why(thing: Any) -> str | None:
+    kind = type(thing)
+    if any(thing is each for each in GLOBAL_STREAMS):
+        return None  # seeded, or observed, wherever they are drawn from
+    if kind in ITERATORS:
+        return ITERATOR
+    if kind is types.FunctionType:
+        return SEEKS if _seeks(thing) else None
+    if issubclass(kind, io.IOBase):
+        return POSITION if _is_read(thing) else None
+    return next((TYPES[name] for name in _names(kind) if name in TYPES), None)
+
+
+def _seeks(function: types.FunctionType) -> bool:
+    """Whether it calls `os.lseek`, except on a file that it opens and closes itself.
+
+    A bare descriptor is a number like any other, so its use is what shows.
+    """
+    names = set(names_in(function.__code__))
+    return "lseek" in names and "close" not in names
+
+
+def _names(kind: type) -> Iterator[str]:
+    """Yield `package.Name` of a class and its base classes."""
+    for each in kind.__mro__:
+        name = f"{str(each.__module__).partition('.')[0]}.{each.__name__}"
+        yield NAMELESS.get(name, name)
+
+
+def _is_read(file: Any) -> bool:
+    """Whether a file is open for reading; calls no code of the user's own types.
+
+    A stream that is only written to does not count: a whole process shares stderr.
+    """
+    kind = type(file)
+    with suppress(ValueError):  # closed or detached
+        if kind is io.TextIOWrapper:
+            return _is_read(file.buffer)
+        if kind in (io.BufferedReader, io.BufferedRandom):
+            return _is_read(file.raw)
+        if kind in (io.FileIO, io.BytesIO, io.StringIO):
+            return bool(file.readable())
+        return kind not in (io.BufferedWriter, io.BufferedRWPair)
+    return False
+
+
+def _type_name(thing: Any) -> str:
+    kind = type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return NAMELESS.get(name, name).removeprefix("builtins.")

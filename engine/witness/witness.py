@@ -1,0 +1,110 @@
+"""Whether samples may be made elsewhere: by copies of the objects that make them here.
+
+Threads share the user's objects, and processes have copies of them. Neither may change
+a sample. So a witness records what the objects consist of before the first sample,
+learns what was seen while samples were made, and is asked by whoever chooses a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...system.descriptors import read_places, read_since
+from ...system.printing import name_of
+from .contents import difference, memory_of, snapshot
+from .hazards import POSITION, STATE, Finding, find_unsafe
+
+__all__ = ["Witness"]
+
+CHANGES = (
+    "`{}` changes while samples are made, and each worker would change its own copy;"
+    " set the number of workers yourself if that is acceptable"
+)
+DREW = (
+    "it draws from a global random generator, and each worker would draw from its own;"
+    " draw from `rng`, or set the number of workers yourself if that is acceptable"
+)
+SURE_LOOKS = 3
+"""Looks without a change before others may join the only worker."""
+
+
+class Witness:
+    """What is known of objects that samples come from.
+
+    Args:
+        subjects: the objects, about to be used for the first time here.
+    """
+
+    def __init__(self, subjects: Iterable[Any]) -> None:
+        self._subjects = tuple(subjects)
+        self._before = snapshot(self._subjects)
+        self._calls = 0
+        # Looks at a copy in a worker without a change; -1: it changes there.
+        self._elsewhere = 0
+        self._file: str | None = None
+        self._reused: str | None = None
+        self.drew = False
+        """Whether samples were seen to draw from a global generator."""
+
+    @contextmanager
+    def watching_files(self) -> Iterator[None]:
+        """Notice a file that is read within, and still open afterwards.
+
+        Nothing else may read files meanwhile.
+        """
+        files = read_places()
+        yield
+        self._file = read_since(files)
+
+    def note_made(self, made: Any, makers: Iterable[Any]) -> None:
+        """Notice whether `made` lies in memory of `makers`, which will reuse it."""
+        self._reused = memory_of(made, makers)
+
+    def changed(self) -> str | None:
+        """Return the path of something that has changed, or None."""
+        found = difference(self._before, self._subjects)
+        return None if found is None else found[1]
+
+    def verdict(self) -> str:
+        """Return why workers elsewhere would make other samples; empty if unknown."""
+        if self.drew:
+            return DREW
+        path = self.changed() or self._file or self._reused
+        return "" if path is None else CHANGES.format(path)
+
+    def repeats(self) -> bool:
+        """Whether a repeated call of the subjects does the same: they keep no state."""
+        found = (find_unsafe(each, "it") for each in self._subjects)
+        return not any(found) and self.changed() is None
+
+    def finding(self) -> Finding | None:
+        """Return the nearest thing that threads must not share, or None."""
+        for each in self._subjects:
+            if (unsafe := find_unsafe(each, name_of(each))) is not None:
+                return unsafe
+        if self._file is not None:
+            return Finding(self._file, "file", POSITION)
+        if (found := difference(self._before, self._subjects)) is None:
+            return None
+        return Finding(name_of(self._subjects[found[0]]) + found[1], "value", STATE)
+
+    # The only worker of a stage, which has a copy
+
+    def look(self) -> str | None:
+        """Return what has changed or ""; None but after 1, 2, 4, 8, ... calls."""
+        self._calls += 1
+        return None if self._calls & (self._calls - 1) else self.changed() or ""
+
+    def hear(self, path: str) -> bool:
+        """Take what a look at a copy found; return whether it is the first change."""
+        if self._elsewhere < 0:
+            return False
+        self._elsewhere = -1 if path else self._elsewhere + 1
+        return bool(path)
+
+    @property
+    def sure_elsewhere(self) -> bool:
+        """Whether a copy was looked at often enough, and did not change."""
+        return self._elsewhere >= SURE_LOOKS
