@@ -378,9 +378,7 @@ class Engine:
             if segment.undecided:
                 self._undrawn.look()
             begins = segment.undecided and not inline.done
-            with (
-                segment.witness.watching_files() if begins else contextlib.nullcontext()
-            ):
+            with segment.witness if begins else contextlib.nullcontext():
                 worked = inline.step()
             if worked:
                 self._unweighed = segment if segment.undecided else None

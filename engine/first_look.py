@@ -128,7 +128,7 @@ def _look(
     held: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
         witness = Witness(segment.program.doubtful)
-        with witness.watching_files():
+        with witness:
             for operation, work in product(_uncached(segment.program), works):
                 operation.run(work)
         if at in doubted:

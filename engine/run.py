@@ -24,6 +24,7 @@ from .observe.reading import Reading, TrainerMeter, difference
 from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
+from .witness.watch import ChangeWatch
 from .witness.witness import Witness
 from .workers.making import Kind, start_method
 from .workers.process.handover import dumps
@@ -42,6 +43,10 @@ HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
 """Minimum time between two of them, in seconds."""
+CHANGED = (
+    "the loop changed `{}`: batches that were made ahead are made again, and loading"
+    " stays in the trainer's thread, where each change shows in the next batch"
+)
 PAUSE_S = 1.0
 """A longer pause between two epochs, in seconds, means that the trainer did something
 else."""
@@ -81,6 +86,12 @@ class Run:
         self.contention = ContentionMeter()
         self._movable = may_move(recipe)
         self._collate = Witness([recipe.buffers.collate])
+        chosen = () if recipe.iterable else recipe.segments
+        self._chosen = {s.name: s for s in chosen if s.executor == "auto"}
+        """The segments whose workers nobody asked for: if they load elsewhere, the
+        batches must still be those that the trainer would make."""
+        self._watch: ChangeWatch | None = None
+        """The watch over what those segments work with, once one has moved."""
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False
@@ -121,6 +132,9 @@ class Run:
         self.contention.reset()
         if self._lane is not None:
             self._lane.drop()
+        if self._watch is not None and self._watch.changed() is not None:
+            self._start_over(cursor)
+            self._watch.renew()
         self.host.begin(cursor)
         reading, (_, last) = self.host.read(), self._history[-1]
         if reading.time_s - last.time_s > PAUSE_S:
@@ -133,18 +147,19 @@ class Run:
         Raises:
             Exception: as `Host.next`, `ToDevice` and `in_parts`.
         """
-        trainer, host = self._trainer, self.host
+        trainer = self._trainer
         trainer.ask(time.perf_counter_ns())
-        if not isinstance(host, DirectHost):
+        if not isinstance(self.host, DirectHost):
             self.contention.asked(trainer.gap_s)
-        delivery = host.next() if self._lane is None else self._lane.next(host)
+        delivery = self._taken() if self._watch is None else self._watched()
         if delivery is None:
             self.contention.reset()
             trainer.stop()
-            self._note(host.read())
+            self._note(self.host.read())
             return None
         (data, plan), made, copy_ns = delivery, delivery.data, 0
         self._follow(data)
+        self._begin_watch()
         if self._to_device is not None:
             copy_ns = -time.perf_counter_ns()
             data = self._to_device(data)
@@ -239,6 +254,7 @@ class Run:
         if self._direct is None or not isinstance(host, TrainerHost):
             return
         (segment,) = _as_now(host.engine.segments)
+        self._watch = None
         program = self._direct.segments[0].program
         segment = replace(segment, executor="inline", program=program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
@@ -247,6 +263,86 @@ class Run:
         self._settle_in(
             DirectHost(self._direct, self._byte_budget, cursor, self._trainer)
         )
+
+    def _begin_watch(self) -> None:
+        """Watch what the loop does with the data, if a segment has moved by itself."""
+        host, chosen = self.host, self._chosen
+        if self._watch or not chosen or isinstance(host, DirectHost):
+            return
+        here = isinstance(host, TrainerHost) and all(
+            segment.executor == "inline" or segment.recipe.name not in chosen
+            for segment in host.engine.segments
+        )
+        if not here:
+            subjects = [each for s in chosen.values() for each in s.subjects]
+            collate = self._collate
+            # One that keeps state runs in the trainer, and changes by itself.
+            subjects += collate.subjects if collate.repeats() else ()
+            self._watch = ChangeWatch(subjects)
+
+    def _taken(self) -> Delivery | None:
+        host = self.host
+        return host.next() if self._lane is None else self._lane.next(host)
+
+    def _watched(self) -> Delivery | None:
+        """Return the next batch, made of the data as the loop has left it."""
+        cursor = self.cursor
+        try:
+            delivery = self._taken()
+        except Exception:
+            if self._comes_home(cursor):
+                return self._taken()
+            raise
+        if delivery is not None and self._comes_home(cursor):
+            return self._taken()
+        return delivery
+
+    def _comes_home(self, cursor: Cursor) -> bool:
+        """If the loop has changed the data, have the trainer make all from here on."""
+        path = self._watch and self._watch.changed()
+        if path is None:
+            return False
+        before, chosen = self.host, self._chosen
+        self._watch, self._chosen, self._movable = None, {}, False
+        if self._lane is not None:
+            self._lane.drop()
+        segments = self._segments_now(before)
+        name = next(s.name for s in segments if s.name in chosen)
+        home = tuple(
+            replace(chosen[s.name], executor="inline") if s.name in chosen else s
+            for s in segments
+        )
+        direct, self._direct, self._workers = self._direct, None, None
+        self._recipe = replace(direct or self._recipe, segments=home)
+        before.close()
+        host: Host
+        move = Move.now(name, "workers", "inline", "moved", CHANGED.format(path))
+        if direct is not None:
+            host = DirectHost(self._recipe, self._byte_budget, cursor, self._trainer)
+            host.undecided = False
+            host.moves.append(move)
+        else:
+            host = TrainerHost(self._recipe, self._byte_budget, cursor, self._trainer)
+            host.engine.segments[0].moves.append(move)
+        self._settle_in(host)
+        self._wanted = self._kind
+        return True
+
+    def _start_over(self, cursor: Cursor) -> None:
+        """Give workers the present data, which has changed between two epochs."""
+        before = self.host
+        if not self._recipe.options.persistent_workers:
+            return  # they are forked again for each epoch
+        self._recipe = replace(self._recipe, segments=self._segments_now(before))
+        before.close()
+        make = TrainerHost if isinstance(before, TrainerHost) else process_host
+        self._settle_in(make(self._recipe, self._byte_budget, cursor, self._trainer))
+
+    def _segments_now(self, host: Host) -> tuple[SegmentRecipe, ...]:
+        """Return recipes that start as the segments are now."""
+        if isinstance(host, TrainerHost):
+            return _as_now(host.engine.segments)
+        return self._recipe.segments
 
     def _moved_host(self, data: Any) -> Host:
         """Return the engine in its other host, with the previous one closed.

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.utils.data as torchs
 
 import penstock as ps
 from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.witness import watch
 from support import warm
 from support.batches import same
 from support.moves import workers_pay
@@ -211,6 +213,85 @@ def test_a_loop_without_workers_may_change_the_dataset() -> None:
         for at, batch in enumerate(loader):
             assert batch.shape == (SIZE, 2 + at)
             dataset.size += 1
+
+
+class Changing(torchs.Dataset[Any]):
+    """Takes long enough for workers to pay, and is changed by the loop."""
+
+    def __init__(self) -> None:
+        self.size = 2
+        self.options = {"add": [0]}
+        self.table = np.zeros(100_000)
+
+    def __len__(self) -> int:
+        return 12 * SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        added = self.options["add"][0] + self.table[0].item()
+        return torch.full((self.size,), index + added)
+
+
+def grow(data: Changing, _epoch: int, at: int) -> None:
+    data.size += at % 5 == 4
+
+
+def grow_between_epochs(data: Changing, _epoch: int, at: int) -> None:
+    data.size += at == 11
+
+
+def add(data: Changing, epoch: int, at: int) -> None:
+    data.options["add"][0] += (epoch, at) == (1, 6)
+
+
+def write(data: Changing, epoch: int, at: int) -> None:
+    data.table[0] += (epoch, at) == (1, 6)
+
+
+CHANGES = {"attribute": grow, "epoch": grow_between_epochs, "item": add, "array": write}
+FACES: dict[str, Callable[[Changing], Any]] = {
+    "loader": lambda data: ps.DataLoader(data, SIZE),
+    "pipeline": lambda data: ps.Pipeline.from_dataset(data).batch(SIZE),
+    "two stages": lambda data: (
+        ps.Pipeline.from_dataset(range(len(data)))
+        .map(data.__getitem__)
+        .batch(SIZE)
+        .map(unchanged)
+    ),
+}
+CHANGED = list(product(FACES, CHANGES))
+
+
+@pytest.mark.parametrize(
+    ("face", "change"),
+    [
+        pytest.param(*each, marks=() if at % 3 == 0 else pytest.mark.slow)
+        for at, each in enumerate(CHANGED)
+    ],
+)
+def test_a_loop_may_change_what_its_samples_come_from(
+    face: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(watch, "SHARE", 1e9)
+
+    def seen(make: Callable[[Changing], Any]) -> list[torch.Tensor]:
+        data, found = Changing(), []
+        loader = make(data)
+        for epoch in range(3):
+            for at, batch in enumerate(loader):
+                found.append(batch)
+                CHANGES[change](data, epoch, at)
+                time.sleep(0.001)
+        if not isinstance(loader, torchs.DataLoader):
+            loader.close()
+        return found
+
+    expected = seen(lambda data: torchs.DataLoader(data, SIZE))
+    ps.set_enable_autotune(True)
+    found = seen(FACES[face])
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
 
 
 class Scratch:

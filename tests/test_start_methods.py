@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.engine import movable
+from penstock.engine.witness import hazards
 from penstock.engine.workers import making
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
@@ -82,7 +82,7 @@ def test_with_cuda_in_use_only_data_with_its_tensors_is_not_forked(
 
     monkeypatch.setattr(util, "spawnv_passfds", spawn)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    search = movable.find_on_device  # on another device, as there may be no CUDA here
+    search = hazards.find_on_device  # on another device, as there may be no CUDA here
     monkeypatch.setattr(making, "find_on_device", lambda *of: search(*of[:2], "meta"))
     table = torch.zeros(2, device="meta" if held else "cpu")
     with pipe_of(None, lambda sample: sample[1] + len(table)) as pipe:

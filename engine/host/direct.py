@@ -102,7 +102,7 @@ class DirectHost:
         if self._meter.batches:
             delivery = self._next()
         else:
-            with self._witness.watching_files():
+            with self._witness:
                 delivery = self._next()
         if self.undecided and self.segment.iterable:
             self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)

@@ -7,15 +7,16 @@ search is bounded, however large the object is.
 
 from __future__ import annotations
 
+import dis
 import enum
 import logging
 import pathlib
 import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -210,7 +211,7 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
         yield f".<defaults>[{at}]", value
     for name, value in _items(function.__kwdefaults__ or {}, MEMBERS):
         yield f".<defaults>.{name}", value
-    for name in dict.fromkeys(names_in(function.__code__)):
+    for name in globals_in(function.__code__):
         value = function.__globals__.get(name)
         # A function of another module is left out, as that module itself is.
         around = function.__globals__
@@ -224,3 +225,53 @@ def names_in(code: types.CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
             yield from names_in(inner)
+
+
+@lru_cache
+def globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that code looks up among globals, inner functions included."""
+    names = {
+        str(step.argval): None
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    for inner in code.co_consts:
+        if type(inner) is types.CodeType:
+            names |= dict.fromkeys(globals_in(inner))
+    return tuple(names)
+
+
+View = Callable[[], Iterable[Any]]
+"""Reads again what an object holds."""
+
+
+def views_of(thing: Any) -> Iterator[View]:
+    """Yield quick ways to read what a thing holds at any later time.
+
+    Together they give what `direct_parts` does, but for methods and defaults.
+    """
+    if not WHOLE.isdisjoint(type(thing).__mro__):
+        return
+    if is_a(thing, dict):
+        yield partial(dict.values, thing)
+    elif is_a(thing, ITERABLE):
+        kind = next(each for each in type(thing).__mro__ if each in ITERABLE)
+        yield partial(kind.__iter__, thing)
+    if is_a(thing, types.FunctionType):
+        yield partial(map, thing.__globals__.get, globals_in(thing.__code__))
+        yield partial(_contents, thing.__closure__ or ())
+    elif type(thing) not in BARE:
+        yield partial(dict.values, _dict_of(thing))
+        slotted = (each for each in type(thing).__mro__ if "__slots__" in vars(each))
+        for owner in slotted:
+            yield partial(_values, thing, owner)
+
+
+def _contents(cells: Iterable[types.CellType]) -> Iterator[Any]:
+    for cell in cells:
+        with suppress(ValueError):  # an empty cell: not assigned yet
+            yield cell.cell_contents
+
+
+def _values(thing: Any, owner: type) -> Iterator[Any]:
+    return (value for _, value in _slots(thing, owner))

@@ -7,11 +7,10 @@ learns what was seen while samples were made, and is asked by whoever chooses a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...system.descriptors import read_places, read_since
+from ...system.descriptors import Place, read_places, read_since
 from ...system.printing import name_of
 from .contents import difference, memory_of, snapshot
 from .hazards import POSITION, STATE, Finding, find_unsafe
@@ -33,30 +32,30 @@ SURE_LOOKS = 3
 class Witness:
     """What is known of objects that samples come from.
 
+    As a context manager, it notices a file that is read within and open afterwards, if
+    nothing else reads files meanwhile.
+
     Args:
         subjects: the objects, about to be used for the first time here.
     """
 
     def __init__(self, subjects: Iterable[Any]) -> None:
-        self._subjects = tuple(subjects)
-        self._before = snapshot(self._subjects)
+        self.subjects = tuple(subjects)
+        self._before = snapshot(self.subjects)
         self._calls = 0
         # Looks at a copy in a worker without a change; -1: it changes there.
         self._elsewhere = 0
+        self._files: Mapping[int, Place] = {}
         self._file: str | None = None
         self._reused: str | None = None
         self.drew = False
         """Whether samples were seen to draw from a global generator."""
 
-    @contextmanager
-    def watching_files(self) -> Iterator[None]:
-        """Notice a file that is read within, and still open afterwards.
+    def __enter__(self) -> None:
+        self._files = read_places()
 
-        Nothing else may read files meanwhile.
-        """
-        files = read_places()
-        yield
-        self._file = read_since(files)
+    def __exit__(self, *_: object) -> None:
+        self._file = read_since(self._files)
 
     def note_made(self, made: Any, makers: Iterable[Any]) -> None:
         """Notice whether `made` lies in memory of `makers`, which will reuse it."""
@@ -64,7 +63,7 @@ class Witness:
 
     def changed(self) -> str | None:
         """Return the path of something that has changed, or None."""
-        found = difference(self._before, self._subjects)
+        found = difference(self._before, self.subjects)
         return None if found is None else found[1]
 
     def verdict(self) -> str:
@@ -76,19 +75,19 @@ class Witness:
 
     def repeats(self) -> bool:
         """Whether a repeated call of the subjects does the same: they keep no state."""
-        found = (find_unsafe(each, "it") for each in self._subjects)
+        found = (find_unsafe(each, "it") for each in self.subjects)
         return not any(found) and self.changed() is None
 
     def finding(self) -> Finding | None:
         """Return the nearest thing that threads must not share, or None."""
-        for each in self._subjects:
+        for each in self.subjects:
             if (unsafe := find_unsafe(each, name_of(each))) is not None:
                 return unsafe
         if self._file is not None:
             return Finding(self._file, "file", POSITION)
-        if (found := difference(self._before, self._subjects)) is None:
+        if (found := difference(self._before, self.subjects)) is None:
             return None
-        return Finding(name_of(self._subjects[found[0]]) + found[1], "value", STATE)
+        return Finding(name_of(self.subjects[found[0]]) + found[1], "value", STATE)
 
     # The only worker of a stage, which has a copy
 

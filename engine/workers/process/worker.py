@@ -169,7 +169,7 @@ class Worker:
             return True
         status.begin(task.number)
         doubts = self._doubts
-        with contextlib.nullcontext() if doubts is None else doubts.watching_files():
+        with doubts or contextlib.nullcontext():
             outcome, descriptors = self._do(task, sink, random, status)
         if self._watch is not None:
             outcome.changed = self._watch.look()

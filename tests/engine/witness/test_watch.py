@@ -1,0 +1,123 @@
+"""What a loop changes in the data is noticed at the next batch, and nothing else is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.witness import watch as module
+from penstock.engine.witness.watch import ChangeWatch
+
+factor = [1]
+size = 1
+
+
+class Slotted:
+    """Has a slot and no dictionary."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1
+
+
+class Rows:
+    """Uses a global list, and an attribute that is named like a global number."""
+
+    def __init__(self) -> None:
+        self.size = 1
+        self.options = {"crop": [1, 2]}
+        self.slotted = Slotted()
+        self.recent = deque([1])
+        self.weights = torch.zeros(3)
+        self.table = np.zeros(3)
+
+    def __getitem__(self, index: int) -> int:
+        return index * factor[0] * self.image.size * self.doubled
+
+    @property
+    def image(self) -> Any:
+        """Something with a size."""
+        return np.zeros(1)
+
+    @cached_property
+    def doubled(self) -> int:
+        """Computed when it is first used."""
+        return 2 * self.size
+
+
+def closed_over() -> tuple[Callable[[], int], Callable[[], None]]:
+    step = 0
+
+    def seen() -> int:
+        return step
+
+    def on() -> None:
+        nonlocal step
+        step += 1
+
+    return seen, on
+
+
+def set_size(rows: Rows) -> None:
+    rows.size = 2
+
+
+CHANGES: dict[str, Callable[[Rows], object]] = {
+    ".size": set_size,
+    ".options['crop'][1]": lambda rows: rows.options["crop"].__setitem__(1, 5),
+    ".slotted.scale": lambda rows: setattr(rows.slotted, "scale", 3),
+    ".recent": lambda rows: rows.recent.append(1),
+    ".weights": lambda rows: rows.weights.add_(1),
+    ".__getitem__.<globals>.factor": lambda rows: factor.append(1),
+    ".new": lambda rows: setattr(rows, "new", 1),
+}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_change_is_noticed_at_once(path: str) -> None:
+    rows = Rows()
+    watch = ChangeWatch([range(3), rows])
+    assert watch.changed() is None
+    CHANGES[path](rows)
+    found = watch.changed()
+    assert str(found).startswith("Rows" + path)
+    watch.renew()
+    assert watch.changed() is None
+
+
+def test_a_variable_around_a_function_counts() -> None:
+    seen, on = closed_over()
+    watch = ChangeWatch([seen])
+    assert watch.changed() is None
+    on()
+    assert watch.changed() == "seen.<closure>.step"
+
+
+def test_what_no_sample_depends_on_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows()
+    watch = ChangeWatch([rows])
+    monkeypatch.setitem(globals(), "size", 2)  # only attributes of that name are used
+    rows.options["crop"] = rows.options["crop"]
+    rows.size = int("1")
+    assert rows.doubled == 2
+    assert watch.changed() is None
+
+
+def test_arrays_are_compared_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows()
+    watch = ChangeWatch([rows])
+    rows.table[1] = 1
+    assert watch.changed() is None
+    monkeypatch.setattr(module, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "SHARE", 1e9)
+    rows.size = int("1")
+    watch = ChangeWatch([rows])
+    rows.table[2] = 1
+    assert watch.changed() == "Rows.table"
