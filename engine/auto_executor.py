@@ -20,6 +20,11 @@ SURE_NS = 10_000_000
 """Work after which a segment can be judged before it has finished a batch."""
 
 
+WORTH_START_NS = 500_000_000
+"""Loading within one epoch that justifies worker processes which end with the epoch:
+starting them takes about a fifth of that."""
+
+
 class ResolvedExecutor(NamedTuple):
     """The kind of workers that a segment gets, and why."""
 
@@ -28,7 +33,13 @@ class ResolvedExecutor(NamedTuple):
 
 
 def resolve(
-    rows: int, run_ns: int, left: int, batch_rows: int, *, thread_safe: bool
+    rows: int,
+    run_ns: int,
+    left: int,
+    batch_rows: int,
+    *,
+    thread_safe: bool,
+    epoch_ns: int = WORTH_START_NS,
 ) -> ResolvedExecutor | None:
     """Return what suits a segment; None while too little was done to judge.
 
@@ -38,6 +49,7 @@ def resolve(
         left: rows of the current batch that are still to be done.
         batch_rows: rows of a batch.
         thread_safe: whether several threads may work on it.
+        epoch_ns: what this epoch took so far, in nanoseconds, if workers end with it.
     """
     if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
         return None
@@ -49,4 +61,6 @@ def resolve(
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")
+    if epoch_ns < WORTH_START_NS:
+        return None
     return ResolvedExecutor(executor, f"{cost}, more than the {line}")

@@ -289,7 +289,8 @@ def test_a_loop_may_change_what_its_samples_come_from(
 
     expected = seen(lambda data: torchs.DataLoader(data, SIZE))
     ps.set_enable_autotune(True)
-    found = seen(FACES[face])
+    with workers_pay():
+        found = seen(FACES[face])
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
 

@@ -87,6 +87,11 @@ class BatchMeter:
         self._collate_ns += now_ns - self._made_ns
 
     @property
+    def run_ns(self) -> int:
+        """Nanoseconds that all batches took."""
+        return self._run_ns
+
+    @property
     def tally(self) -> tuple[int, int]:
         """Rows and nanoseconds without the first batch and the slowest other one."""
         (cold, cold_ns), (slow, slow_ns) = self._cold, self._slowest

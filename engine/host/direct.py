@@ -74,6 +74,9 @@ class DirectHost:
         self.maker = _maker(recipe)(recipe, cursor, self._meter)
         self._next = self.maker.next
         self._batch_rows = 0
+        self._kept = recipe.options.persistent_workers
+        # What earlier epochs took.
+        self._before_ns = 0
         self._saved_s = 0.0
         """Seconds that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
@@ -94,6 +97,7 @@ class DirectHost:
         return run_ns / 1e9 / rows if rows else 0.0
 
     def begin(self, cursor: Cursor) -> None:
+        self._before_ns = self._meter.run_ns
         self.maker.begin(cursor)
 
     def next(self) -> Delivery | None:
@@ -124,7 +128,8 @@ class DirectHost:
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
-        found = resolve(*tally, 0, rows, thread_safe=threads)
+        lasts = {} if self._kept else {"epoch_ns": meter.run_ns - self._before_ns}
+        found = resolve(*tally, 0, rows, thread_safe=threads, **lasts)
         if found is None:
             return None
         self.undecided = False

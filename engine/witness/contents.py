@@ -15,13 +15,27 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from .reach import BARE, DEPTH, PLAIN, VALUES, WHOLE, Named, direct_parts, is_a, walk
+from .reach import (
+    BARE,
+    DEPTH,
+    LRU_CACHE,
+    PLAIN,
+    VALUES,
+    WHOLE,
+    Named,
+    direct_parts,
+    is_a,
+    walk,
+)
 
 MAX_SUMMARIES = 1000
 """Parts in one snapshot: some ten milliseconds."""
 PAGE = 4096
 PAGES = 16
 """Pages read of an array that is larger than these, in bytes and number."""
+MIN_CACHED = 4
+"""Results in an `lru_cache` from which it counts: helpers keep a few, which any copy
+would compute as well."""
 MAX_READ = 2 << 20
 """Bytes read for one snapshot."""
 MAX_MEMBERS = 1 << 13
@@ -197,6 +211,9 @@ def _summary(thing: Any, memory: Memory) -> Any:
         contents = thing.shape, memory.digest(*_reach(thing))
     elif kind is bytearray:
         contents = len(thing), hash(bytes(thing[:PAGE]))
+    elif kind is LRU_CACHE:
+        held = thing.cache_info().currsize
+        contents = held if held >= MIN_CACHED else 0
     elif kind in BARE:
         contents = len(thing), memory.members(thing)
     return id(thing), contents

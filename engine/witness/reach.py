@@ -55,6 +55,7 @@ WHOLE: frozenset[type] = PLAIN | {
 ITERABLE = (list, tuple, deque, set, frozenset)
 BARE = frozenset((*ITERABLE, dict))
 """Types whose objects have no attributes."""
+LRU_CACHE: type = type(lru_cache(int))
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
 """Methods through which a worker enters a user's object."""
 
@@ -194,11 +195,18 @@ def _entries(thing: Any) -> Iterator[Named]:
     names = list(ENTRIES)
     for name in names:
         method = next((each[name] for each in owners if name in each), None)
-        if type(method) is types.FunctionType:
-            yield f".{name}", method
-            if not str(method.__module__).startswith("torch."):  # which has many
-                further = set(names_in(method.__code__)).difference(names)
-                names += sorted(further)
+        if type(method) not in (types.FunctionType, LRU_CACHE):
+            continue
+        yield f".{name}", method
+        function = vars(method)["__wrapped__"] if type(method) is LRU_CACHE else method
+        if type(function) is types.FunctionType and not _is_torchs(function):
+            further = set(names_in(function.__code__)).difference(names)
+            names += sorted(further)
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    """Whether it is a method of torch's modules, which name many others."""
+    return str(function.__module__).startswith("torch.")
 
 
 def _around(function: types.FunctionType) -> Iterator[Named]:

@@ -20,7 +20,7 @@ def workers_pay(after: int = 1) -> Iterator[None]:
     """
     looks = 0
 
-    def found(*_: int, thread_safe: bool) -> ResolvedExecutor | None:
+    def found(*_: int, thread_safe: bool, **__: int) -> ResolvedExecutor | None:
         nonlocal looks
         looks += 1
         if looks < after:
