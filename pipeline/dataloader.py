@@ -94,6 +94,10 @@ UNTUNED = "autotune is off"
 NO_WORKERS = "num_workers=0"
 BEFORE_WORKERS = 4
 """Torch's arguments between `dataset` and `num_workers`."""
+STREAM = (
+    "the dataset has a random generator of its own, so its draws depend on which worker"
+    " makes a sample"
+)
 SHARES = "an iterable dataset says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
@@ -352,6 +356,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             "worker_init_fn is for processes, and thread_safe asks for threads": (
                 self.worker_init_fn is not None and safe
             ),
+            STREAM: not (seeded or safe) and self._draws_in_workers(),
             "the dataset has no length": not hasattr(self.dataset, "__len__"),
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (
@@ -359,6 +364,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             ),
         }
         return next((why for why, applies in reasons.items() if applies), None)
+
+    def _draws_in_workers(self) -> bool:
+        """Whether draws depend on which of the requested workers makes a sample."""
+        from ..engine.witness.hazards import keeps_stream
+
+        if not self.num_workers:
+            return False
+        return keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.reading import TrainerMeter

@@ -295,6 +295,43 @@ def test_a_loop_may_change_what_its_samples_come_from(
     assert all(map(torch.equal, found, expected))
 
 
+class Drawing(torchs.Dataset[Any]):
+    """Draws from a generator of its own, which it may get only in a worker."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return self.state.random_sample()
+
+
+def seed_own(worker: int) -> None:
+    found: Any = torchs.get_worker_info()
+    found.dataset.state.seed(found.seed % 2**32)
+
+
+def make_own(worker: int) -> None:
+    found: Any = torchs.get_worker_info()
+    found.dataset.state = np.random.RandomState(found.seed % 2**32)
+
+
+@pytest.mark.parametrize(
+    ("state", "prepare"),
+    [
+        pytest.param(np.random.RandomState(0), seed_own),
+        pytest.param(None, make_own, marks=pytest.mark.slow),
+        pytest.param(np.random.RandomState(0), None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_generator_of_the_data_s_own_draws_as_in_torch_s_workers(
+    state: Any, prepare: Any
+) -> None:
+    check(Drawing(state), 2, batch_size=SIZE, worker_init_fn=prepare)
+
+
 class Scratch:
     """Decodes into an array that it keeps, where `depth` says."""
 

@@ -368,7 +368,7 @@ def test_a_single_requested_worker_stays_alone_on_data_with_one_position(
 ) -> None:
     data = DATASETS[what](tmp_path)
     face: Any
-    if what in ("a file", "torch's generator"):
+    if what == "a file":
         face = ps.DataLoader(data, batch_size=8, num_workers=1)
     else:
         alone = {"num_parallel_workers": 1, "executor": "process"}

@@ -119,6 +119,23 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
     return None
 
 
+SEEDERS = frozenset(("Generator", "Random", "RandomState", "default_rng"))
+"""Names by which code makes a generator of its own."""
+
+
+def keeps_stream(data: Any, prepare: Any) -> bool:
+    """Whether data draws from a generator of its own, whose state each worker has.
+
+    Args:
+        data: the dataset.
+        prepare: what is called in each worker first; it may give the data a generator.
+    """
+    code = getattr(prepare, "__code__", None)
+    if code is not None and not SEEDERS.isdisjoint(names_in(code)):
+        return True
+    return any(_why(part.thing) is STREAM for part in walk(data, ""))
+
+
 def leads_away(things: Iterable[Any]) -> bool:
     """Whether objects share a queue, a counter or the like with other processes."""
     parts = (part.thing for part in walk(tuple(things), ""))
