@@ -164,6 +164,11 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
         Case(face="pipeline", trait="counts", workers=1, move=1, length=24, epochs=2),
         Case(face="pipeline", trait="torch's stream", workers=1, move=2, length=24),
         Case(face="pipeline", collate="counted", move=2, length=24, epochs=2),
+        # Workers have copies of what a loop changes.
+        Case(change=4, move=1, length=24, epochs=2),
+        Case(face="pipeline", change=4, move=1, length=24, epochs=2),
+        # Torch asks a dataset for whatever a sampler yields, and for whole batches.
+        Case(sampler="batches", index="pair", many="dict", collate="list", workers=1),
         # Batches formed at run time are collated under a seed, too.
         Case(face="pipeline", trait="by worker", collate="drawing"),
     ],

@@ -85,6 +85,14 @@ class Case:
     epochs: int = 1
     persistent: bool = False
     seed: int = 0
+    said: bool = False
+    """Whether a loader's program says `num_workers=0`."""
+    index: str = "number"
+    """What samplers yield, from `INDICES`."""
+    many: str = ""
+    """What the dataset's `__getitems__` returns, from `FORMS`; empty: it has none."""
+    change: int = 0
+    """The batch of each epoch after which the loop changes the dataset; 0: never."""
 
     @property
     def iterable(self) -> bool:
@@ -209,6 +217,63 @@ def collate_of(case: Case, *, mute: bool) -> Any:
     return made(case, mute=mute) if isinstance(made, type) else made
 
 
+# Datasets as programs use them
+
+INDICES: dict[str, Callable[[int], Any]] = {
+    "number": int,
+    "pair": lambda at: (16, at),
+    "name": lambda at: f"{at}.jpg",
+    "list": lambda at: [at],
+}
+NUMBERS: dict[str, Callable[[Any], int]] = {
+    "number": int,
+    "pair": lambda pair: pair[1],
+    "name": lambda name: int(name[:-4]),
+    "list": lambda numbers: numbers[0],
+}
+FORMS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "dict": lambda rows: {"rows": rows, "count": len(rows)},
+    "fewer": lambda rows: rows[1:],
+}
+
+
+class Used:
+    """A dataset that has indices of another form, and that a loop may change."""
+
+    def __init__(self, data: Any, case: Case) -> None:
+        self.data, self.case = data, case
+        self.options = {"added": [0]}
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = self.data[NUMBERS[self.case.index](index)]
+        return (sample, self.options["added"][0]) if self.case.change else sample
+
+
+class UsedInBatches(Used):
+    """Reads whole batches."""
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        return FORMS[self.case.many]([self[index] for index in indices])
+
+
+in_use: list[Used] = []
+"""The dataset that the present loop may change."""
+
+
+def used(case: Case, data: Any) -> Any:
+    """Return the dataset as the program of a case has it."""
+    in_use.clear()
+    if case.iterable or not (case.index != "number" or case.many or case.change):
+        return data
+    in_use.append((UsedInBatches if case.many else Used)(data, case))
+    return in_use[0]
+
+
 # Samplers
 
 
@@ -227,7 +292,7 @@ class Rotating(torchs.Sampler[int]):
         return ((at + first) % self.length for at in range(self.length))
 
 
-def uneven(order: Sequence[int]) -> list[list[int]]:
+def uneven(order: Sequence[Any]) -> list[list[Any]]:
     """Batches of 1, 2, 3, 1, 2, 3, ... samples."""
     sizes, left, batches = [1, 2, 3], list(order), []
     while left:
@@ -244,7 +309,7 @@ SAMPLERS: dict[str, Callable[[Case], dict[str, Any]]] = {
         "shuffle": True,
         "generator": torch.Generator().manual_seed(case.seed),
     },
-    "list": lambda case: {"sampler": some_of(case)},
+    "list": lambda case: {"sampler": indices_of(case)},
     "subset": lambda case: {"sampler": torchs.SubsetRandomSampler(some_of(case))},
     "weighted": lambda case: {
         "sampler": torchs.WeightedRandomSampler([1.0] * case.length, case.length)
@@ -255,7 +320,7 @@ SAMPLERS: dict[str, Callable[[Case], dict[str, Any]]] = {
         )
     },
     "rotating": lambda case: {"sampler": Rotating(case.length)},
-    "batches": lambda case: {"batch_sampler": uneven(some_of(case))},
+    "batches": lambda case: {"batch_sampler": uneven(indices_of(case))},
     "random batches": lambda case: {
         "batch_sampler": torchs.BatchSampler(
             torchs.RandomSampler(range(case.length)), case.batch, case.drop_last
@@ -269,6 +334,11 @@ def some_of(case: Case) -> list[int]:
     """Indices, some of them more than once."""
     dice = random.Random(case.seed)
     return dice.choices(range(case.length), k=case.length)
+
+
+def indices_of(case: Case) -> list[Any]:
+    """Return what samplers of the program's own yield."""
+    return [INDICES[case.index](at) for at in some_of(case)]
 
 
 # Loops
@@ -298,7 +368,7 @@ def program_of(
     case: Case, folder: Path, *, torchs_loader: bool = False, mute: bool = False
 ) -> Iterator[Any]:
     """Make the loader or pipeline of a case, and close it at the end."""
-    data = (TRAITS | SCHEMES)[case.trait](case, folder, mute=mute)
+    data = used(case, (TRAITS | SCHEMES)[case.trait](case, folder, mute=mute))
     collate = collate_of(case, mute=mute)
     if case.face == "pipeline" and not torchs_loader:
         with pipeline_of(case, data, collate) as pipe:
@@ -326,7 +396,7 @@ def loader_of(case: Case, data: Any, collate: Any, *, torchs_loader: bool) -> An
     return kind(
         data,
         collate_fn=collate,
-        **({"num_workers": case.workers} if case.workers else {}),
+        **({"num_workers": case.workers} if case.workers or case.said else {}),
         persistent_workers=case.persistent and case.workers > 0,
         **options,
     )
@@ -352,6 +422,8 @@ def seen(case: Case, loader: Any) -> list[Any]:
                 found.append(entry)
                 if case.sampler != "replacement":  # which draws while it goes on
                     found.append(trainers())
+                if number == case.change:
+                    in_use[0].options["added"][0] += 1
                 if number == case.move:
                     set_knobs(loader, "host" if number % 2 == 0 else "executor")
     return found
@@ -473,6 +545,10 @@ def cases(draw: st.DrawFn) -> Case:
         epochs=draw(st.integers(1, 2)),
         persistent=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
+        said=draw(st.booleans()),
+        index=pick(("number", "number", *INDICES)),
+        many=pick(("", "", "", *FORMS)),
+        change=pick((0, 0, 0, 1, 2, 4)),
     )
     return meant(case)
 
@@ -484,7 +560,8 @@ def meant(case: Case) -> Case:
     if case.trait in many and not case.torchs_own:
         case = replace(case, persistent=False)  # torch's workers send another
     if case.iterable:
-        case = replace(case, sampler="sequential")
+        case = replace(case, sampler="sequential", change=0)
+    case = asked_for(case)
     if case.trait in ORDERLESS:  # nothing determines which batch has which samples
         case = replace(case, collate="list", drop_last=False, epochs=1)
     if case.trait in HANDLES | CHANGING or case.trait in BOTH:  # a copy each
@@ -500,6 +577,19 @@ def meant(case: Case) -> Case:
     if case.reference.workers:
         case = sendable(case)
     return replace(case, persistent=case.persistent and case.workers > 0)
+
+
+def asked_for(case: Case) -> Case:
+    """Return the case, changed where a program could not ask for this."""
+    if case.face == "pipeline" or case.sampler not in ("list", "batches"):
+        case = replace(case, index="number")
+    if case.workers or case.trait not in PURE or case.collate in STATEFUL:
+        case = replace(case, change=0)  # workers have copies; the others move seldom
+    if case.face == "pipeline" or case.trait not in PURE:
+        case = replace(case, many="")  # a pipeline reads the samples of many batches
+    if case.many not in ("", "list"):
+        case = replace(case, collate="list")  # which returns what it gets
+    return case
 
 
 def sendable(case: Case) -> Case:
