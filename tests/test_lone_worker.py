@@ -107,6 +107,8 @@ def test_a_worker_is_alone_again_once_the_data_begins_to_count(
         assert train(lambda: workers(face).upper > 1)
         workers(face).set(3)
         assert train(lambda: workers(face).value == 1)
+        # It may be alone a moment before the reason is there.
+        assert train(lambda: bool(face.stats().segments[0].moves))
         seen = face.stats().segments[0]
         assert seen.moves[-1].line == (
             f"{seen.name}: executor process stays: one worker was requested and stays"
