@@ -258,7 +258,7 @@ def views_of(thing: Any) -> Iterator[View]:
 
     Together they give what `direct_parts` does, but for methods and defaults.
     """
-    if not WHOLE.isdisjoint(type(thing).__mro__):
+    if type(thing) in (tuple, frozenset) or not WHOLE.isdisjoint(type(thing).__mro__):
         return
     if is_a(thing, dict):
         yield partial(dict.values, thing)

@@ -20,9 +20,15 @@ from .reach import View, views_of, walk
 
 __all__ = ["ChangeWatch"]
 
-MAX_MEMBERS = 256
-"""Members of one container that each look compares."""
 MAX_VIEWS = 256
+MAX_MEMBERS = 256
+"""Members of one container that a look compares."""
+MAX_ALL = 1 << 12
+"""Members of all containers that a look compares, the nearest ones first."""
+NEAR = 32
+"""Containers that each look compares, however soon it comes after the last one."""
+LOOKING = 5e-3
+"""The share of the trainer's time for looking at the others, too."""
 SHARE = 1e-3
 """The share of the trainer's time for comparing everything, arrays included."""
 MIN_PAUSE_S = 1.0
@@ -31,8 +37,9 @@ MIN_PAUSE_S = 1.0
 class ChangeWatch:
     """Compares objects with what they were, at every batch and at next to no cost.
 
-    Each look compares which objects the containers hold, and how often tensors were
-    written to. If something differs, and from time to time, all is compared.
+    Each look compares which objects the containers hold, the nearest ones at least, and
+    how often tensors were written to. If something differs, and from time to time,
+    everything is compared.
 
     Args:
         subjects: the objects, as the workers have them.
@@ -47,19 +54,24 @@ class ChangeWatch:
         start = time.perf_counter()
         parts = [part.thing for part in walk(self._seen(), "")]
         views = islice(chain.from_iterable(map(views_of, parts)), MAX_VIEWS)
-        self._views = [(view, _held(view)) for view in views]
+        self._views = list(_within(views))
         self._tensors = [
             (part, part._version)  # noqa: SLF001
             for part in parts
             if isinstance(part, torch.Tensor) and not part.is_inference()
         ]
         self._before = snapshot(self._subjects)
+        self._looked_s = time.perf_counter()
+        self._touched(self._views)
+        self._look_s = time.perf_counter() - self._looked_s
         self._rest(start)
 
     def changed(self) -> str | None:
         """Return the path of something that has changed, or None."""
         start = time.perf_counter()
-        touched = self._touched()
+        due = start - self._looked_s > self._look_s / LOOKING
+        touched = self._touched(self._views if due else self._views[:NEAR])
+        self._looked_s = start if due else self._looked_s
         if not touched and start < self._due_s:
             return None
         if (found := difference(self._before, self._subjects)) is not None:
@@ -74,8 +86,8 @@ class ChangeWatch:
         kinds = ((each, type(each)) for each in self._subjects)
         return tuple(e for e, kind in kinds if not getattr(kind, "PER_PROCESS", False))
 
-    def _touched(self) -> bool:
-        for view, before in self._views:
+    def _touched(self, views: Iterable[tuple[View, tuple[Any, ...]]]) -> bool:
+        for view, before in views:
             now = _held(view)
             if len(now) != len(before) or any(map(is_not, now, before)):
                 return True
@@ -85,6 +97,17 @@ class ChangeWatch:
         """Set when all is compared next: after a multiple of what this has taken."""
         now = time.perf_counter()
         self._due_s = now + max(MIN_PAUSE_S, (now - start) / SHARE)
+
+
+def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:
+    """Yield views with what they show now, as long as a look can compare that."""
+    left = MAX_ALL
+    for view in views:
+        held = _held(view)
+        left -= len(held)
+        if left < 0:
+            return
+        yield view, held
 
 
 def _held(view: View) -> tuple[Any, ...]:
