@@ -44,8 +44,8 @@ HISTORY = 10
 NOTE_S = 1.0
 """Minimum time between two of them, in seconds."""
 CHANGED = (
-    "the loop changed `{}`: batches that were made ahead are made again, and loading"
-    " stays in the trainer's thread, where each change shows in the next batch"
+    "`{}` has changed since workers load: batches made ahead are made again, and the"
+    " trainer loads from here on, so that each change shows in the next batch"
 )
 PAUSE_S = 1.0
 """A longer pause between two epochs, in seconds, means that the trainer did something
