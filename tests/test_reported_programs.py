@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import product
+from functools import cache
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,53 @@ def test_a_loop_may_change_what_its_samples_come_from(
         found = seen(FACES[face])
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
+
+
+class Keeping(torchs.Dataset[Any]):
+    """Keeps what it has read in a list."""
+
+    def __init__(self) -> None:
+        self.kept: list[int | None] = [None] * LENGTH
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def read(self, index: int) -> int:
+        reads.append(index)
+        return index
+
+    def __getitem__(self, index: int) -> int:
+        found = self.kept[index]
+        if found is None:
+            found = self.kept[index] = self.read(index)
+        return found
+
+
+class KeepingByDecorator(Keeping):
+    """Keeps it as `functools` does."""
+
+    @cache  # noqa: B019
+    def read(self, index: int) -> int:
+        reads.append(index)
+        return index
+
+    def __getitem__(self, index: int) -> int:
+        return self.read(index)
+
+
+reads: list[int] = []
+"""What was read in this process."""
+
+
+@pytest.mark.parametrize("kind", [Keeping, KeepingByDecorator])
+def test_a_dataset_that_keeps_what_it_has_read_reads_it_once(
+    kind: type[Keeping],
+) -> None:
+    reads.clear()
+    ps.set_enable_autotune(True)
+    with closing(ps.DataLoader(kind(), SIZE)) as loader:
+        assert len(list(chain(loader, loader, loader))) == 3 * LENGTH // SIZE
+    assert sorted(reads) == list(range(LENGTH))
 
 
 class Drawing(torchs.Dataset[Any]):
