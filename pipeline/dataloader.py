@@ -25,7 +25,6 @@ import torch.utils.data
 from torch.utils.data import (
     IterableDataset,
     IterDataPipe,
-    RandomSampler,
     default_collate,
 )
 
@@ -502,6 +501,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
+        from ..engine.witness.samplers import may_watch
+
         if not may_watch(self._index_sampler):
             return AHEAD
         return (self.prefetch_factor or 2) * self.num_workers
@@ -639,36 +640,6 @@ def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
         return
     if loader._drawing is drawing and loader._running:
         loader._drawing = next(reversed(loader._running.values()))
-
-
-STEADY = frozenset(
-    (
-        "penstock",
-        "torch",
-        "torchdata",
-        "accelerate",
-        "lightning",
-        "lightning_fabric",
-        "pytorch_lightning",
-        "transformers",
-    )
-)
-"""Packages whose samplers do not see what the training loop does."""
-
-
-def may_watch(sampler: Any) -> bool:
-    """Whether what a sampler yields may depend on what the loop does meanwhile."""
-    kind = type(sampler)
-    if kind in (range, tuple):
-        return False
-    if str(kind.__module__).partition(".")[0] not in STEADY:
-        return True
-    shared = getattr(sampler, "generator", None) is not None
-    if kind is RandomSampler and shared:  # it draws more of these as it goes
-        again = sampler.num_samples > len(sampler.data_source)
-        return bool(sampler.replacement or again)
-    inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
-    return any(may_watch(each) for each in inner if each is not None)
 
 
 def seed_of_epoch(base: int, epoch: int) -> int:
