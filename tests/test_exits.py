@@ -15,7 +15,8 @@ import pytest
 from support import warm
 
 PROLOGUE = """
-import os, sys, threading, signal
+import os, sys, threading, signal, warnings
+warnings.filterwarnings("ignore", "This DataLoader will create") # by torch, on one core
 import numpy as np, torch
 import penstock as ps
 ps.set_enable_autotune({tuned})
