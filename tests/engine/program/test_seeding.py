@@ -62,13 +62,28 @@ def test_all_generators_are_read_in_place() -> None:
     assert None not in (*known, seeding._numpys())  # noqa: SLF001
 
 
+def of_numpy(seed: int) -> np.random.RandomState:
+    """Return numpy's generator as a seed sets it."""
+    numpys = seed ^ seeding.NUMPYS
+    return np.random.RandomState([numpys & 0xFFFFFFFF, numpys >> 32])
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_no_two_libraries_draw_the_same(seed: int) -> None:
+    """A crop by one and a flip by the other must have nothing to do with each other."""
+    seeding.seed_global_generators(seed)
+    pythons = {random.random() for _ in range(1000)}
+    assert pythons.isdisjoint(np.random.rand(1000).tolist())
+    assert pythons.isdisjoint(torch.rand(1000, dtype=torch.float64).tolist())
+
+
 @given(st.integers(0, 2**64 - 1), st.sampled_from(sorted(DRAWS)))
 def test_a_seed_sets_each_generator_as_its_own_seed_function_does(
     seed: int, drawn: str
 ) -> None:
     DRAWS[drawn]()
     seeding.seed_global_generators(seed)
-    numpys = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
+    numpys = of_numpy(seed)
     torchs = torch.Generator().manual_seed(seed)
     assert random.getstate() == random.Random(seed).getstate()
     ours, theirs = (
@@ -85,7 +100,7 @@ def test_numpy_may_use_another_bit_generator() -> None:
     np.random.set_bit_generator(np.random.MT19937(3))  # type: ignore[attr-defined]
     try:
         seeding.seed_global_generators(1 << 40)
-        assert np.random.rand() == np.random.RandomState([0, 1 << 8]).rand()
+        assert np.random.rand() == of_numpy(1 << 40).rand()
     finally:
         np.random.set_bit_generator(before)  # type: ignore[attr-defined]
 
