@@ -21,6 +21,7 @@ from types import TracebackType
 __all__ = [
     "CLOSED",
     "BudgetError",
+    "ExitError",
     "PenstockError",
     "SampleError",
     "SpecError",
@@ -56,6 +57,10 @@ class WorkerError(PenstockError, RuntimeError):
 
     It also stands for an exception that could not be sent from a worker as it was.
     """
+
+
+class ExitError(WorkerError):
+    """A sample's function would have ended its worker: by SystemExit or the like."""
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from ...errors import NOTE, add_note
+from ...errors import NOTE, ExitError, add_note
 from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan
 from .layout import (
@@ -189,7 +189,8 @@ class Buffers:
     def _fatal(self, failures: Sequence[Failure]) -> Failure | None:
         """Return the first failure that no other sample can replace, or None."""
         for failure in failures:
-            ordinary = isinstance(failure.error, Exception)  # SystemExit is not
+            error = failure.error  # SystemExit is not ordinary
+            ordinary = isinstance(error, Exception) and not isinstance(error, ExitError)
             if failure.cut_short or not (ordinary and self.substitute):
                 return failure
         return None

@@ -8,6 +8,7 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from ....errors import SampleError, WorkerError
@@ -92,8 +93,10 @@ class FarPool(ServedPool):
         """
         self._barren = 0
         self._blame.acquit(chunk)
-        for failure in outcome.failures:
-            recall(failure.error)
+        outcome.failures = [
+            replace(failure, error=recall(failure.error))
+            for failure in outcome.failures
+        ]
         if self._program.places and outcome.outputs is not None:
             self._place_here(lease, outcome)
         if outcome.changed is not None:

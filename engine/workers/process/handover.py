@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import WorkerError, add_note, set_on, users_frames
+from ....errors import ExitError, WorkerError, add_note, set_on, users_frames
 from ...batch.layout import ALIGN
 from .slabs import Block, Slab, SlabPool, map_shared
 
@@ -469,7 +469,14 @@ def travel(error: BaseException) -> BaseException:
 
 
 def recall(error: BaseException) -> BaseException:
-    """In the receiver: attach the sender's traceback to the exception, as its cause."""
+    """In the receiver: attach the sender's traceback to the exception, as its cause.
+
+    What would end this program, as SystemExit does, becomes an `ExitError`.
+    """
+    if not isinstance(error, Exception):
+        left = ExitError(f"a sample's function raised {type(error).__name__}: {error}")
+        set_on(left, "__notes__", getattr(error, "__notes__", []))
+        error = left
     notes = getattr(error, "__notes__", [])
     for note in [note for note in notes if note.startswith(TRACEBACK)]:
         notes.remove(note)

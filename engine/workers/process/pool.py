@@ -436,8 +436,7 @@ class ProcessPool(FarPool):
 def unpacked(child: WorkerChild, made: Packed | FailedBatch) -> Finished | FailedBatch:
     """Return a batch that a child has collated."""
     if isinstance(made, FailedBatch):
-        recall(made.error)
-        return made
+        return FailedBatch(recall(made.error), made.failures)
     try:
         return Finished(child.unpacker.unpack(made, child.pipe.descriptors))
     except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises

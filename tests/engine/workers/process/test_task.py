@@ -53,11 +53,19 @@ def journey(error: BaseException) -> BaseException:
     return recall(pickle.loads(pickle.dumps(sent)))  # noqa: S301 our own
 
 
-@pytest.mark.parametrize("error", [Plain("bad"), OSError(2, "gone"), SystemExit(3)])
-def test_an_exception_comes_back_as_its_own_type(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [Plain("bad"), OSError(2, "gone")])
+def test_an_exception_comes_back_as_its_own_type(error: Exception) -> None:
     came = journey(error)
     assert type(came) is type(error)
     assert came.args == error.args
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_ends_a_worker_does_not_end_the_trainer(error: BaseException) -> None:
+    came = journey(error)
+    assert isinstance(came, WorkerError)
+    assert type(error).__name__ in str(came)
+    assert isinstance(came.__cause__, RemoteTraceback)
 
 
 @pytest.mark.parametrize(
