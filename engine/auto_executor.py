@@ -21,8 +21,8 @@ SURE_NS = 10_000_000
 
 
 WORTH_START_NS = 500_000_000
-"""Loading within one epoch that justifies worker processes which end with the epoch:
-starting them takes about a fifth of that."""
+"""Loading within one epoch that justifies worker processes which end with the epoch and
+are started again for the next one."""
 
 
 class ResolvedExecutor(NamedTuple):

@@ -355,7 +355,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             "worker_init_fn is for processes, and thread_safe asks for threads": (
                 self.worker_init_fn is not None and safe
             ),
-            STREAM: not (seeded or safe) and self._draws_in_workers(),
+            STREAM: (
+                config.get_enable_autotune()
+                and not (seeded or safe)
+                and self._draws_in_workers()
+            ),
             "the dataset has no length": not hasattr(self.dataset, "__len__"),
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (

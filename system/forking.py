@@ -13,13 +13,14 @@ FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
 MAX_LOOKS = 100
 """How often to wait for imports to end. Threads that import one module after another
 must not prevent a fork."""
-_forking = threading.Lock()
-"""Held while forking: libraries (filelock) forbid it while another thread forks."""
+_forking = threading.RLock()
+"""Held while forking: libraries (filelock) forbid it while another thread forks. A
+finaliser or signal handler that forks in the midst of it must not wait for itself."""
 
 
 def _renew() -> None:
     global _forking  # noqa: PLW0603 a child inherits the lock, and not who would release it
-    _forking = threading.Lock()
+    _forking = threading.RLock()
 
 
 if FORKS:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ...errors import CLOSED, PenstockError
-from ..auto_executor import SOON_NS, resolve
+from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
 from ..feed import Delivery
@@ -128,8 +128,8 @@ class DirectHost:
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
-        lasts = {} if self._kept else {"epoch_ns": meter.run_ns - self._before_ns}
-        found = resolve(*tally, 0, rows, thread_safe=threads, **lasts)
+        spent_ns = WORTH_START_NS if self._kept else meter.run_ns - self._before_ns
+        found = resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=spent_ns)
         if found is None:
             return None
         self.undecided = False
