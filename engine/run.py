@@ -307,7 +307,8 @@ class Run:
         if self._lane is not None:
             self._lane.drop()
         segments = self._segments_now(before)
-        name = next(s.name for s in segments if s.name in chosen)
+        of_ours = [s for s in segments if s.name in chosen]
+        moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
             replace(chosen[s.name], executor="inline") if s.name in chosen else s
             for s in segments
@@ -316,7 +317,8 @@ class Run:
         self._recipe = replace(direct or self._recipe, segments=home)
         before.close()
         host: Host
-        move = Move.now(name, "workers", "inline", "moved", CHANGED.format(path))
+        why = CHANGED.format(path)
+        move = Move.now(moved.name, moved.executor, "inline", "moved", why)
         if direct is not None:
             host = DirectHost(self._recipe, self._byte_budget, cursor, self._trainer)
             host.undecided = False
