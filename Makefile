@@ -30,6 +30,8 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 # They fork thousands of times, too: memory in large pages makes a fork half as long.
 check test test-all stress: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+# Numpy's threads wait by spinning: two cores would do so for a twentieth of the time.
+check test test-all stress: export OPENBLAS_NUM_THREADS := 1
 # Whoever imports a module first compiles it. Three test workers would do so with each, so
 # one process does it for all while mypy keeps only one core busy. Pytest shows any errors.
 COMPILE = [ -e .venv/compiled ] || $(RUN) pytest --collect-only -qq >.venv/compiled || true

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from torch.profiler import profile
+from torch.autograd.profiler import profile  # torch.profiler loads a compiler
 
 from penstock.autotune import log as autotune_log
 from penstock.autotune.report import recording as recordings

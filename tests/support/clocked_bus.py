@@ -137,6 +137,12 @@ class Deferring(TorchDispatchMode):
         super().__init__()
         self._bus = bus
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing is compiled, and skipping would import all of the compiler
+        )
+
     def __torch_dispatch__(
         self,
         func: Any,

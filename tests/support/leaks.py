@@ -99,7 +99,9 @@ def leaks_since(before: Footprint, grace_s: float = GRACE_S) -> list[str]:
     now = Footprint.now()
     if now.exceeds(before):
         gc.collect()
-        Footprint.now().wait_for(before, grace_s)
+        now = Footprint.now()
+    if now.exceeds(before):
+        now.wait_for(before, grace_s)
         gc.collect()
         now = Footprint.now()
     return list(differences(before, now))

@@ -267,7 +267,6 @@ in_use: list[Used] = []
 
 def used(case: Case, data: Any) -> Any:
     """Return the dataset as the program of a case has it."""
-    in_use.clear()
     if case.iterable or not (case.index != "number" or case.many or case.change):
         return data
     in_use.append((UsedInBatches if case.many else Used)(data, case))
@@ -360,6 +359,7 @@ def looped(case: Case, folder: Path, *, torchs_loader: bool, mute: bool) -> list
     ps.set_autotune_interval(MANY)  # of what is tuned, `move` is all
     with program_of(case, folder, torchs_loader=torchs_loader, mute=mute) as loader:
         found = seen(case, loader)
+    in_use.clear()
     return [*found, trainers()]
 
 
