@@ -22,6 +22,8 @@ PYTHONS := $(or $(PYTHON),$(VENV) python3.11 python3.12 python3.13 python3.14 py
 # Holds the folder that was installed from: the editable install knows its absolute path.
 # .venv/with-NAME says that the extra NAME of pyproject.toml is there, too.
 STAMP := .venv/installed-from
+# One run of pip brings what tests need, too, if this is what is asked for.
+EXTRA := $(if $(filter check lint stress test test-all,$(MAKECMDGOALS)),[test])
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
@@ -117,15 +119,18 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 	"$$python" -m venv .venv
 	@echo "set-up: penstock and what it needs (half a minute, and the downloads)"
 	@$(PIP) -qq setuptools
-	@$(call INSTALL,--no-build-isolation --editable .)
+	@$(call INSTALL,--no-build-isolation --editable .$(EXTRA))
 	@$(VENV) -P -c "import torch" & $(VENV) -P .ci/look_for_extension.py # compiles it, too
 	@printf '%s' '$(CURDIR)' >$@
+	@[ -z "$(EXTRA)" ] || touch .venv/with-test
 
 # penstock is there, so pip takes from it what an extra asks for.
 .venv/with-%: $(STAMP)
-	@echo "set-up: what \`$*\` needs"
-	@$(call INSTALL,'penstock[$*]')
-	@touch $@
+	@[ -e $@ ] && ! [ $(STAMP) -nt $@ ] || { \
+	    echo "set-up: what \`$*\` needs"; \
+	    $(call INSTALL,'penstock[$*]'); \
+	    touch $@; \
+	}
 
 clean:
 	@rm -rf .venv .types build dist site *.egg-info \
