@@ -154,9 +154,10 @@ def unchanged(batch: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "workers"), pairs(READS, "fewer", "refused"))
 def test_a_dataset_may_read_batches_itself(kind: str, workers: int | None) -> None:
-    for dataset in (Table(READS[kind]), torchs.Subset(Table(READS[kind]), range(17))):
-        check(dataset, workers, batch_size=SIZE, collate_fn=unchanged)
-        check(dataset, workers, batch_size=SIZE, drop_last=True)
+    data = Table(READS[kind])
+    check(data, workers, batch_size=SIZE, drop_last=True)
+    some = torchs.Subset(data, range(17))
+    check(some, workers, batch_size=SIZE, collate_fn=unchanged)
 
 
 class Told(torchs.Sampler[int]):
