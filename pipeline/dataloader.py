@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -111,15 +112,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     It takes all arguments of torch's DataLoader. With autotune on, penstock chooses the
     number of workers and starts with none. `num_workers` above 0 is the number that it
-    starts with; `num_workers=0` leaves all loading to the trainer's thread.
+    starts with; `num_workers=0` leaves all loading to the trainer's thread, where
+    samples draw from the program's own streams, as with torch.
 
     Args:
         dataset: map-style or iterable, as for torch.
         *args: as torch takes them.
         sample_seeding: seed the global generators of `random`, numpy and torch before
             each sample, with a seed of its own, so that its bytes do not depend on the
-            number of workers. None: while autotune is on; True: always; False: never,
-            and then torch's own workers load, untuned.
+            number of workers. None: while autotune is on, unless the program says
+            `num_workers=0`; True: always; False: never, and then torch's own workers
+            load, untuned.
         thread_safe: True lets several threads of a process load at once. penstock then
             seeds nothing, because threads share the global generators.
         snapshot_every_n_steps: torchdata's; ignored, as every state is exact.
@@ -467,8 +470,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             self._made_from = self._collate, self.worker_init_fn, self.pin_memory
             self._tell(
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
-                f" {'no sample' if self.thread_safe else 'each sample'} seeded for"
-                " itself."
+                f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
             )
         loop = Loop(
             partial(self._begin, slot, recipe, drawing),
@@ -542,7 +544,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         from .torch_workers import start_method, tell_of_cuda
 
         tell_of_cuda(self.dataset)
-        workers, safe = self.num_workers, self.thread_safe is True
+        workers, safe = index(self.num_workers), self.thread_safe is True
         tuned = config.get_enable_autotune()
         fixed = self._zero_workers and not safe
         unset: Executor = "auto" if safe or (tuned and not fixed) else "inline"
@@ -562,19 +564,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             ),
         )
         batch = BatchStage(1, collate_fn=self._collate)
-        ahead = (self.prefetch_factor or 2) * max(1, workers)  # torch counts per worker
+        ahead = index(self.prefetch_factor or 2) * max(
+            1, workers
+        )  # torch counts per worker
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
-        begun = WorkerStart(self.dataset, workers, self.worker_init_fn)
-        start = None if safe else begun
+        start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source,
             batch,
             defaults,
             options,
-            start=start,
+            start=start if self._seeds else None,
             pin_memory=self.pin_memory,
             fixed=NO_WORKERS if fixed and tuned else "",
         )
+
+    @property
+    def _seeds(self) -> bool:
+        """Whether each sample has a seed; else all draw from the streams there are."""
+        asked = bool(self.sample_seeding) or not self._zero_workers
+        return asked and not self.thread_safe
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:

@@ -8,7 +8,7 @@ import random
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 import penstock as ps
 from support.moves import workers_pay
+from support.waiting import until
 
 SEED, LENGTH, SIZE = 5, 50, 8
 STEPS = -(-LENGTH // SIZE)
@@ -239,13 +240,6 @@ def test_a_map_works_on_a_tail_whose_samples_all_failed(
         assert [len(batch) for batch in mapped] == [16] * 6 + [4]
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + 60
-    while not condition() and time.monotonic() < end_s:
-        time.sleep(0.001)
-    return condition()
-
-
 class Numbering:
     """A `collate_fn` that counts its calls, and says which process makes them."""
 
@@ -335,7 +329,7 @@ def test_inline_maps_without_state_run_ahead_of_the_trainer() -> None:
     with pipe.map(light, executor="thread", num_parallel_workers=4) as mapped:
         loop = iter(mapped)
         next(loop), next(loop), next(loop)
-        assert wait_until(lambda: len(begun) > 3)
+        assert until(lambda: len(begun) > 3)
 
 
 def with_process(rows: list[Any]) -> tuple[torch.Tensor, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import os
 import pickle
@@ -22,6 +21,7 @@ import penstock as ps
 from penstock import DataLoader
 from support.torch_datasets import Deadly, Drawing, Plain, Streamed
 from support.torch_loaders import BATCH, LENGTH, epochs, same, seeded, sum_of
+from support.waiting import until_collected
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,17 @@ def test_an_iterator_has_the_attributes_of_torchs() -> None:
     assert len(batches) == 5
     assert len(batches._workers) == 1  # noqa: SLF001 as frameworks do
     assert [batch.tolist() for batch in batches][-1] == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"thread_safe": True}])
+def test_what_nobody_seeds_draws_from_the_programs_streams(
+    settings: dict[str, Any],
+) -> None:
+    ps.set_enable_autotune(True)
+    ours = epochs(DataLoader(Drawing(LENGTH), BATCH, shuffle=True, **settings))
+    settings.pop("thread_safe", None)
+    theirs = epochs(torchs.DataLoader(Drawing(LENGTH), BATCH, shuffle=True, **settings))
+    assert same(ours, theirs)
 
 
 # Sample seeding: the same for any number of workers
@@ -380,8 +391,17 @@ def test_a_dataset_without_a_length_is_read_by_the_samplers_indices() -> None:
     assert [batch.tolist() for batch in loader] == [[30, 10], [70]]
 
 
-def test_an_empty_batch_is_an_error_that_names_it() -> None:
-    loader = DataLoader(Plain(8), batch_sampler=[[1], []], sample_seeding=True)  # type: ignore[arg-type]
+def test_an_empty_batch_is_what_the_collate_fn_makes_of_it() -> None:
+    sampler: Any = [[1, 2], [], [3]]
+    loader = DataLoader(Plain(8), batch_sampler=sampler, collate_fn=list)
+    ps.set_enable_autotune(True)
+    assert list(loader) == [[1, 2], [], [3]]
+
+
+def test_workers_refuse_an_empty_batch_by_name() -> None:
+    sampler: Any = [[1], []]
+    loader = DataLoader(Plain(8), batch_sampler=sampler, num_workers=1)
+    ps.set_enable_autotune(True)
     with pytest.raises(ps.SpecError, match="batch 1 of the batch sampler is empty"):
         list(loader)
 
@@ -401,8 +421,7 @@ def test_a_loop_that_is_left_leaves_no_process_behind() -> None:
     for _ in range(2):
         for _ in loader:
             break
-    gc.collect()
-    assert loader.stats() is None
+    assert until_collected(lambda: loader.stats() is None)
     assert len(list(loader)) == 11
 
 

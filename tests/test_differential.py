@@ -46,6 +46,8 @@ from support.stuck import ended_when_stuck
 
 OF_A_SEED = 25
 """Examples that a script runs for one seed."""
+ALONE = 125
+"""Further examples without workers that a test runs for one seed."""
 STUCK_S = 20.0
 """The limit for an example; after it a script shows all stacks and ends."""
 STUCK_TEST_S = 200.0
@@ -107,7 +109,7 @@ def repeats(case: Case) -> Case | None:
         return case if case.workers == 1 else None
     if case.trait in BOTH or case.workers == 0:
         return case
-    return replace(case, workers=1 if case.persistent else 0)
+    return replace(case, workers=1 if case.persistent else 0, said=False)
 
 
 def loop(case: Case, *, torchs_loader: bool = False, mute: bool = False) -> list[Any]:
@@ -146,7 +148,7 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
     if "CI" not in os.environ:  # new examples are sought by hand
         seed = random.SystemRandom().randrange(2**32)
     with ended_when_stuck(STUCK_TEST_S) as stacks:
-        different = run_seed(seed, OF_A_SEED)
+        different = run_seed(seed, OF_A_SEED) + run_seed(seed, ALONE, alone=True)
         shown = "\n".join(f"{case}\n{text}" for case, text in different)
         assert not different, f"seed {seed}:\n{shown}\n{stacks.read_text()}"
 
@@ -199,7 +201,7 @@ def test_the_moves_of_a_case_take_place(
         assert (reading.segments[0].executor, reading.host) == found
 
 
-def run_seed(seed: int, count: int) -> list[tuple[Case, str]]:
+def run_seed(seed: int, count: int, *, alone: bool = False) -> list[tuple[Case, str]]:
     """Check the cases of a seed; return those that differ, and how."""
     different: list[tuple[Case, str]] = []
 
@@ -212,7 +214,7 @@ def run_seed(seed: int, count: int) -> list[tuple[Case, str]]:
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(case=cases())
+    @hypothesis.given(case=cases(alone=alone))
     def run(case: Case) -> None:
         if found := difference(case):
             print(case, found, sep="\n", flush=True)

@@ -7,7 +7,6 @@ from outside runs as a script of its own.
 from __future__ import annotations
 
 import copy
-import gc
 import multiprocessing
 import os
 import pickle
@@ -33,6 +32,7 @@ from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.forked import End, forked
 from support.functions import augment, digest, pids, waits
 from support.leaks import children
+from support.waiting import until_collected
 
 LENGTH = 160
 EPOCH = 20
@@ -226,8 +226,7 @@ def test_the_collector_may_close_a_loop(kind: str) -> None:
     ring = [loop]
     ring.append(ring)
     del loop, ring
-    gc.collect()
-    assert is_stopped(pipe)
+    assert until_collected(lambda: is_stopped(pipe))
 
 
 @WITHOUT_PROCESSES
@@ -283,8 +282,7 @@ def test_a_copy_shares_nothing_that_runs_and_leaves_nothing_behind(
         assert sum(1 for _ in copied) == EPOCH
         before = workers_of(executor)
         del copied
-        gc.collect()
-        assert workers_of(executor) < before
+        assert until_collected(lambda: workers_of(executor) < before)
         assert loop is None or (first is not None and len(list(loop)) == EPOCH - 1)
 
 

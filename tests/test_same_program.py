@@ -438,12 +438,12 @@ def uneven(seed: int) -> Iterator[float]:
     return iter(lambda: dice.choice([0.0, 0.001]), None)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
 def test_draws_in_a_collate_fn_are_repeatable_and_separate_from_the_trainers(
-    workers: int,
+    settings: dict[str, Any],
 ) -> None:
     def loader(collate: Any = masked) -> Any:
-        return ps.DataLoader(Slow(), 8, collate_fn=collate, num_workers=workers)
+        return ps.DataLoader(Slow(), 8, collate_fn=collate, **settings)
 
     found, again = masks(loader(), uneven(1)), masks(loader(), uneven(2))
     assert found == again
@@ -481,9 +481,10 @@ class Late:
 
 def test_rare_draws_are_the_same_for_any_number_of_workers() -> None:
     found = []
-    for workers in (0, 2):
+    several: dict[str, Any] = {"num_workers": 2}
+    for settings in ({}, several):
         torch.manual_seed(1)
-        loader = ps.DataLoader(Late(), batch_size=4, num_workers=workers)
+        loader = ps.DataLoader(Late(), batch_size=4, **settings)
         found.append([samples(loader), float(torch.rand(()))])
     assert found[0] == found[1]
 

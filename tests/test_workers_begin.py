@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-
-DEADLINE_S = 20.0
+from support.waiting import until
 
 
 class Gated:
@@ -32,13 +29,6 @@ def beginning(pipe: ps.Pipeline) -> int:
     stats = pipe.stats()
     assert stats is not None
     return stats.segments[-1].beginning
-
-
-def until(true: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + DEADLINE_S
-    while not true() and time.monotonic() < end_s:
-        time.sleep(0.001)
-    return true()
 
 
 ONE_CORE = ps.config.budget().cpu_cores < 2

@@ -20,12 +20,13 @@ from ..observe.observation import Move, MoveOutcome
 from ..observe.reading import Reading, SegmentReading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..program.program import ReadOn
+from ..program.seeding import SeededRead
 from ..recipe import Recipe
 from ..witness.witness import Witness
 from ..workers.making import Kind
 from .batch_meter import BatchMeter
 from .local import NOTE_NS
-from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker
+from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker, SeededMaker
 
 __all__ = ["DirectHost"]
 
@@ -239,5 +240,6 @@ class DirectHost:
 def _maker(recipe: Recipe) -> Callable[[Recipe, Cursor, BatchMeter], Maker]:
     """Return the maker for a pipeline of this kind."""
     if isinstance(recipe.plan, DrawnPlan):
-        return DrawnMaker
+        (read,) = recipe.segments[0].program.operations
+        return SeededMaker if isinstance(read, SeededRead) else DrawnMaker
     return RepackMaker if recipe.repack else PlannedMaker

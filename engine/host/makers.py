@@ -19,7 +19,7 @@ from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
 from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
-from ..program.program import ReadOn, Work
+from ..program.program import Read, ReadOn, Work
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -34,7 +34,7 @@ from ..recipe import Recipe
 from ..witness.witness import Witness
 from .batch_meter import BatchMeter
 
-__all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker"]
+__all__ = ["DrawnMaker", "Maker", "PlannedMaker", "RepackMaker", "SeededMaker"]
 
 LOOKED_AHEAD = 16
 """Batches planned at once."""
@@ -71,33 +71,23 @@ class Maker(Protocol):
 
 
 class DrawnMaker:
-    """Makes the batches that torch's samplers draw, as torch makes them.
+    """Makes the batches that torch's samplers draw, exactly as torch makes them.
 
-    If samples draw from the global generators, each gets a seed of its own, as does
-    each batch if the `collate_fn` draws. Workers would make the same bytes, and the
-    trainer's own draws are undisturbed. The first batch shows whether either draws. If
-    something cannot be repeated, and begins to draw after the first batch of its epoch,
-    it draws from the trainer's stream that one time, as it does in torch.
+    What samples and the `collate_fn` draw comes from the trainer's own streams.
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
         plan = recipe.plan
         assert isinstance(plan, DrawnPlan)
         (read,) = recipe.segments[0].program.operations
-        assert isinstance(read, SeededRead)
+        assert isinstance(read, (Read, SeededRead))
         self._plan, self._read, self._buffers = plan, read, recipe.buffers
         self._collate = recipe.buffers.collate
         self._meter = meter
         self._start = cursor
         self._last: BatchPlan | None = None
-        self._undrawn = Undrawn()
         self.feed: RepackFeed | None = None
-        self.drew = bool(read.seeds)
-        self._sure = False
-        """Whether a batch has shown what draws."""
-        self._once = False
-        """Whether a sample made twice may differ, because its sources change."""
-        self._collate_draws = False
+        self.drew = False
         plan.ahead = 0
 
     @property
@@ -116,40 +106,27 @@ class DrawnMaker:
             return None
         plan, indices = drawn
         self._last = plan  # even if making it raises
-        if not self._sure:
-            return Delivery(self._first(plan, indices), plan)
-        undrawn = self._undrawn
-        begins = self._once and plan.batch == 0
-        if not self.drew and not begins:
-            undrawn.look()
-            meter = self._meter
-            meter.begin()
-            samples = self._samples(plan, indices)
-            drew = undrawn.drawn
-            if drew:
-                self.drew = self._read.seeds = True
-                undrawn.put_back()
-            if not drew or self._once:
-                meter.collating()
-                data = self._collated(plan, indices, samples)
-                meter.end(len(indices))
-                return Delivery(data, plan)
-        with undisturbed():
-            each = self.drew and not self._read.whole
-            make = self._seeded if each else self._fenced
-            return Delivery(make(plan, indices), plan)
+        return Delivery(self._made(plan, indices), plan)
 
-    def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        """Make the first batch, seeded; see what draws, and what can be repeated."""
-        data, collate = Witness([self._read.start.dataset]), Witness([self._collate])
-        make = self._fenced if self._read.whole else self._seeded
-        with undisturbed():
-            made = make(plan, indices)
-        self._once = not data.repeats()
-        self._collate_draws = self._collate_draws or not collate.repeats()
-        self._read.seeds = self.drew or self._read.seeds
-        self._sure = True
-        return made
+    def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        meter = self._meter
+        meter.begin()
+        begun_ns = time.perf_counter_ns()
+        samples = self._samples(plan, indices)
+        if meter.usual_ns == 0:
+            self._measure(samples, time.perf_counter_ns() - begun_ns, len(indices))
+        meter.collating()
+        data = self._by(self._collate, plan, indices, samples)
+        meter.end(len(indices))
+        return data
+
+    def _measure(self, samples: Sequence[Any], took_ns: int, count: int) -> None:
+        """Note what a sample takes, by those of the first batch."""
+        self._meter.usual_ns = took_ns // max(count, 1)
+        if self._read.whole:
+            self._meter.sample_bytes = size_of(samples) // max(count, 1)
+        elif samples:
+            self._meter.sample_bytes = size_of(samples[0])
 
     def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get the samples from the dataset, as torch does."""
@@ -165,6 +142,92 @@ class DrawnMaker:
             failure = Failure(error, self._read.stage, at, row)
             failure.annotated(plan.epoch, plan.step)
             raise
+
+    def _by(
+        self,
+        collate: Collate | None,
+        plan: BatchPlan,
+        indices: list[Any],
+        samples: Sequence[Any],
+    ) -> Any:
+        """Collate, by default as torch does; an error's note names the odd samples."""
+        given: Any = samples
+        try:
+            if collate is None:
+                return self._buffers.together(plan, samples)
+            return collate(given if self._read.whole else list(given))
+        except Exception as error:
+            if not indices:
+                raise
+            buffer = self._buffers.of(plan)
+            buffer.open(None)
+            if self._read.whole:
+                buffer.keep([0], [given])
+            else:
+                buffer.place(range(len(given)), given)
+            add_note(error, buffer.blame(plan, indices))
+            raise
+
+
+class SeededMaker(DrawnMaker):
+    """Makes them so that workers would make the same bytes.
+
+    If samples draw from the global generators, each gets a seed of its own, as does
+    each batch if the `collate_fn` draws. The trainer's own draws are undisturbed. The
+    first batch shows whether either draws. If something cannot be repeated, and begins
+    to draw after the first batch of its epoch, it draws from the trainer's stream that
+    one time, as it does in torch.
+    """
+
+    _read: SeededRead
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        super().__init__(recipe, cursor, meter)
+        self._undrawn = Undrawn()
+        self.drew = bool(self._read.seeds)
+        self._sure = False
+        """Whether a batch has shown what draws."""
+        self._once = False
+        """Whether a sample made twice may differ, because its sources change."""
+        self._collate_draws = False
+
+    def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        if not indices:
+            return super()._made(plan, indices)
+        if not self._sure:
+            return self._first(plan, indices)
+        undrawn = self._undrawn
+        begins = self._once and plan.batch == 0
+        if not self.drew and not begins:
+            undrawn.look()
+            meter = self._meter
+            meter.begin()
+            samples = self._samples(plan, indices)
+            drew = undrawn.drawn
+            if drew:
+                self.drew = self._read.seeds = True
+                undrawn.put_back()
+            if not drew or self._once:
+                meter.collating()
+                data = self._collated(plan, indices, samples)
+                meter.end(len(indices))
+                return data
+        with undisturbed():
+            each = self.drew and not self._read.whole
+            make = self._seeded if each else self._fenced
+            return make(plan, indices)
+
+    def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        """Make the first batch, seeded; see what draws, and what can be repeated."""
+        data, collate = Witness([self._read.start.dataset]), Witness([self._collate])
+        make = self._fenced if self._read.whole else self._seeded
+        with undisturbed():
+            made = make(plan, indices)
+        self._once = not data.repeats()
+        self._collate_draws = self._collate_draws or not collate.repeats()
+        self._read.seeds = self.drew or self._read.seeds
+        self._sure = True
+        return made
 
     def _collated(
         self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
@@ -182,29 +245,6 @@ class DrawnMaker:
             samples = self._samples(plan, indices)  # collate_fn may have changed them
         with seeded_by(self._plan.seed, plan.epoch, plan.batch):
             return self._by(self._collate, plan, indices, samples)
-
-    def _by(
-        self,
-        collate: Collate | None,
-        plan: BatchPlan,
-        indices: list[Any],
-        samples: Sequence[Any],
-    ) -> Any:
-        """Collate, by default as torch does; an error's note names the odd samples."""
-        given: Any = samples
-        try:
-            if collate is None:
-                return self._buffers.together(plan, samples)
-            return collate(given if self._read.whole else list(given))
-        except Exception as error:
-            buffer = self._buffers.of(plan)
-            buffer.open(None)
-            if self._read.whole:
-                buffer.keep([0], [given])
-            else:
-                buffer.place(range(len(given)), given)
-            add_note(error, buffer.blame(plan, indices))
-            raise
 
     def _seeded(self, plan: BatchPlan, indices: list[Any]) -> Any:
         """Make a batch with a seed for each sample; note what draws."""

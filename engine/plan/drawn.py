@@ -209,6 +209,12 @@ AHEAD = 128
 cannot depend on what the trainer does."""
 
 
+EMPTY = (
+    "batch {} of the batch sampler is empty; it must contain at least one index, unless"
+    " the trainer itself loads it: with num_workers=0"
+)
+
+
 class DrawnPlan:
     """The batches of the current epoch.
 
@@ -290,6 +296,8 @@ class DrawnPlan:
             indices = self._next()
             if indices is not None:
                 rows = _indices(indices)
+                if len(rows) == 0:
+                    raise SpecError(EMPTY.format(self.stop - self._first))
                 step, position = self.stop, self._position
                 plan = self._planned(len(rows))
                 positions = np.arange(position, position + len(rows))
@@ -312,7 +320,6 @@ class DrawnPlan:
         None at the end. For a trainer that loads the batch itself: nothing is kept.
 
         Raises:
-            SpecError: the batch is empty.
             Exception: whatever a sampler raises.
         """
         drawn = self._drawn.pop(step, None)
@@ -343,11 +350,6 @@ class DrawnPlan:
     def _planned(self, count: int) -> BatchPlan:
         """Return the stamp of the next batch, of `count` samples."""
         step, batch = self.stop, self.stop - self._first
-        if count == 0:
-            raise SpecError(
-                f"batch {batch} of the batch sampler is empty; it must contain at least"
-                " one index"
-            )
         last = batch + 1 == self._length and self.ahead == 0
         start = self._position
         self._position += count
