@@ -564,9 +564,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             ),
         )
         batch = BatchStage(1, collate_fn=self._collate)
-        ahead = index(self.prefetch_factor or 2) * max(
-            1, workers
-        )  # torch counts per worker
+        ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
         defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
